@@ -1,8 +1,10 @@
-"""Full covariance by the average outer product of gradients: `python benchmarks/agop.py --data DIR --out FILE`.
+"""Full covariance by the average outer product of gradients:
+`python benchmarks/agop.py --data DIR --out FILE`.
 
-Recursive feature machines give the noise of heads W = U + A G B the metrics A² ∝ Σ ∇f ∇fᵀ in the queries, and B² in the
-keys, f being the ridge fit with the last metrics: diagonal, or full. Errors, in units of the variance, are those of the
-fifth of the training stories that is held out; multiples of the scale are chosen by leave-one-out.
+Recursive feature machines give the noise of heads W = U + A G B the metrics A² ∝ Σ ∇f ∇fᵀ in the
+queries, and B² in the keys, f being the ridge fit with the last metrics: diagonal, or full. Errors,
+in units of the variance, are those of the fifth of the training stories that is held out; multiples
+of the scale are chosen by leave-one-out.
 """
 
 from __future__ import annotations

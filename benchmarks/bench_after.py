@@ -1,14 +1,16 @@
-"""After the fit: what contributions and intervals cost, beside MAPIE's; how often intervals cover; who is found.
+"""After the fit: what contributions and intervals cost, beside MAPIE's; how often intervals cover;
+who is found.
 
     python benchmarks/bench_after.py cost
     python benchmarks/bench_after.py coverage --splits 200 --data FOLDER [--only qm7]
     python benchmarks/bench_after.py witness --data FOLDER
     python benchmarks/bench_after.py pictures --out docs/figures
 
-``cost``: contributions and jackknife+ in seconds and memory, and MAPIE's jackknife+ around the same estimator on the
-same 300 samples, intervals compared. ``coverage``: the share of new outcomes inside 90 % intervals, of labels inside
-90 % sets, over random splits. ``witness``: how often the key that adds most is the one that matters, on bags with one
-witness and on the supporting sentence of bAbI's first task. ``pictures``: those of docs/after_the_fit.md.
+``cost``: contributions and jackknife+ in seconds and memory, and MAPIE's jackknife+ around the same
+estimator on the same 300 samples, intervals compared. ``coverage``: the share of new outcomes
+inside 90 % intervals, of labels inside 90 % sets, over random splits. ``witness``: how often the
+key that adds most is the one that matters, on bags with one witness and on the supporting sentence
+of bAbI's first task. ``pictures``: those of docs/after_the_fit.md.
 """
 
 from __future__ import annotations
@@ -81,7 +83,9 @@ def japanese_vowels(data: Path) -> tuple[Any, np.ndarray, int, dict[str, Any]]:
 
 
 def synthetic(kind: str) -> Callable[[Path], tuple[Any, np.ndarray, int, dict[str, Any]]]:
-    """A smooth target and noise: normal, of heavy tails, each sample three times; or labels, a tenth of them wrong."""
+    """A smooth target and noise: normal, of heavy tails, each sample three times; or labels, a
+    tenth of them wrong.
+    """
 
     def make(data: Path) -> tuple[Any, np.ndarray, int, dict[str, Any]]:
         rng = np.random.default_rng(0)
@@ -149,7 +153,8 @@ def coverage(data: Path, splits: int, only: list[str] | None, out: Path) -> None
             if (v := [row[key] for row in rows])
         ]
         print(
-            f"{name:16} n = {n_train:4d}: {'; '.join(words)}   [{time.perf_counter() - start:.0f} s]",
+            f"{name:16} n = {n_train:4d}: {'; '.join(words)}   "
+            f"[{time.perf_counter() - start:.0f} s]",
             flush=True,
         )
         out.mkdir(parents=True, exist_ok=True)
@@ -157,7 +162,9 @@ def coverage(data: Path, splits: int, only: list[str] | None, out: Path) -> None
 
 
 def cost() -> Iterator[harness.Row]:
-    """Seconds of contributions and of jackknife+ beside `predict`; MAPIE on the same 300 samples."""
+    """Seconds of contributions and of jackknife+ beside `predict`; MAPIE on the same 300
+    samples.
+    """
     rng = np.random.default_rng(0)
     settings: dict[str, Any] = {
         "heads": kh.GaussianHeads(),
@@ -222,7 +229,9 @@ def cost() -> Iterator[harness.Row]:
 
 
 def mapie() -> Iterator[harness.Row]:
-    """The same jackknife+ intervals by 300 refits, around the same estimator with everything fixed."""
+    """The same jackknife+ intervals by 300 refits, around the same estimator with everything
+    fixed.
+    """
     from mapie.regression import CrossConformalRegressor
     from sklearn.model_selection import LeaveOneOut
 
@@ -276,7 +285,8 @@ def witness(data: Path) -> None:
     )
     score = model.score(sets[800:], label[800:])
     print(
-        f"bags: accuracy {score:.3f}; the witness adds most in {first:.1%} of {len(right)} positive bags that are right"
+        f"bags: accuracy {score:.3f}; the witness adds most in {first:.1%} of {len(right)} "
+        "positive bags that are right"
     )
     from real import babi
 
@@ -300,12 +310,15 @@ def witness(data: Path) -> None:
         hits.append(best < len(marked) and bool(marked[best]))
     share = len(correct) / len(test)
     print(
-        f"qa01: accuracy {share:.3f}; the supporting sentence adds most in {np.mean(hits):.1%} of right answers"
+        f"qa01: accuracy {share:.3f}; the supporting sentence adds most in {np.mean(hits):.1%} of "
+        "right answers"
     )
 
 
 def pictures(out: Path) -> None:
-    """Draw what docs/after_the_fit.md shows: the pixels of a digit, and diagnostics of the diabetes data."""
+    """Draw what docs/after_the_fit.md shows: the pixels of a digit, and diagnostics of the diabetes
+    data.
+    """
     from matplotlib.figure import Figure
 
     from keyhole.lab.displays import CoverageDisplay, LeftOutDisplay
@@ -318,7 +331,8 @@ def pictures(out: Path) -> None:
     for axis, row in zip(figure.subplots(1, 2), shown, strict=True):
         part = model.contributions(found.sets[row])[0]
         first, second = np.argsort(-model.decision_function(found.sets[row])[0])[:2]
-        # with an equal share of the intercepts, so that all pixels together are the lead of the first
+        # with an equal share of the intercepts, so that all pixels together are the lead of the
+        # first
         base = (model.intercept_[first] - model.intercept_[second]) / len(part)
         apart = part[:, first] - part[:, second] + base
         place = (

@@ -1,6 +1,8 @@
-"""How fast the page of `keyhole explore` is answered, over HTTP: a hand on the sliders, every state seen once.
+"""How fast the page of `keyhole explore` is answered, over HTTP: a hand on the sliders, every state
+seen once.
 
-And, where Chromium is installed, how many frames a second the browser draws while a slider is dragged.
+And, where Chromium is installed, how many frames a second the browser draws while a slider is
+dragged.
 """
 
 from __future__ import annotations
@@ -88,7 +90,10 @@ def _frames(address: str, seconds: float) -> Iterator[harness.Row]:
             page.wait("document.querySelector('#shown .plot svg.main-svg')")
             times = np.array(page.ask(DRAG % int(1000 * seconds)))
             gaps, per_second = np.diff(times), 1000 * (len(times) - 1) / (times[-1] - times[0])
-            note = f"{per_second:.0f} frames a second; 90 % of the gaps below {np.quantile(gaps, 0.9):.0f} ms"
+            note = (
+                f"{per_second:.0f} frames a second; 90 % of the gaps below "
+                f"{np.quantile(gaps, 0.9):.0f} ms"
+            )
             yield harness.row(
                 f"{view}, a frame while dragging", float(np.median(gaps)) / 1000, note=note
             )

@@ -1,10 +1,12 @@
-"""Features of finite heads against what a reader of the paper would write, in NumPy and in torch, in one run.
+"""Features of finite heads against what a reader of the paper would write, in NumPy and in torch,
+in one run.
 
     python benchmarks/bench_features.py [paper|small] [float32|float64]
 
 Work: 2nMD² operations for the queries and 4nMND for scores and values, and n·M·D numbers written.
-`ceiling_share` is the part of this machine's GEMM rate that these operations reach; notes give the share of
-the ceiling that also counts the writing, at memory bandwidth. Both ceilings are measured in the same run.
+`ceiling_share` is the part of this machine's GEMM rate that these operations reach; notes give the
+share of the ceiling that also counts the writing, at memory bandwidth. Both ceilings are measured
+in the same run.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ TORCH_SOFTMAX = "torch softmax, heads last, its own layout"
 Work = Callable[[], Any]
 
 
-# ---- the rivals ------------------------------------------------------------------------------------------
+# ---- the rivals ----------------------------------------------------------------------------------
 
 
 def by_einsum(query: np.ndarray, keys: np.ndarray, heads: np.ndarray, optimize: bool) -> np.ndarray:
@@ -84,7 +86,8 @@ def by_chunks(
 ) -> Any:
     """Torch at its best: chunks of sets that stay in cache, heads last, scaling on the small side.
 
-    ``order`` is "heads last" for its natural (n, D, M), "ours" for (n, M, D): the documented columns.
+    ``order`` is "heads last" for its natural (n, D, M), "ours" for (n, M, D): the documented
+    columns.
     """
     import torch
 
@@ -129,7 +132,7 @@ def torch_rivals(query: np.ndarray, keys: np.ndarray, heads: np.ndarray) -> dict
     return rivals
 
 
-# ---- the table -------------------------------------------------------------------------------------------
+# ---- the table -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,9 @@ def sphere(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def differences(case: Case, rivals: dict[str, Work]) -> dict[str, float]:
-    """Largest relative difference of every rival from ours; an error if it computes something else."""
+    """Largest relative difference of every rival from ours; an error if it computes something
+    else.
+    """
     errors = {}
     for name, work in rivals.items():
         activation = "softmax" if "softmax" in name else "relu"
@@ -265,8 +270,10 @@ def attention_rows(size: str, dtype: str) -> list[dict[str, Any]]:
             f"attention_features, ragged sets, {dtype}",
             times["ragged"],
             ratio=per_token[0] / per_token[1],
-            note=f"mean {lengths.mean():.1f}, max {lengths.max()} keys: "
-            f"{per_token[1] * 1e9:.0f} ns per token, {per_token[0] * 1e9:.0f} for equal sets; ratio of these",
+            note=(
+                f"mean {lengths.mean():.1f}, max {lengths.max()} keys: {per_token[1] * 1e9:.0f} ns "
+                f"per token, {per_token[0] * 1e9:.0f} for equal sets; ratio of these"
+            ),
         ),
         line(
             f"attention_features, softmax, {dtype}",

@@ -1,4 +1,6 @@
-"""Whole fits: making the features included, against scikit-learn on features that are ready; memory; first use."""
+"""Whole fits: making the features included, against scikit-learn on features that are ready;
+memory; first use.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,10 @@ print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, model.
 def memory_row() -> harness.Row:
     """A fit whose features alone would take 5.4 GB, in a process of its own."""
     seconds, peak, solver, loo = _python(MEMORY).split()
-    note = f"peak resident size of the whole process; Gram matrix 3052 MiB; {solver}, LOO error {float(loo):.2e}"
+    note = (
+        f"peak resident size of the whole process; Gram matrix 3052 MiB; {solver}, LOO error "
+        f"{float(loo):.2e}"
+    )
     return harness.row(
         "n = 20,000, M = 2000, one penalty, float64", float(seconds), None, float(peak), None, note
     )
@@ -169,7 +174,9 @@ first = fit(); print(time.perf_counter() - start, first, fit())
 
 
 def first_use_rows() -> list[harness.Row]:
-    """The first fit of a process: on a machine that never ran keyhole, then with compiled loops cached."""
+    """The first fit of a process: on a machine that never ran keyhole, then with compiled loops
+    cached.
+    """
     with tempfile.TemporaryDirectory() as folder:
         cold = [float(v) for v in _python(FIRST_USE, NUMBA_CACHE_DIR=folder).split()]
         warm = [float(v) for v in _python(FIRST_USE, NUMBA_CACHE_DIR=folder).split()]

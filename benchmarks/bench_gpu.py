@@ -2,9 +2,10 @@
 
     PYTHONPATH=src python benchmarks/bench_gpu.py [--out out/gpu] [--only gram features ridge] [--size full|quick]
 
-d = N = 16, tokens on the sphere, drawn afresh from --seed. Rivals are the formulas as one would write them in torch,
-in float32: eager, and through torch.compile. Times are medians of runs between CUDA events. Errors are relative, on
-entries drawn at random, against plain torch in float64; memory that results will land in is filled with NaN before.
+d = N = 16, tokens on the sphere, drawn afresh from --seed. Rivals are the formulas as one would
+write them in torch, in float32: eager, and through torch.compile. Times are medians of runs between
+CUDA events. Errors are relative, on entries drawn at random, against plain torch in float64; memory
+that results will land in is filled with NaN before.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def require(holds: bool, what: str) -> None:
 def median_ms(
     work: Callable[[], Any], repeat: int = 15, warm: int = 2, *, waited_for: bool = False
 ) -> float:
-    """Median time between two events around ``work``: calls in a queue, or each waited for, its host time included."""
+    """Median time between two events around ``work``: calls in a queue, or each waited for, its
+    host time included.
+    """
     for _ in range(warm):
         work()
     torch.cuda.synchronize()
@@ -87,7 +90,7 @@ def sphere(n: int, seed: int) -> kh.SetBatch:
     return kh.SetBatch.from_tokens((tokens / tokens.norm(dim=-1, keepdim=True)).float())
 
 
-# --- ceilings --------------------------------------------------------------------------------------------------------
+# --- ceilings -------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -134,13 +137,15 @@ def ceilings() -> dict[str, float]:
     return found
 
 
-# --- rivals ----------------------------------------------------------------------------------------------------------
+# --- rivals ---------------------------------------------------------------------------------------
 
 
 def broadcast_block(
     query: Any, unit: Any, weight: Any, queries: Any, units: Any, weights: Any
 ) -> torch.Tensor:
-    """Rows of K for zero mean: unit queries (b, D), unit keys (b·N, D) and weights against those of all sets."""
+    """Rows of K for zero mean: unit queries (b, D), unit keys (b·N, D) and weights against those of
+    all sets.
+    """
     b, n = len(query), len(queries)
     cosine = (unit @ units.T).view(b, N_KEYS, n, N_KEYS)
     rho = ((query @ queries.T)[:, None, :, None] * cosine).clamp(-1, 1)
@@ -171,7 +176,7 @@ def einsum_features(batch: kh.SetBatch, heads: torch.Tensor) -> torch.Tensor:
     return (features / (N_KEYS * math.sqrt(len(heads)))).reshape(len(batch), -1)
 
 
-# --- ours ------------------------------------------------------------------------------------------------------------
+# --- ours -----------------------------------------------------------------------------------------
 
 
 def gram_entries(
@@ -198,7 +203,8 @@ def gram_entries(
         if biased:
             moment = plain.rectified_moment(1, panel.shift[i], panel.shift[j], rho, gap)
         values = moment * cosine * panel.weight[i] * panel.weight[j]
-        # sums of runs by differences of a running total would cancel; a padded sum is exact and repeatable
+        # sums of runs by differences of a running total would cancel; a padded sum is exact and
+        # repeatable
         result[part] = torch.segment_reduce(
             values, "sum", lengths=torch.bincount(entry, minlength=len(row))
         )
@@ -250,7 +256,8 @@ def bench_gram(n: int, ceiling: dict[str, float], seed: int) -> None:
         alone, nodes = kernel_alone(batch, distribution)
         figures: Row = {"error": error, "kernel_ms": alone, "ns_per_pair": 1e6 * ours[name] / pairs}
         if name == "zero mean":
-            # 14 float32 instructions and one root per pair of keys, and 96 products on the tensor cores
+            # 14 float32 instructions and one root per pair of keys, and 96 products on the tensor
+            # cores
             arithmetic = 1e-9 * pairs * 15 / ceiling["multiply-add"]
             figures |= {"eager": eager / ours[name], "compile": compiled / ours[name]}
             figures |= {
@@ -375,7 +382,8 @@ def bench_features(n: int, n_heads: int, ceiling: dict[str, float], seed: int) -
 
 def bench_ridge(n: int, seed: int) -> None:
     print(
-        f"exact kernel ridge with leave-one-out, n = {n}, one penalty, float32 kernel, float64 factorisation"
+        f"exact kernel ridge with leave-one-out, n = {n}, one penalty, float32 kernel, float64 "
+        "factorisation"
     )
     sets = sphere(n + 1, seed).numpy()
     generator = np.random.default_rng(seed)
@@ -533,7 +541,8 @@ def main() -> None:
         raise SystemExit("bench_gpu.py measures a CUDA device, and torch sees none here.")
     full = arguments.size == "full"
     print(
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, seed {arguments.seed}"
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, "
+        f"seed {arguments.seed}"
     )
     ceiling = ceilings()
     if "gram" in arguments.only:
@@ -564,7 +573,8 @@ def write(arguments: argparse.Namespace) -> None:
             if k not in ("name", "ms")
         )
         lines.append(
-            f"| {row['name'].strip()} | {'' if row['ms'] is None else format(row['ms'], '.2f')} | {rest} |"
+            f"| {row['name'].strip()} | {'' if row['ms'] is None else format(row['ms'], '.2f')} | "
+            f"{rest} |"
         )
     (arguments.out / "gpu.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"wrote {arguments.out / 'gpu.json'} and gpu.md")

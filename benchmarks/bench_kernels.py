@@ -1,11 +1,12 @@
-"""Exact Gram matrices against the formula as a reader of the paper would write it, in NumPy and in torch.
+"""Exact Gram matrices against the formula as a reader of the paper would write it, in NumPy and in
+torch.
 
     python benchmarks/bench_kernels.py [paper|small]
 
-d = N = 16, tokens on the sphere, float64. Rivals compute the whole matrix block by block, as broadcasts do; ours
-computes one triangle. Every rival's numbers are compared with ours in the run. The ceiling of a Gram matrix is the
-time its multiply-adds take at the rate of a matrix product plus the time its evaluations of κ take at the rate of a
-bare loop, both measured here.
+d = N = 16, tokens on the sphere, float64. Rivals compute the whole matrix block by block, as
+broadcasts do; ours computes one triangle. Every rival's numbers are compared with ours in the run.
+The ceiling of a Gram matrix is the time its multiply-adds take at the rate of a matrix product plus
+the time its evaluations of κ take at the rate of a bare loop, both measured here.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ def sphere_tokens(n: int, seed: int = 0) -> np.ndarray:
     return np.asarray(tokens / np.linalg.norm(tokens, axis=-1, keepdims=True))
 
 
-# --- rivals ----------------------------------------------------------------------------------------------------------
+# --- rivals ---------------------------------------------------------------------------------------
 
 
 def numpy_gram(tokens: np.ndarray, block: int = 8) -> np.ndarray:
-    """K for zero mean, a few rows at a time so that no array of pairs outgrows the cache by much."""
+    """K for zero mean, a few rows at a time so that no array of pairs outgrows the cache by
+    much.
+    """
     n = len(tokens)
     extended = np.concatenate([tokens, np.ones((n, 1 + N_KEYS, 1))], axis=-1)
     query, keys = extended[:, 0], extended[:, 1:]
@@ -88,7 +91,9 @@ def bivariate_normal(h: np.ndarray, k: np.ndarray, rho: np.ndarray, r: np.ndarra
 
 
 def numpy_biased_gram(tokens: np.ndarray, block: int = 8) -> np.ndarray:
-    """K around the identity mean by the closed form with Φ₂; the diagonal, where it divides by zero, is left out."""
+    """K around the identity mean by the closed form with Φ₂; the diagonal, where it divides by
+    zero, is left out.
+    """
     n = len(tokens)
     extended = np.concatenate([tokens, np.ones((n, 1 + N_KEYS, 1))], axis=-1)
     query, keys = extended[:, 0], extended[:, 1:]
@@ -121,7 +126,7 @@ def numpy_mlp(tokens: np.ndarray) -> np.ndarray:
     )
 
 
-# --- measuring -------------------------------------------------------------------------------------------------------
+# --- measuring ------------------------------------------------------------------------------------
 
 
 def check_agreement(ours: np.ndarray, theirs: np.ndarray, allowed: float) -> str:
@@ -186,16 +191,39 @@ def zero_mean_rows(n: int) -> list[Row]:
     ceiling = pairs * (DIM + 1) / products + pairs / kappas
     per_pair = best["ours"] / pairs * 1e9
     ragged_cost = best["ragged"] / key_pairs(ragged) / (best["ours"] / pairs)
-    rates = f"{per_pair:.2f} ns a pair of keys; ceilings {2e-9 * products:.0f} GFLOP/s, {1e-9 * kappas:.2f} G κ/s"
+    rates = (
+        f"{per_pair:.2f} ns a pair of keys; ceilings {2e-9 * products:.0f} GFLOP/s, "
+        f"{1e-9 * kappas:.2f} G κ/s"
+    )
     return [
-        row("Gram, ours", best["ours"], None, peak_mib(works["ours"]), ceiling / best["ours"], rates),
-        row("Gram, ragged (mean 16, max 128)", best["ragged"], None, peak_mib(works["ragged"]), None,
-            f"{ragged_cost:.2f} times the cost of a pair in equal sets"),
-        row("Gram, NumPy broadcast", best["numpy"], best["numpy"] / best["ours"],
-            peak_mib(lambda: numpy_gram(tokens)), None, check_agreement(ours, numpy_gram(tokens), 1e-13)),
-        row("Gram, torch broadcast", best["torch"], best["torch"] / best["ours"],
-            peak_mib(works["torch"]), None, check_agreement(ours, torch_gram(tokens), 1e-13)),
-    ]  # fmt: skip
+        row(
+            "Gram, ours", best["ours"], None, peak_mib(works["ours"]), ceiling / best["ours"], rates
+        ),
+        row(
+            "Gram, ragged (mean 16, max 128)",
+            best["ragged"],
+            None,
+            peak_mib(works["ragged"]),
+            None,
+            f"{ragged_cost:.2f} times the cost of a pair in equal sets",
+        ),
+        row(
+            "Gram, NumPy broadcast",
+            best["numpy"],
+            best["numpy"] / best["ours"],
+            peak_mib(lambda: numpy_gram(tokens)),
+            None,
+            check_agreement(ours, numpy_gram(tokens), 1e-13),
+        ),
+        row(
+            "Gram, torch broadcast",
+            best["torch"],
+            best["torch"] / best["ours"],
+            peak_mib(works["torch"]),
+            None,
+            check_agreement(ours, torch_gram(tokens), 1e-13),
+        ),
+    ]
 
 
 def biased_rows(n: int) -> list[Row]:
@@ -220,13 +248,31 @@ def biased_rows(n: int) -> list[Row]:
     )["moment"]
     agreement = check_agreement(ours, numpy_biased_gram(few), 1e-11)
     return [
-        row("biased Gram, ours", best["biased"], None, peak_mib(works["biased"]), None,
-            f"{best['biased'] / best['zero']:.2f} times the zero-mean Gram"),
-        row(f"biased Gram, Owen's T, first {len(few)} sets", best["numpy"], best["numpy"] / best["some"],
-            None, None, agreement),
-        row("gaussian_moment, 100 000 pairs", scalar, None, None, None,
-            f"{scalar / pairs * 1e9:.0f} ns a pair, one thread"),
-    ]  # fmt: skip
+        row(
+            "biased Gram, ours",
+            best["biased"],
+            None,
+            peak_mib(works["biased"]),
+            None,
+            f"{best['biased'] / best['zero']:.2f} times the zero-mean Gram",
+        ),
+        row(
+            f"biased Gram, Owen's T, first {len(few)} sets",
+            best["numpy"],
+            best["numpy"] / best["some"],
+            None,
+            None,
+            agreement,
+        ),
+        row(
+            "gaussian_moment, 100 000 pairs",
+            scalar,
+            None,
+            None,
+            None,
+            f"{scalar / pairs * 1e9:.0f} ns a pair, one thread",
+        ),
+    ]
 
 
 def mlp_rows(n: int) -> list[Row]:
@@ -236,9 +282,15 @@ def mlp_rows(n: int) -> list[Row]:
     best = interleaved_seconds(works, repeat=10)
     return [
         row("MLP Gram, ours", best["ours"], None, peak_mib(works["ours"]), None, ""),
-        row("MLP Gram, NumPy", best["numpy"], best["numpy"] / best["ours"], peak_mib(works["numpy"]), None,
-            check_agreement(kh.mlp_kernel(sets), numpy_mlp(tokens), 1e-13)),
-    ]  # fmt: skip
+        row(
+            "MLP Gram, NumPy",
+            best["numpy"],
+            best["numpy"] / best["ours"],
+            peak_mib(works["numpy"]),
+            None,
+            check_agreement(kh.mlp_kernel(sets), numpy_mlp(tokens), 1e-13),
+        ),
+    ]
 
 
 def main() -> None:

@@ -2,10 +2,10 @@
 
     python benchmarks/bench_norm_ball.py [paper|small]
 
-Every contestant gets the same features and the same target accuracy, a relative duality gap of 1e-4; what
-each reached is checked in the same run against a solution of gap 1e-8. CVXPY runs in a process of its own
-with a limit of 12 GiB, and it and plain projected gradient with one of 90 s (60 s for small); where they run
-out, the ratio is a lower bound, and the note says so.
+Every contestant gets the same features and the same target accuracy, a relative duality gap of
+1e-4; what each reached is checked in the same run against a solution of gap 1e-8. CVXPY runs in a
+process of its own with a limit of 12 GiB, and it and plain projected gradient with one of 90 s
+(60 s for small); where they run out, the ratio is a lower bound, and the note says so.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ MEMORY_LIMIT = 12 * 2**30
 
 
 def attention_problem(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Features of random attention heads in the paper's scaling, and a target of heavy-tailed noise.
+    """Features of random attention heads in the paper's scaling, and a target of heavy-tailed
+    noise.
 
-    Tokens uniform on the sphere, heads N(0, 1/4), target (1/N) Σ <β, x_i>² brought to unit variance, plus
-    Student noise with 3 degrees of freedom: some residuals lie beyond Huber's corner.
+    Tokens uniform on the sphere, heads N(0, 1/4), target (1/N) Σ <β, x_i>² brought to unit
+    variance, plus Student noise with 3 degrees of freedom: some residuals lie beyond Huber's
+    corner.
     """
     rng = np.random.default_rng(0)
     tokens = rng.standard_normal((n, 1 + N_KEYS, DIM))
@@ -68,7 +70,8 @@ def projected_gradient(
 ) -> dict[str, Any]:
     """Projected gradient with the fixed step 1/L: no momentum, no restarts, no working set.
 
-    It shares our losses, projection, best intercept and dual bound, so that only the iteration is compared.
+    It shares our losses, projection, best intercept and dual bound, so that only the iteration is
+    compared.
     """
     n, p = design.shape
     problem = BallRisk(
@@ -199,7 +202,9 @@ def row(name: str, seconds: float, ratio: float | None = None, **more: Any) -> d
 
 
 def product_seconds(design: np.ndarray) -> float:
-    """One product with the design and one with its transpose: what any iteration on all heads must pay."""
+    """One product with the design and one with its transpose: what any iteration on all heads must
+    pay.
+    """
     values, residuals = np.ones(design.shape[1], design.dtype), np.ones(len(design), design.dtype)
     return best_of(5, {"": lambda: (design @ values, design.T @ residuals)})[0][""]
 

@@ -1,9 +1,11 @@
-"""Ridge with leave-one-out on ready features, against scikit-learn's RidgeCV and Ridge in the same run.
+"""Ridge with leave-one-out on ready features, against scikit-learn's RidgeCV and Ridge in the same
+run.
 
     python benchmarks/bench_ridge.py [paper|small]
 
-Both sides start from the same feature matrix and end with the values v. Ours includes making the Gram matrix.
-Rivals take turns with ours and each keeps its best time, so that a busy moment hits both alike.
+Both sides start from the same feature matrix and end with the values v. Ours includes making the
+Gram matrix. Rivals take turns with ours and each keeps its best time, so that a busy moment hits
+both alike.
 """
 
 from __future__ import annotations
@@ -85,7 +87,9 @@ def sklearn_fixed(features: np.ndarray, y: np.ndarray) -> dict[str, Any]:
 
 
 def peak_rss_of(call: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], float, float]:
-    """Result, seconds, and MiB by which the resident size rose above where it stood (NaN off Linux)."""
+    """Result, seconds, and MiB by which the resident size rose above where it stood
+    (NaN off Linux).
+    """
     try:
         with open("/proc/self/clear_refs", "w") as handle:
             handle.write("5")  # resets the high-water mark

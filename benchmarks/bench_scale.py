@@ -1,7 +1,8 @@
 """Data that does not fit: Parquet against memory, conjugate gradients, Dask, and how cost grows.
 
-`bench_scale.py --sets 20000` takes a minute; `bench_scale.py --full` is what docs/scale.md shows: a quiet machine, two
-cores, some 20 minutes. Every measurement is a process of its own, and the last thing printed is the table.
+`bench_scale.py --sets 20000` takes a minute; `bench_scale.py --full` is what docs/scale.md shows: a
+quiet machine, two cores, some 20 minutes. Every measurement is a process of its own, and the last
+thing printed is the table.
 """
 
 from __future__ import annotations
@@ -155,7 +156,9 @@ def child_memory(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def predict_seconds(given: argparse.Namespace, model: Any, batches: Any) -> float:
-    """Seconds to predict everything; the best of three for small sizes, where one moment of noise is all there is."""
+    """Seconds to predict everything; the best of three for small sizes, where one moment of noise
+    is all there is.
+    """
 
     def predict() -> None:
         for _ in model.predict_batches(batches):
@@ -222,7 +225,10 @@ def stream_rows(given: argparse.Namespace) -> Iterator[list[str]]:
         memory["peak"],
         "",
     )
-    check = f"{memory['fit'] / fit:.0%} of the rate in memory; predictions off by {second['off']:.0e} of their spread"
+    check = (
+        f"{memory['fit'] / fit:.0%} of the rate in memory; predictions off by {second['off']:.0e} "
+        "of their spread"
+    )
     yield row(
         "fit, Parquet, interrupted and resumed", size, fit, rate(given.sets, fit), peak, check
     )
@@ -258,13 +264,18 @@ def stream_rows(given: argparse.Namespace) -> Iterator[list[str]]:
 
 
 def arithmetic_rows(given: argparse.Namespace, fit: float) -> Iterator[list[str]]:
-    """10⁹ sets by arithmetic: the rate of this run per core, times the cores of a cluster, at 85 % of linear."""
+    """10⁹ sets by arithmetic: the rate of this run per core, times the cores of a cluster, at 85 %
+    of linear.
+    """
     from keyhole._array import thread_count
 
     each = given.sets / fit / thread_count()
     for cores in (64, 1024):
         seconds = 1e9 / (each * cores * 0.85)
-        check = "arithmetic, not measured: the streamed fit's rate per core, at an assumed 85 % of linear"
+        check = (
+            "arithmetic, not measured: the streamed fit's rate per core, at an assumed 85 % of "
+            "linear"
+        )
         yield row(
             f"10⁹ sets on {cores} such cores",
             f"M = {given.heads}",
@@ -344,7 +355,9 @@ def child_direct(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def cg_rows(given: argparse.Namespace) -> Iterator[list[str]]:
-    """Small in both precisions beside the direct solve; then the size asked for, without it if that is large."""
+    """Small in both precisions beside the direct solve; then the size asked for, without it if that
+    is large.
+    """
     for sets, heads, dtype in dict.fromkeys(
         [
             (1500, 800, "float64"),
@@ -402,7 +415,9 @@ def child_dask(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_long_sets(path: Path, sets: int) -> None:
-    """Sets of 1024 keys in R⁴, 32 row groups: with 256 heads their features cost five times their sums."""
+    """Sets of 1024 keys in R⁴, 32 row groups: with 256 heads their features cost five times their
+    sums.
+    """
     if path.exists():
         return
     size, target = -(-sets // 32), kh.targets.TokenPower(2, 4)
@@ -485,7 +500,9 @@ def slope_rows(given: argparse.Namespace) -> Iterator[list[str]]:
 
 
 def child_accuracy(given: argparse.Namespace) -> dict[str, Any]:
-    """float32 features summed in float64, against float64 throughout: the sums, and the predictions."""
+    """float32 features summed in float64, against float64 throughout: the sums, and the
+    predictions.
+    """
     batch = kh.targets.sphere_sets(20_000, 16, 16, seed=0)
     y = kh.targets.TokenPower(2, 16)(batch) + 0.1 * np.random.default_rng(0).standard_normal(20_000)
     found = {}
@@ -524,8 +541,9 @@ def child_accuracy(given: argparse.Namespace) -> dict[str, Any]:
 def accuracy_rows(given: argparse.Namespace) -> Iterator[list[str]]:
     found = child("accuracy", given)
     check = (
-        f"float64 in ten batches against fit: predictions off by {found['streamed']:.0e} of their spread; float32 "
-        f"features: sums off by {found['gram']:.0e} of λ_max, predictions by {found['off']:.0e}"
+        f"float64 in ten batches against fit: predictions off by {found['streamed']:.0e} of their "
+        f"spread; float32 features: sums off by {found['gram']:.0e} of λ_max, predictions by "
+        f"{found['off']:.0e}"
     )
     yield row(
         "accuracy of sums", "n = 20,000, d = N = 16, M = 32", found["seconds"], "", None, check

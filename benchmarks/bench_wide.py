@@ -1,9 +1,11 @@
-"""What wide tokens cost: features of M heads as the dimension of tokens grows, with and without a query.
+"""What wide tokens cost: features of M heads as the dimension of tokens grows, with and without a
+query.
 
     python benchmarks/bench_wide.py
 
-Sets without a query see the last row of each W, so that MD numbers are drawn where D² a head would be; the rival draws
-all of W and is given the constant query [0; 1] as one of its own, which is what every fit did before.
+Sets without a query see the last row of each W, so that MD numbers are drawn where D² a head would
+be; the rival draws all of W and is given the constant query [0; 1] as one of its own, which is what
+every fit did before.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""Biased heads, predicted before training and measured: test errors of ridge over a grid of settings.
+"""Biased heads, predicted before training and measured: test errors of ridge over a grid of
+settings.
 
     PYTHONPATH=src python benchmarks/biased_grid.py --out out/biased_grid --device cuda --seconds 420
 
-d, N, the mean c, the power q of f_{2,q}, heads M (and infinitely many), penalty and n: every combination. What the
-theory describes is fitted: ridge without intercept, α = nλ, no noise, query and keys on the sphere. A draw has 4096
-training sets; smaller n are disjoint parts of it, so that they are repeated within a draw; finite heads are drawn three
-times on it. All settings are drawn once, then again as long as there is time. Everything is float64. Predictions are
-made beside on other cores. Writes rows.csv (predicted, measured, its standard error) and prints how far off they are.
+d, N, the mean c, the power q of f_{2,q}, heads M (and infinitely many), penalty and n: every
+combination. What the theory describes is fitted: ridge without intercept, α = nλ, no noise, query
+and keys on the sphere. A draw has 4096 training sets; smaller n are disjoint parts of it, so that
+they are repeated within a draw; finite heads are drawn three times on it. All settings are drawn
+once, then again as long as there is time. Everything is float64. Predictions are made beside on
+other cores. Writes rows.csv (predicted, measured, its standard error) and prints how far off they
+are.
 """
 
 from __future__ import annotations
@@ -67,7 +70,9 @@ def predictions(dim: int, mean: float, grid: dict[str, Any]) -> dict[Key, float]
 def measured(
     dim: int, n_keys: int, mean: float, draw: int, sizes: tuple[int, ...], device: str
 ) -> Iterator[tuple[Key, list[float]]]:
-    """Test errors of one draw of sets, and of heads: a list per setting, one entry for every disjoint part."""
+    """Test errors of one draw of sets, and of heads: a list per setting, one entry for every
+    disjoint part.
+    """
     distribution, most = kh.GaussianHeads(mean=mean), max(sizes)
     train, test, head_seed = (
         int(s) for s in np.random.SeedSequence([dim, n_keys, draw]).generate_state(3)
@@ -111,7 +116,10 @@ def fitted_errors(gram: Any, cross: Any, y: Any, truth: Any, ridge: float) -> li
 
 
 def rows_of(found: dict[Key, list[list[float]]], told: dict[Key, float]) -> list[dict[str, Any]]:
-    """One row per setting. The standard error is that of the means of the draws, or of the parts of a single one."""
+    """One row per setting.
+
+    The standard error is that of the means of the draws, or of the parts of a single one.
+    """
     rows = []
     for key, draws in found.items():
         means = [float(np.mean(draw)) for draw in draws]
@@ -144,8 +152,9 @@ def summary(name: str, rows: list[dict[str, Any]]) -> None:
     noise = np.nanmedian([row["standard_error"] / row["measured"] for row in known])
     low, high = np.quantile([row["ratio"] for row in known], (0.05, 0.95))
     print(
-        f"{name:34} {len(rows):5} cells, {len(rows) - len(known):4} refused; median {np.median(off):6.1%}, 90 % "
-        f"{np.quantile(off, 0.9):6.1%}, worst {off.max():6.1%}; ratio 5 … 95 % {low:.2f} … {high:.2f}; s.e. {noise:.1%}"
+        f"{name:34} {len(rows):5} cells, {len(rows) - len(known):4} refused; median "
+        f"{np.median(off):6.1%}, 90 % {np.quantile(off, 0.9):6.1%}, worst {off.max():6.1%}; ratio "
+        f"5 … 95 % {low:.2f} … {high:.2f}; s.e. {noise:.1%}"
     )
 
 

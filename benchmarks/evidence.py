@@ -1,8 +1,10 @@
-"""What the looks of a model turn to: `python benchmarks/evidence.py --data DIR [--only qa02 …] [--show 2]`.
+"""What the looks of a model turn to: `python benchmarks/evidence.py --data DIR [--only qa02 …]
+[--show 2]`.
 
-For each task: test accuracy; in how many of the questions answered rightly the k heaviest sentences over all looks are
-the k that the data mark as support, never having been told; and accuracy on the same questions with 30 irrelevant
-sentences put in: of nobody who acts in the support, and without what the question asks for.
+For each task: test accuracy; in how many of the questions answered rightly the k heaviest sentences
+over all looks are the k that the data mark as support, never having been told; and accuracy on the
+same questions with 30 irrelevant sentences put in: of nobody who acts in the support, and without
+what the question asks for.
 """
 
 from __future__ import annotations
@@ -75,9 +77,9 @@ def main() -> None:
         weights = model.hop_weights(X[test])
         found = support_shown(weights, [problem.support[row] for row in test])
         print(
-            f"{name}: {model.layer_.heads.hops} looks, test accuracy {100 * right.mean():.1f}, support found in "
-            f"{100 * found[right].mean():.1f} % of the right answers, {MORE} sentences more: "
-            f"{100 * more.mean():.1f}",
+            f"{name}: {model.layer_.heads.hops} looks, test accuracy {100 * right.mean():.1f}, "
+            f"support found in {100 * found[right].mean():.1f} % of the right answers, {MORE} "
+            f"sentences more: {100 * more.mean():.1f}",
             flush=True,
         )
         table = file["sentence_table"]

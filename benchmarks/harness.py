@@ -1,4 +1,6 @@
-"""What every benchmark shares: best time, peak memory, and the ceilings of this machine, measured in this run."""
+"""What every benchmark shares: best time, peak memory, and the ceilings of this machine, measured
+in this run.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from typing import Any
 import numpy as np
 
 Row = dict[str, Any]
-"""name, seconds, ratio (rival seconds over ours), peak_mib, ceiling_share, note; None where it makes no sense."""
+"""name, seconds, ratio (rival seconds over ours), peak_mib, ceiling_share, note; None where it
+makes no sense.
+"""
 
 
 def row(
@@ -54,7 +58,9 @@ def threads() -> int:
 
 
 def best_seconds(work: Callable[[], Any], repeat: int = 3, warm: bool = True) -> float:
-    """The best of ``repeat`` runs, after one to warm up (compiled loops, thread pools, page tables)."""
+    """The best of ``repeat`` runs, after one to warm up (compiled loops, thread pools, page
+    tables).
+    """
     if warm:
         work()
     best = float("inf")
@@ -66,7 +72,9 @@ def best_seconds(work: Callable[[], Any], repeat: int = 3, warm: bool = True) ->
 
 
 def interleaved_seconds(works: dict[str, Callable[[], Any]], repeat: int = 3) -> dict[str, float]:
-    """The best of ``repeat`` rounds for each, taken in turns so that a noisy moment hits all alike."""
+    """The best of ``repeat`` rounds for each, taken in turns so that a noisy moment hits all
+    alike.
+    """
     for work in works.values():
         work()
     best = dict.fromkeys(works, float("inf"))
@@ -79,7 +87,9 @@ def interleaved_seconds(works: dict[str, Callable[[], Any]], repeat: int = 3) ->
 
 
 def peak_mib(work: Callable[[], Any]) -> float:
-    """Highest resident size while ``work`` runs, over what it was before, in MiB; sampled every 2 ms."""
+    """Highest resident size while ``work`` runs, over what it was before, in MiB; sampled every
+    2 ms.
+    """
     page = os.sysconf("SC_PAGE_SIZE")
 
     def resident() -> int:

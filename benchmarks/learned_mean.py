@@ -1,7 +1,9 @@
-"""What a learned head distribution looks like: `python benchmarks/learned_mean.py --data DIR --out docs/figures/learned_qa01`.
+"""What a learned head distribution looks like: `python benchmarks/learned_mean.py --data DIR --out
+docs/figures/learned_qa01`.
 
-Fits the head distribution of bAbI qa01 on plain bags of words (no parts of the token that compare it with the question), prints its
-strongest query–key pairs by name, and draws the mean and the held-out error along the descent.
+Fits the head distribution of bAbI qa01 on plain bags of words (no parts of the token that compare
+it with the question), prints its strongest query–key pairs by name, and draws the mean and the
+held-out error along the descent.
 """
 
 from __future__ import annotations
@@ -68,16 +70,19 @@ def main() -> None:
     began = time.perf_counter()
     model.fit(problem.X[train], problem.y[train], groups=problem.groups[train])
     print(
-        f"{time.perf_counter() - began:.1f} s; test accuracy {model.score(problem.X[test], problem.y[test]):.3f}"
+        f"{time.perf_counter() - began:.1f} s; test accuracy "
+        f"{model.score(problem.X[test], problem.y[test]):.3f}"
     )
     print(
-        f"{model.layer_.heads.chosen} in {model.layer_.heads.steps} steps: {model.layer_.heads.reason}"
+        f"{model.layer_.heads.chosen} in {model.layer_.heads.steps} steps: "
+        f"{model.layer_.heads.reason}"
     )
     for query, key, entry in model.heads_.strongest_pairs(problem.names, 12):
         print(f"  {query:12} → {key:12} {entry:6.2f}")
     for step in model.heads_.history:
         print(
-            f"  step {step.step:4d}  leave-one-out {step.loo_error:.3f}  held out {step.held_out_error:.3f}"
+            f"  step {step.step:4d}  leave-one-out {step.loo_error:.3f}  held out "
+            f"{step.held_out_error:.3f}"
         )
     written = draw(
         model.heads_.means_[0], problem.names, args.out, f"The learned mean of bAbI {args.task}"

@@ -1,10 +1,12 @@
-"""Does the lens keep its word? `python benchmarks/lens_honest.py --data DIR [--seeds 8] [--out FILE.csv]`.
+"""Does the lens keep its word? `python benchmarks/lens_honest.py --data DIR [--seeds 8] [--out
+FILE.csv]`.
 
-Real data is cut: some sets are given, the rest is hidden. From the given ones the lens forecasts the error that it
-would show with twice as many, with an interval of 90 %, and says whether more data helps. Then as many again are
-uncovered, and what came is compared with what was said: how many intervals hold the error that came, and how many "yes"
-came true, as the lens measures it (folds of twice the sets), and on sets that nobody had seen where 100 are left. The
-constants of the forecast were chosen on tables of scikit-learn, made-up targets, and other cuts of these data.
+Real data is cut: some sets are given, the rest is hidden. From the given ones the lens forecasts
+the error that it would show with twice as many, with an interval of 90 %, and says whether more
+data helps. Then as many again are uncovered, and what came is compared with what was said: how many
+intervals hold the error that came, and how many "yes" came true, as the lens measures it (folds of
+twice the sets), and on sets that nobody had seen where 100 are left. The constants of the forecast
+were chosen on tables of scikit-learn, made-up targets, and other cuts of these data.
 """
 
 from __future__ import annotations
@@ -145,15 +147,28 @@ def tries(name: str, data: Path, seeds: int) -> Iterator[dict[str, Any]]:
                         held_out_losses(gram, problem, rows[:size], unseen)[0].mean()
                     )
             yield {
-                "data": name, "learner": learner, "n": n, "seed": seed, "now": said.now, "low": said.low,
-                "middle": said.middle, "high": said.high, "says": said.says, "came": came, "unseen_now": found["now"],
-                "unseen_later": found["later"], "seconds": round(seconds, 3),
-            }  # fmt: skip
+                "data": name,
+                "learner": learner,
+                "n": n,
+                "seed": seed,
+                "now": said.now,
+                "low": said.low,
+                "middle": said.middle,
+                "high": said.high,
+                "says": said.says,
+                "came": came,
+                "unseen_now": found["now"],
+                "unseen_later": found["later"],
+                "seconds": round(seconds, 3),
+            }
 
 
 def report(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| data | forecasts | 90 % intervals that held | said yes | yes came true | on unseen sets | seconds each |",
+        (
+            "| data | forecasts | 90 % intervals that held | said yes | yes came true | on unseen "
+            "sets | seconds each |"
+        ),
         "|---|---|---|---|---|---|---|",
     ]
     for name in (*dict.fromkeys(row["data"] for row in rows), "all"):

@@ -1,8 +1,9 @@
-"""Does a learned head distribution harm where zero-mean heads are right? `python benchmarks/no_harm.py [--repeats 5]`.
+"""Does a learned head distribution harm where zero-mean heads are right?
+`python benchmarks/no_harm.py [--repeats 5]`.
 
-Targets of token functions and of the query alone, sphere distribution, noise of a third of the target's deviation: the ratio of
-the test error with a fitted head distribution to that with zero-mean heads, the same heads and samples, over repeats; last that of
-`hops="auto"` to one look.
+Targets of token functions and of the query alone, sphere distribution, noise of a third of the
+target's deviation: the ratio of the test error with a fitted head distribution to that with
+zero-mean heads, the same heads and samples, over repeats; last that of `hops="auto"` to one look.
 """
 
 from __future__ import annotations

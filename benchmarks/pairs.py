@@ -2,9 +2,10 @@
 
     python benchmarks/pairs.py OLD NEW [--rounds 9] [--only fit] [--device cuda]
 
-Each tree runs in a process of its own, on the same inputs and through the public names alone; the two take turns, the
-order swapped from pair to pair, so that a busy moment hits both alike. Printed is the median over the pairs of
-new time / old time, with its 90 % interval (order statistics of the median: no assumption about the noise).
+Each tree runs in a process of its own, on the same inputs and through the public names alone; the
+two take turns, the order swapped from pair to pair, so that a busy moment hits both alike. Printed
+is the median over the pairs of new time / old time, with its 90 % interval (order statistics of the
+median: no assumption about the noise).
 """
 
 from __future__ import annotations
@@ -278,7 +279,8 @@ def main() -> None:
         parser.error(f"no case contains {arguments.only!r}: there are {', '.join(old.names)}")
     rows = []
     print(
-        f"{'':36}{'old':>10}{'new / old':>12}   90 % interval of the median over {arguments.rounds} pairs"
+        f"{'':36}{'old':>10}{'new / old':>12}   90 % interval of the median over "
+        f"{arguments.rounds} pairs"
     )
     for name in names:
         pairs = []

@@ -1,8 +1,10 @@
-"""Real sets, every method, one table: `python benchmarks/real.py --data DIR [--only qa01 …] [--methods …]`.
+"""Real sets, every method, one table: `python benchmarks/real.py --data DIR [--only qa01 …]
+[--methods …]`.
 
-Rows are appended to --out as they are measured; a second run skips what is there. Every choice (penalty, scaling,
-query, head distribution) is made inside the training part. With --jobs J, J processes of one thread each share the fits. The
-variable KEYHOLE_DEVICE says where attention layers are fitted: "cuda", or NumPy unless it is set.
+Rows are appended to --out as they are measured; a second run skips what is there. Every choice
+(penalty, scaling, query, head distribution) is made inside the training part. With --jobs J, J
+processes of one thread each share the fits. The variable KEYHOLE_DEVICE says where attention layers
+are fitted: "cuda", or NumPy unless it is set.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Problem:
-    """Samples, targets, how to split them, and the options of an attention layer that suit this kind of data."""
+    """Samples, targets, how to split them, and the options of an attention layer that suit this
+    kind of data.
+    """
 
     name: str
     X: Any
@@ -82,7 +86,9 @@ def read(data: Path, *parts: str) -> Any:
 
 
 def babi(data: Path, name: str) -> Problem:
-    """Tokens and options are the same for all tasks; "qa01 plain" has bags of words and their age alone, and ReLU/N."""
+    """Tokens and options are the same for all tasks; "qa01 plain" has bags of words and their age
+    alone, and ReLU/N.
+    """
     task, _, plain = name.partition(" ")
     file = read(data, "babi", f"{task}.npz")
     meta = json.loads(str(file["meta"]))
@@ -137,7 +143,9 @@ def japanese_vowels(data: Path, name: str) -> Problem:
 
 
 def vowel_windows(data: Path, name: str) -> Problem:
-    """The frames alone, without their time; or windows of three or five of them, by `kh.tokens.windows`."""
+    """The frames alone, without their time; or windows of three or five of them, by
+    `kh.tokens.windows`.
+    """
     file = read(data, "japanese_vowels", "JapaneseVowels.npz")
     frames = np.split(file["X"].astype(float), file["ptr"][1:-1])
     width = {"japanese_vowels windows 3": 3, "japanese_vowels windows 5": 5}.get(name)
@@ -146,7 +154,9 @@ def vowel_windows(data: Path, name: str) -> Problem:
 
 
 def story_words(data: Path, name: str) -> Problem:
-    """Bags of words, the question as query of its own kind; then `kh.tokens.with_shared`, and `with_ages` of ten."""
+    """Bags of words, the question as query of its own kind; then `kh.tokens.with_shared`, and
+    `with_ages` of ten.
+    """
     file = read(data, "babi", f"{name[:4]}.npz")
     table = file["sentence_table"]
     bags = np.zeros((len(table), int(table.max()) + 1))
@@ -179,7 +189,9 @@ def digits(data: Path, name: str) -> Problem:
 
 
 def qm7(data: Path, name: str) -> Problem:
-    """A molecule is the group of the neighbourhoods of its atoms: query the atom, keys all others at their distance."""
+    """A molecule is the group of the neighbourhoods of its atoms: query the atom, keys all others
+    at their distance.
+    """
     file = read(data, "qm7", "qm7.npz")
     X, options = molecules(file["X"].astype(float), file["ptr"]), {"n_heads": 24, "pooling": "sum"}
     y = file["y"].astype(float)
@@ -187,7 +199,9 @@ def qm7(data: Path, name: str) -> Problem:
 
 
 def molecules(atoms: np.ndarray, ptr: np.ndarray, n_radial: int = 12) -> SetGroups:
-    """Keys: element × radial bumps of the distance to the query atom (the atom itself among them, at distance 0)."""
+    """Keys: element × radial bumps of the distance to the query atom (the atom itself among them,
+    at distance 0).
+    """
     elements = np.array([1, 6, 7, 8, 16])
     hot = (atoms[:, :1] == elements).astype(np.float32)
     centres = np.linspace(0.8, 6.0, n_radial)
@@ -250,7 +264,9 @@ def no_settings(problem: Problem, seed: int) -> Any:
 
 
 def former_default(problem: Problem, seed: int) -> Any:
-    """512 zero-mean heads on tokens as they are, as the paper has it: what no settings meant before they chose."""
+    """512 zero-mean heads on tokens as they are, as the paper has it: what no settings meant before
+    they chose.
+    """
     return attention(
         Problem("", None, problem.y, problem.splits, problem.regression),
         seed,
@@ -315,7 +331,10 @@ def fits(names: list[str], methods: list[str], seeds: int, data: Path) -> Iterat
 
 @cache
 def warm_up() -> None:
-    """Load what the first fit of a process loads: compiled loops, and torch. It is in no one's time."""
+    """Load what the first fit of a process loads: compiled loops, and torch.
+
+    It is in no one's time.
+    """
     sets, codes = kh.targets.sphere_sets(60, 4, 3, seed=0), np.arange(60) % 2
     for n_heads, activation in ((8, "relu"), (8, "softmax"), (math.inf, "relu")):
         for dtype in ("float32", "float64"):
@@ -354,7 +373,9 @@ def measure(fit: Fit, data: Path) -> Row:
 
 
 def support_shown(weights: list[list[np.ndarray]], support: list[np.ndarray]) -> np.ndarray:
-    """Whether the k keys of each sample that are heaviest in any pattern of any look are the k that are marked."""
+    """Whether the k keys of each sample that are heaviest in any pattern of any look are the k that
+    are marked.
+    """
     shown = []
     for i, marked in enumerate(support):
         heaviest = np.concatenate([look[i] for look in weights]).max(axis=0)[: len(marked)]
@@ -384,7 +405,9 @@ def describe(model: Any) -> str:
 
 
 def seed_scores(rows: list[Row], name: str, method: str) -> tuple[np.ndarray, float, str]:
-    """The score of every seed, its folds weighed by their size; seconds per seed; what was chosen most often."""
+    """The score of every seed, its folds weighed by their size; seconds per seed; what was chosen
+    most often.
+    """
     found = [row for row in rows if (row["data"], row["method"]) == (name, method)]
     scores, seconds = [], []
     for seed in sorted({row["seed"] for row in found}):
@@ -413,7 +436,8 @@ def report(rows: list[Row]) -> str:
         means = [seed_scores(rows, name, method)[0] for name in BABI]
         if all(len(scores) for scores in means):
             lines.append(
-                f"mean over {BABI[0]}–{BABI[-1]}: {method:24}{np.mean([s.mean() for s in means]):8.2f}"
+                f"mean over {BABI[0]}–{BABI[-1]}: "
+                f"{method:24}{np.mean([s.mean() for s in means]):8.2f}"
             )
     return "\n".join(lines)
 

@@ -1,4 +1,6 @@
-"""Rivals of the attention layer on real sets: pooled tables with classical learners, and small networks in torch."""
+"""Rivals of the attention layer on real sets: pooled tables with classical learners, and small
+networks in torch.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def segments(values: np.ndarray, offsets: np.ndarray, how: Any) -> np.ndarray:
 
 
 def pool(X: Any, kind: str, total: bool) -> np.ndarray:
-    """A table with a row per sample: means (sums if ``total``) of keys, or also spread and extremes; then the query."""
+    """A table with a row per sample: means (sums if ``total``) of keys, or also spread and
+    extremes; then the query.
+    """
     sets, counts = as_batch(X)
     lengths = sets.lengths[:, None]
     sums = segments(sets.tokens, sets.offsets, np.add)
@@ -85,7 +89,9 @@ class Pooled(BaseEstimator):
 
 
 class FourierMean(BaseEstimator):
-    """Mean (sum for regression) of random Fourier features of standardised keys, with the query beside it; ridge."""
+    """Mean (sum for regression) of random Fourier features of standardised keys, with the query
+    beside it; ridge.
+    """
 
     def __init__(self, regression: bool, seed: int, width: int = 1000) -> None:
         self.regression, self.seed, self.width = regression, seed, width
@@ -156,7 +162,9 @@ def padded(X: Any, centre: np.ndarray, spread: np.ndarray) -> tuple[Any, Any, An
 
 
 class Network(BaseEstimator):
-    """DeepSets or a small Set Transformer: Adam, early stopping on 15 % of the training samples, a time limit."""
+    """DeepSets or a small Set Transformer: Adam, early stopping on 15 % of the training samples, a
+    time limit.
+    """
 
     def __init__(
         self, kind: str, regression: bool, seed: int, seconds: float = 60.0, epochs: int = 200
@@ -236,13 +244,15 @@ class Network(BaseEstimator):
 
 
 class MemoryNetwork(BaseEstimator):
-    """A memory network with three hops, adjacent weights and a linear start (Sukhbaatar et al. 2015).
+    """A memory network with three hops, adjacent weights and a linear start (Sukhbaatar et al.
+    2015).
 
-    Of ten restarts, trained side by side, that of least training error predicts; 20 dimensions, 100 epochs, the rate
-    halved every 25.
+    Of ten restarts, trained side by side, that of least training error predicts; 20 dimensions, 100
+    epochs, the rate halved every 25.
 
-    Tokens hold words, their places and a column for each age, so that a linear embedding of them has the position and
-    the time encoding of the paper; here with Adam, and without the noise of empty memories.
+    Tokens hold words, their places and a column for each age, so that a linear embedding of them
+    has the position and the time encoding of the paper; here with Adam, and without the noise of
+    empty memories.
     """
 
     def __init__(
@@ -351,7 +361,9 @@ def _module(kind: str, dim: int, width: int, total: bool) -> Any:
             return _sum_owned(self.rho(torch.cat([pooled, query], dim=1)), counts)
 
     class SetTransformer(nn.Module):
-        """The query as a token of its own, two blocks of self-attention, read out where the query stands."""
+        """The query as a token of its own, two blocks of self-attention, read out where the query
+        stands.
+        """
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,6 @@
-"""Every hot path beside its rivals, in one run: `make bench`, or `run.py --only ridge --size small`."""
+"""Every hot path beside its rivals, in one run: `make bench`, or
+`run.py --only ridge --size small`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     arguments = parser.parse_args()
     print(
-        f"{platform.processor() or platform.machine()}, {harness.threads()} threads; ceilings measured in this run:"
+        f"{platform.processor() or platform.machine()}, {harness.threads()} threads; ceilings "
+        "measured in this run:"
     )
     print(f"  matrix product  {harness.gemm_rate('float64') / 1e9:6.0f} GFLOP/s float64")
     print(f"                  {harness.gemm_rate('float32') / 1e9:6.0f} GFLOP/s float32")

@@ -1,9 +1,10 @@
-"""Ten minutes of everything in one process, and its resident memory over time: `python benchmarks/soak.py`.
+"""Ten minutes of everything in one process, and its resident memory over time:
+`python benchmarks/soak.py`.
 
-Each round fits, predicts, streams, saves and loads models, and asks the explorer for views over HTTP on the
-loopback address, some of them from clients that leave or send half a request. Settings are drawn from
-fixed lists, and all of them are visited once before the clock starts, so that caches are full: what grows
-afterwards is a leak.
+Each round fits, predicts, streams, saves and loads models, and asks the explorer for views over
+HTTP on the loopback address, some of them from clients that leave or send half a request. Settings
+are drawn from fixed lists, and all of them are visited once before the clock starts, so that caches
+are full: what grows afterwards is a leak.
 
     SECONDS=600 python benchmarks/soak.py        # or --seconds 600; writes out/soak/soak.csv
 
@@ -271,8 +272,9 @@ def main() -> int:
     first = samples[len(samples) // 4]
     last = samples[-1]
     print(
-        f"{last.rounds} rounds in {last.seconds:.0f} s: {first.resident_mib:.0f} MiB after {first.seconds:.0f} s, "
-        f"{last.resident_mib:.0f} MiB at the end; " + ("; ".join(found) or "memory is flat")
+        f"{last.rounds} rounds in {last.seconds:.0f} s: {first.resident_mib:.0f} MiB after "
+        f"{first.seconds:.0f} s, {last.resident_mib:.0f} MiB at the end; "
+        + ("; ".join(found) or "memory is flat")
     )
     return 1 if found else 0
 

@@ -1,4 +1,6 @@
-"""Headless Chromium driven over its DevTools protocol with the standard library: enough to open a page and ask it."""
+"""Headless Chromium driven over its DevTools protocol with the standard library: enough to open a
+page and ask it.
+"""
 
 import base64
 import contextlib
@@ -88,7 +90,11 @@ class WebSocket:
 
 
 class Page:
-    """One tab. `complaints` collects console errors and warnings, uncaught exceptions and the browser's own log."""
+    """One tab.
+
+    `complaints` collects console errors and warnings, uncaught exceptions and the browser's own
+    log.
+    """
 
     def __init__(self, url):
         self.channel = WebSocket(url)

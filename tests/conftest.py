@@ -40,7 +40,9 @@ FIRST = (
     "test_report.py",
     "test_explore_in_browser.py",
 )
-"""Files that two processes begin with: loops are compiled for the first while the others need none."""
+"""Files that two processes begin with: loops are compiled for the first while the others need
+none.
+"""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

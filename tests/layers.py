@@ -18,12 +18,16 @@ def fit_layer(
     keep_factor=False,
     **settings,
 ):
-    """Solve for the values of ``heads`` (a HeadDraw, or a head distribution for infinitely many)."""
+    """Solve for the values of ``heads`` (a HeadDraw, or a head distribution for infinitely
+    many).
+    """
     spec = LayerSpec(alphas=alphas, **settings)
     data = TrainingSet(samples, outputs, weights, groups, ranks)
     return solve_values(spec, data, heads, draft=draft, keep_factor=keep_factor)
 
 
 def token_losses(model):
-    """Leave-one-out loss of every (scaling, query) that a fit tried, under the heads it tried first."""
+    """Leave-one-out loss of every (scaling, query) that a fit tried, under the heads it tried
+    first.
+    """
     return {(c.scaling, c.query): c.loss for c in reversed(model.candidates_)}

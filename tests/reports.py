@@ -86,7 +86,9 @@ def evil():
 
 
 def not_finite():
-    """Numbers that are not numbers, zeros and negatives on logarithmic axes, single points, and nothing at all."""
+    """Numbers that are not numbers, zeros and negatives on logarithmic axes, single points, and
+    nothing at all.
+    """
     strange = [NAN, INF, -INF, 0.0, -1.0, 1e-300, 1e300, 1.0]
     curve = Series("strange", strange, strange[::-1], strange, strange[::-1])
     gone = Series("gone", [NAN, NAN], [NAN, INF], look="line", role="kernel")

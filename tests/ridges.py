@@ -1,4 +1,6 @@
-"""Ridge by one named route at a time, every penalty of a path at hand: what head distributions of ridge are tested on."""
+"""Ridge by one named route at a time, every penalty of a path at hand: what head distributions of
+ridge are tested on.
+"""
 
 import numpy as np
 

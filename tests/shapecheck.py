@@ -1,7 +1,8 @@
-"""The checker of shapes and types while testing: beartype, with an int accepted where a float is asked for.
+"""The checker of shapes and types while testing: beartype, with an int accepted where a float is
+asked for.
 
-The first `CHECKED_CALLS` calls of a function are checked in each process. Inner functions are called a hundred thousand
-times, and checking all of those took half of the time of all tests.
+The first `CHECKED_CALLS` calls of a function are checked in each process. Inner functions are
+called a hundred thousand times, and checking all of those took half of the time of all tests.
 """
 
 import functools
@@ -25,7 +26,9 @@ UNCHECKED = {
         "NormBallClassifier",
     )
 }
-"""Constructors that take whatever they are given: scikit-learn asks that ``fit`` checks parameters."""
+"""Constructors that take whatever they are given: scikit-learn asks that ``fit`` checks
+parameters.
+"""
 
 checker = beartype(conf=BeartypeConf(is_pep484_tower=True))
 

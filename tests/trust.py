@@ -39,7 +39,8 @@ def fuzz(run: dict[str, Any]) -> str:
         parts.append(fuzz_table("sequences of calls", "held", calls))
     cores = "one core" if run.get("workers") == 1 else "two cores"
     parts.append(
-        f"`make fuzz SEED={run['seed']}`: {run['cases']:,} cases in {run['seconds']:.0f} s on {cores}."
+        f"`make fuzz SEED={run['seed']}`: {run['cases']:,} cases in {run['seconds']:.0f} s on "
+        f"{cores}."
     )
     return "\n\n".join(parts)
 
@@ -59,9 +60,10 @@ def distributions(run: dict[str, Any]) -> str:
         for r in run["routes"]
     ]
     words = (
-        f"`make test-slow`, seed {run['seed']}: {run['configurations']:,} random configurations, {run['compared']:,}"
-        f" numbers against refits in long doubles, {len(run['disagreements'])} beyond the bound of a route"
-        f" ({run['left to rounding']:,} further draws left nothing to compare: rounding hides their leave-one-out)."
+        f"`make test-slow`, seed {run['seed']}: {run['configurations']:,} random configurations, "
+        f"{run['compared']:,} numbers against refits in long doubles, {len(run['disagreements'])} "
+        f"beyond the bound of a route ({run['left to rounding']:,} further draws left nothing to "
+        "compare: rounding hides their leave-one-out)."
     )
     return (
         words

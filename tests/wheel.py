@@ -1,4 +1,5 @@
-"""What `make wheel` runs in an environment that holds the wheel and nothing else: fit, save, load, predict, both ways.
+"""What `make wheel` runs in an environment that holds the wheel and nothing else: fit, save, load,
+predict, both ways.
 
 Nothing of the source tree is imported, and the packages of `keyhole[lab]` are missing.
 """

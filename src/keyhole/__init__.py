@@ -1,10 +1,14 @@
-"""keyhole: one attention layer with frozen random heads, fitted in closed form, and its theory as code."""
+"""keyhole: one attention layer with frozen random heads, and its theory as code.
+
+The layer is fitted in closed form.
+"""
 
 from __future__ import annotations
 
 from keyhole._lazy import lazy_names
 
-TYPE_CHECKING = False  # a type checker takes it for true; `typing` itself would take longer to load than all of this
+# a type checker takes it for true; `typing` itself would take longer to load than all of this
+TYPE_CHECKING = False
 
 __version__ = "0.1.0"
 

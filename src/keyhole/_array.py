@@ -38,8 +38,9 @@ def block_size(bytes_per_item: int, memory_budget: int) -> int:
 def unit_exponent(array: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
     """The integer e with 2^e ≤ max |array| < 2^(e+1), along ``axis``; 0 where all is zero.
 
-    ``np.ldexp(array, -e)`` is of size one, and exact: what has units is brought into the middle of the range of floats
-    before it is squared or narrowed, and ``np.ldexp(result, e)`` brings the result back.
+    ``np.ldexp(array, -e)`` is of size one, and exact: what has units is brought into the middle of
+    the range of floats before it is squared or narrowed, and ``np.ldexp(result, e)`` brings the
+    result back.
 
     >>> int(unit_exponent(np.array([3.0, -5.0])))
     2
@@ -49,10 +50,19 @@ def unit_exponent(array: np.ndarray, axis: int | tuple[int, ...] | None = None) 
 
 
 def narrowed(columns: np.ndarray, dtype: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
-    """Columns in units of their own, in a precision that may not hold them otherwise, and the exponents of the units.
+    """Columns in units of their own, and the exponents of the units.
+
+    For a precision that may not hold them otherwise.
 
     >>> narrow, units = narrowed(np.array([[3e-300], [1e-300]]), "float32")
-    >>> narrow.dtype, bool(np.allclose(np.ldexp(narrow.astype(np.float64), units), [[3e-300], [1e-300]], atol=0))
+    >>> (
+    ...     narrow.dtype,
+    ...     bool(
+    ...         np.allclose(
+    ...             np.ldexp(narrow.astype(np.float64), units), [[3e-300], [1e-300]], atol=0
+    ...         )
+    ...     ),
+    ... )
     (dtype('float32'), True)
     """
     units = unit_exponent(columns, axis=0)
@@ -60,7 +70,9 @@ def narrowed(columns: np.ndarray, dtype: DTypeLike) -> tuple[np.ndarray, np.ndar
 
 
 def set_blocks(offsets: np.ndarray, n_keys: int) -> list[slice]:
-    """Cut sets that begin at ``offsets`` into slices of about ``n_keys`` keys, at least one set each.
+    """Cut sets that begin at ``offsets`` into slices of about ``n_keys`` keys.
+
+    A slice has at least one set.
 
     >>> set_blocks(np.array([0, 2, 3, 9, 10]), n_keys=3)
     [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None)]
@@ -75,9 +87,12 @@ def set_blocks(offsets: np.ndarray, n_keys: int) -> list[slice]:
 
 
 def thread_count() -> int:
-    """Threads to use: the cores this process may run on, or fewer where the environment asks for fewer.
+    """Threads to use: the cores this process may run on.
 
-    ``NUMBA_NUM_THREADS`` and ``OMP_NUM_THREADS`` are honoured because joblib and Dask set them in their workers.
+    Or fewer where the environment asks for fewer.
+
+    ``NUMBA_NUM_THREADS`` and ``OMP_NUM_THREADS`` are honoured because joblib and Dask set them in
+    their workers.
     """
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

@@ -27,7 +27,10 @@ def check_finite(array: np.ndarray, name: str) -> None:
 
 
 def check_no_mask(value: Any, name: str) -> None:
-    """Raise if an entry of ``value``, an array or a sequence of arrays, is masked: NumPy would read it all the same."""
+    """Raise if an entry of ``value``, an array or a sequence of arrays, is masked.
+
+    NumPy would read it all the same.
+    """
     if isinstance(value, (list, tuple)):
         for i, item in enumerate(value):
             check_no_mask(item, f"{name}[{i}]")
@@ -40,14 +43,17 @@ def check_no_mask(value: Any, name: str) -> None:
     first = tuple(int(i) for i in np.argwhere(masked)[0])
     are = "is" if count == 1 else "are"
     raise ValueError(
-        f"`{name}` must have no masked entries: {count} of {masked.size} {are} masked, the first at index {first}. "
-        "What is under a mask is no data. Fill them in (np.ma.filled), or leave those samples out; "
-        "kh.tokens.drop_missing drops masked tokens."
+        f"`{name}` must have no masked entries: {count} of {masked.size} {are} masked, the first "
+        f"at index {first}. What is under a mask is no data. Fill them in (np.ma.filled), or leave "
+        "those samples out; kh.tokens.drop_missing drops masked tokens."
     )
 
 
 def check_float_array(value: Any, name: str) -> np.ndarray:
-    """Return ``value`` as a float32 or float64 array; integers and numeric objects become float64."""
+    """Return ``value`` as a float32 or float64 array.
+
+    Integers and numeric objects become float64.
+    """
     check_no_mask(value, name)
     try:
         array = np.asarray(value)
@@ -62,8 +68,9 @@ def check_float_array(value: Any, name: str) -> np.ndarray:
         except (TypeError, ValueError) as error:
             # scikit-learn's own wording for the type error, which its checks look for
             raise type(error)(
-                f"`{name}` must hold numbers: argument must be a string or a real number, and an element of the "
-                f"object array of shape {array.shape} is not ({error}). Convert it to floating point first."
+                f"`{name}` must hold numbers: argument must be a string or a real number, and an "
+                f"element of the object array of shape {array.shape} is not ({error}). Convert it "
+                "to floating point first."
             ) from error
     if np.iscomplexobj(array):
         raise ValueError(
@@ -72,7 +79,8 @@ def check_float_array(value: Any, name: str) -> np.ndarray:
         )
     if array.dtype.kind not in "fiub":
         raise ValueError(
-            f"`{name}` must hold numbers: got dtype {array.dtype}. Encode text or dates as numbers first."
+            f"`{name}` must hold numbers: got dtype {array.dtype}. Encode text or dates as numbers "
+            "first."
         )
     if array.dtype not in (np.float32, np.float64):
         array = array.astype(np.float64)
@@ -84,14 +92,21 @@ LARGEST_COUNT = 2**63 - 1
 
 
 WEIGHT_UNITS = 1e-30, 1e30
-"""Bounds on the largest weight of a sample: its product with a squared feature is then a number of float32 too."""
+"""Bounds on the largest weight of a sample: its product with a squared feature is then a number of
+float32 too.
+"""
 
 LEAST_WEIGHT = 1e-100
-"""Bound on every positive weight: its square, and what is divided by its root, are then numbers of float64."""
+"""Bound on every positive weight: its square, and what is divided by its root, are then numbers of
+float64.
+"""
 
 
 def check_weight_sizes(weights: np.ndarray, name: str) -> None:
-    """Raise if the largest weight, or a positive one, is outside of the range that floats leave room for."""
+    """Raise if a weight is outside of the range that floats leave room for.
+
+    The largest weight, or a positive one.
+    """
     low, high = WEIGHT_UNITS
     largest = int(weights.argmax())
     too_small = np.flatnonzero((weights > 0) & (weights < LEAST_WEIGHT))
@@ -99,9 +114,10 @@ def check_weight_sizes(weights: np.ndarray, name: str) -> None:
         return
     sample = int(too_small[0]) if low <= weights[largest] <= high else largest
     raise ValueError(
-        f"the largest entry of `{name}` must lie between {low:.0e} and {high:.0e}, and no positive one below "
-        f"{LEAST_WEIGHT:.0e}, because penalties and squared errors are in proportion to them: sample {sample} has "
-        f"weight {weights[sample]:.3g}. Divide all of them by a common factor, or use 0 to leave a sample out."
+        f"the largest entry of `{name}` must lie between {low:.0e} and {high:.0e}, and no positive "
+        f"one below {LEAST_WEIGHT:.0e}, because penalties and squared errors are in proportion to "
+        f"them: sample {sample} has weight {weights[sample]:.3g}. Divide all of them by a common "
+        "factor, or use 0 to leave a sample out."
     )
 
 
@@ -113,13 +129,15 @@ def check_count(value: Any, name: str, minimum: int = 1, maximum: int | None = N
         count = operator.index(value)
     except TypeError:
         raise TypeError(
-            f"`{name}` must be an integer of at least {minimum}: got {value!r} of type {type(value).__name__}."
+            f"`{name}` must be an integer of at least {minimum}: got {value!r} of type "
+            f"{type(value).__name__}."
         ) from None
     if count < minimum:
         raise ValueError(f"`{name}` must be at least {minimum}: got {count}.")
     if maximum is not None and count > maximum:
         raise ValueError(
-            f"`{name}` must be at most {maximum}: got a number of {count.bit_length()} bits. Choose a smaller one."
+            f"`{name}` must be at most {maximum}: got a number of {count.bit_length()} bits. "
+            "Choose a smaller one."
         )
     return count
 
@@ -127,7 +145,10 @@ def check_count(value: Any, name: str, minimum: int = 1, maximum: int | None = N
 def check_number(
     value: Any, name: str, *, minimum: float = -math.inf, exclusive: bool = False
 ) -> float:
-    """Return ``value`` as a finite float no smaller than (or, if exclusive, larger than) ``minimum``."""
+    """Return ``value`` as a finite float no smaller than ``minimum``.
+
+    If exclusive, larger than ``minimum``.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"`{name}` must be a number: got {value!r} of type {type(value).__name__}.")
     number = float(value)
@@ -164,19 +185,28 @@ def check_seed(seed: Any, name: str = "seed") -> int:
 
 
 def is_table(value: Any) -> bool:
-    """Whether ``value`` is a table with named columns, of any library: a data frame, lazy or not, or an Arrow table."""
+    """Whether ``value`` is a table with named columns, of any library.
+
+    A data frame, lazy or not, or an Arrow table.
+    """
     # asked of the type: the columns of a lazy table would be computed
     kind = type(value)
     return hasattr(kind, "__dataframe__") or hasattr(kind, "columns")
 
 
 def as_sequence(value: Any) -> Any:
-    """Things in their order: a series of pandas is indexed by its labels, which need not be places."""
+    """Things in their order.
+
+    A series of pandas is indexed by its labels, which need not be places.
+    """
     return list(value) if hasattr(value, "iloc") and not is_table(value) else value
 
 
 def check_labels(labels: np.ndarray, name: str, what: str) -> None:
-    """Raise unless labels can be sorted and none is missing; ``what`` they name is said in the message."""
+    """Raise unless labels can be sorted and none is missing.
+
+    ``what`` they name is said in the message.
+    """
     missing = (
         [i for i, label in enumerate(labels.tolist()) if _is_missing(label)]
         if labels.dtype.kind in "OfM"
@@ -184,8 +214,9 @@ def check_labels(labels: np.ndarray, name: str, what: str) -> None:
     )
     if missing:
         raise ValueError(
-            f"`{name}` must name the {what} of every sample: sample {missing[0]} has {labels[missing[0]]!s:.40} "
-            f"({len(missing)} in all). Give them a label, or leave those samples out."
+            f"`{name}` must name the {what} of every sample: sample {missing[0]} has "
+            f"{labels[missing[0]]!s:.40} ({len(missing)} in all). Give them a label, or leave "
+            "those samples out."
         )
     kinds = (
         sorted({type(label).__name__ for label in labels.tolist()})
@@ -196,13 +227,16 @@ def check_labels(labels: np.ndarray, name: str, what: str) -> None:
         np.unique(labels)
     except TypeError:
         raise ValueError(
-            f"labels of `{name}` must be of one kind: got {' and '.join(kinds)}, which cannot be sorted. Convert them, "
-            "for example to text."
+            f"labels of `{name}` must be of one kind: got {' and '.join(kinds)}, which cannot be "
+            "sorted. Convert them, for example to text."
         ) from None
 
 
 def _is_missing(label: Any) -> bool:
-    """Whether a label is None, or no number or date; pandas' NA says neither yes nor no when it is compared."""
+    """Whether a label is None, or no number or date.
+
+    pandas' NA says neither yes nor no when it is compared.
+    """
     if label is None:
         return True
     try:
@@ -219,12 +253,14 @@ def check_pairs(pairs: Any, query_dim: int, dim: int) -> tuple[tuple[int, int], 
     stated = np.asarray(pairs)
     if stated.ndim != 2 or stated.shape[1] != 2 or stated.dtype.kind not in "iu" or not len(stated):
         raise ValueError(
-            f"`pairs` must be (query coordinate, key coordinate) pairs of integers: got {pairs!r:.200}."
+            "`pairs` must be (query coordinate, key coordinate) pairs of integers: got "
+            f"{pairs!r:.200}."
         )
     outside = ((stated < 0) | (stated >= [query_dim, dim])).any(axis=1)
     if outside.any():
         raise ValueError(
-            f"`pairs` must name coordinates that are there: got {tuple(stated[outside][0].tolist())} for queries of "
-            f"dimension {query_dim} and keys of dimension {dim}. Coordinates count from 0."
+            "`pairs` must name coordinates that are there: got "
+            f"{tuple(stated[outside][0].tolist())} for queries of dimension {query_dim} and keys "
+            f"of dimension {dim}. Coordinates count from 0."
         )
     return tuple((int(i), int(j)) for i, j in stated)

@@ -14,10 +14,13 @@ from uuid import uuid4
 def write_whole(
     content: bytes | Callable[[Path], object], path: Path, *, overwrite: bool = True
 ) -> Path:
-    """Write a file beside its place and give it its name once it is complete, so that nobody reads half of it.
+    """Write a file beside its place and give it its name once it is complete.
 
-    ``content`` may be a function that writes to the path it is given; the folder is made if it is not there. Without
-    ``overwrite`` a file of that name is a FileExistsError, also where somebody else made it in the meantime.
+    So that nobody reads half of it.
+
+    ``content`` may be a function that writes to the path it is given; the folder is made if it is
+    not there. Without ``overwrite`` a file of that name is a FileExistsError, also where somebody
+    else made it in the meantime.
 
     A file that is replaced keeps its mode, its group and, where we may, its owner. A symbolic link
     is followed: the file that it leads to is replaced, or made, and the link stays. Another name of

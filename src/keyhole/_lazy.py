@@ -1,4 +1,7 @@
-"""Names of a package that are imported on first use: `import keyhole` then costs no more than NumPy."""
+"""Names of a package that are imported on first use.
+
+`import keyhole` then costs no more than NumPy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Torch tensors as input: the checks of _checks.py, and the few array operations that a SetBatch needs."""
+"""Torch tensors as input.
+
+The checks of _checks.py, and the few array operations that a SetBatch needs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ import torch
 
 
 def check_float_tensor(value: torch.Tensor, name: str) -> torch.Tensor:
-    """Return ``value`` as a float32 or float64 tensor, detached; integers and half precision become float64."""
+    """Return ``value`` as a float32 or float64 tensor, detached.
+
+    Integers and half precision become float64.
+    """
     if value.is_complex():
         raise ValueError(
             f"`{name}` must be real. Complex data not supported: got dtype {value.dtype}. "
@@ -50,7 +56,8 @@ def concatenate(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     devices = {str(t.device) for t in tensors}
     if len(devices) > 1:
         raise ValueError(
-            f"tensors must live on one device: got {', '.join(sorted(devices))}. Move them with .to(device) first."
+            f"tensors must live on one device: got {', '.join(sorted(devices))}. Move them with "
+            ".to(device) first."
         )
     dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
     return torch.cat([t.to(dtype) for t in tensors])
@@ -67,7 +74,10 @@ def with_last(tensor: torch.Tensor, value: float) -> torch.Tensor:
 
 
 def to_device(array: Any, device: str) -> torch.Tensor:
-    """A NumPy array on a device, in its own type; the message says what is missing where there is none."""
+    """A NumPy array on a device, in its own type.
+
+    The message says what is missing where there is none.
+    """
     target = check_device(device)
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         array = array.copy()
@@ -86,8 +96,9 @@ def check_device(device: Any) -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (target.index or 0) >= count:
             raise ValueError(
-                f"`device` must be one that torch sees here: got {str(target)!r} where torch {torch.__version__} sees "
-                f"{count} CUDA devices. Use device=None for NumPy, or device='cpu' for torch on the host."
+                f"`device` must be one that torch sees here: got {str(target)!r} where torch "
+                f"{torch.__version__} sees {count} CUDA devices. Use device=None for NumPy, or "
+                "device='cpu' for torch on the host."
             )
     return target
 

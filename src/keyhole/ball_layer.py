@@ -1,4 +1,6 @@
-"""The layer whose values lie in a norm ball: radii, cross-validation, and the layer of active heads.
+"""The layer whose values lie in a norm ball.
+
+Radii, cross-validation, and the layer of active heads.
 
 The ball and its solver are `keyhole.ball`; here they meet heads and samples.
 """
@@ -38,7 +40,10 @@ Pair = tuple[float, float]
 
 @dataclass(frozen=True)
 class Ray:
-    """Norm balls of radii (K_1, R_2) within fixed ones, and within growing ones times a scale; inf bounds nothing."""
+    """Norm balls of radii (K_1, R_2) within fixed ones, and within growing ones times a scale.
+
+    Inf bounds nothing.
+    """
 
     fixed: Pair = (math.inf, math.inf)
     growing: Pair = (math.inf, math.inf)
@@ -65,7 +70,8 @@ class Ray:
 class Theory:
     """K_1 = c √B and √(K_2/M) with K_2 = c B/δ: the radii of the paper's theorem.
 
-    ``complexity`` is B; None if it is not known. The ratio of the two radii at c = 1, (δM)^{-1/2}, needs no B.
+    ``complexity`` is B; None if it is not known. The ratio of the two radii at c = 1, (δM)^{-1/2},
+    needs no B.
     """
 
     complexity: float | None
@@ -91,9 +97,9 @@ class Theory:
         """The group radius or the ball radius."""
         if self.complexity is None:
             raise ValueError(
-                f"`{name}='theory'` needs the complexity B of the target: `complexity` is None. Pass "
-                "complexity=kh.theory.paper_complexity(target) for a known target, or let cross-validation "
-                f"choose with {name}='cv'."
+                f"`{name}='theory'` needs the complexity B of the target: `complexity` is None. "
+                "Pass complexity=kh.theory.paper_complexity(target) for a known target, or let "
+                f"cross-validation choose with {name}='cv'."
             )
         if name == "group_radius":
             return self.constant * math.sqrt(self.complexity)
@@ -103,8 +109,9 @@ class Theory:
 def candidate_balls(group_radius: Any, ball_radius: Any, theory: Theory) -> list[Ray]:
     """Return the balls that the two parameters of an estimator name, smallest first.
 
-    "cv" for the group radius makes it grow. "matched" makes the ball radius follow it at the theory's ratio,
-    and "cv" tries three shapes: the group norm alone, the theory's ratio, the ball alone.
+    "cv" for the group radius makes it grow. "matched" makes the ball radius follow it at the
+    theory's ratio, and "cv" tries three shapes: the group norm alone, the theory's ratio, the ball
+    alone.
     """
     groups = _as_radii(group_radius, "group_radius", ("cv", "theory"), theory)
     balls = _as_radii(ball_radius, "ball_radius", ("matched", "cv", "theory"), theory)
@@ -117,8 +124,8 @@ def candidate_balls(group_radius: Any, ball_radius: Any, theory: Theory) -> list
         elif group is not None and math.isinf(group):
             if ball_radius == "matched":
                 raise ValueError(
-                    "`ball_radius='matched'` follows `group_radius`, which is infinite. Give `ball_radius` a number "
-                    "or 'cv'."
+                    "`ball_radius='matched'` follows `group_radius`, which is infinite. Give "
+                    "`ball_radius` a number or 'cv'."
                 )
             rays.append(Ray(growing=(math.inf, 1.0)))
         else:
@@ -126,7 +133,8 @@ def candidate_balls(group_radius: Any, ball_radius: Any, theory: Theory) -> list
             for ratio in (
                 [theory.ratio] if ball_radius == "matched" else [math.inf, theory.ratio, alone]
             ):
-                # zero times infinity is not a number, and a group radius of zero is all the bound one needs
+                # zero times infinity is not a number, and a group radius of zero is all the bound
+                # one needs
                 pair = unit, math.inf if math.isinf(ratio) else unit * ratio
                 rays.append(Ray(growing=pair) if group is None else Ray(pair))
     return sorted(rays, key=lambda ray: ray.at(1.0))
@@ -138,7 +146,8 @@ def _as_radii(radius: Any, name: str, words: tuple[str, ...], theory: Theory) ->
         if radius not in words:
             listed = ", ".join(repr(word) for word in words)
             raise ValueError(
-                f"`{name}` must be a number, a sequence of numbers or one of {listed}: got {radius!r}."
+                f"`{name}` must be a number, a sequence of numbers or one of {listed}: got "
+                f"{radius!r}."
             )
         return [theory.radius(name)] if radius == "theory" else None
     radii = check_float_array(radius, name).astype(np.float64)
@@ -152,7 +161,9 @@ def _as_radii(radius: Any, name: str, words: tuple[str, ...], theory: Theory) ->
 
 
 CHOOSING_TOL = 2e-2
-"""Fits that only serve to compare radii have gaps of this share of the held-out loss; so close, radii are equal."""
+"""Fits that only serve to compare radii have gaps of this share of the held-out loss; so close,
+radii are equal.
+"""
 
 LOOSEST_TOL = 0.5
 """And never a gap of more than this share of their own loss."""
@@ -161,7 +172,9 @@ GROWTH = 2.0
 """From one radius of an automatic path to the next."""
 
 PATIENCE = 2
-"""Radii in a row with the same held-out loss after which a path ends; one with a larger loss ends it at once."""
+"""Radii in a row with the same held-out loss after which a path ends; one with a larger loss ends
+it at once.
+"""
 
 LONGEST_PATH = 30
 """Radii of an automatic path at most: a factor of 10^9."""
@@ -233,8 +246,9 @@ class PrunedLayer:
 class BallFit:
     """A layer fitted over the norm ball of ``radii`` K_1 and R_2, and the radii tried.
 
-    Pruned heads of ``values`` are exactly zero; ``objective`` is the weighted mean loss, at most ``gap`` above the
-    minimum. ``trials`` holds the radii used alone, with losses that are NaN, if there was nothing to choose.
+    Pruned heads of ``values`` are exactly zero; ``objective`` is the weighted mean loss, at most
+    ``gap`` above the minimum. ``trials`` holds the radii used alone, with losses that are NaN, if
+    there was nothing to choose.
     """
 
     layer: PrunedLayer
@@ -248,7 +262,10 @@ class BallFit:
 
 @dataclass(frozen=True)
 class Trial:
-    """Cross-validation at one pair of radii: the loss of each fold and of all held-out samples together."""
+    """Cross-validation at one pair of radii.
+
+    The loss of each fold and of all held-out samples together.
+    """
 
     radii: Pair
     fold_losses: tuple[float, ...]
@@ -271,11 +288,14 @@ def head_design(
     *,
     centre: bool,
 ) -> DenseDesign | StreamedDesign:
-    """The features of all heads without M^{-1/2}: in memory if they fit the budget, else streamed by blocks of heads.
+    """The features of all heads without M^{-1/2}.
 
-    With ``centre`` the mean of every column is taken off. A free intercept makes up for it, and then has little
-    left to do: the solver looks for it at every step. Extras are further groups of columns after those of the heads,
-    filled up with zeros, and times √M: in proportion to features they are what they are to ridge.
+    In memory if they fit the budget, else streamed by blocks of heads.
+
+    With ``centre`` the mean of every column is taken off. A free intercept makes up for it, and
+    then has little left to do: the solver looks for it at every step. Extras are further groups of
+    columns after those of the heads, filled up with zeros, and times √M: in proportion to features
+    they are what they are to ridge.
     """
     width, n_groups = heads.dim + 1, heads.n_heads
     extras = np.zeros((len(batch), 0), dtype)
@@ -333,11 +353,13 @@ def fit_ball_layer(
     dtype: str = "float64",
     memory_budget: int = MEMORY_BUDGET,
 ) -> BallFit:
-    """Fit the values of M heads over a norm ball; among several balls, that of least cross-validated loss.
+    """Fit the values of M heads over a norm ball.
 
-    4·n·q·t flops an iteration on q columns at hand; half of the memory is for the design, half for the
-    solver's copy of those columns. ``data`` are prepared samples; they are put in an order of their own,
-    so that neither folds nor rounding depend on the order in which they are given.
+    Among several balls, that of least cross-validated loss.
+
+    4·n·q·t flops an iteration on q columns at hand; half of the memory is for the design, half for
+    the solver's copy of those columns. ``data`` are prepared samples; they are put in an order of
+    their own, so that neither folds nor rounding depend on the order in which they are given.
     """
     # distinct samples, and outputs in units that suit the loss
     data = in_canonical_order(JoinedSamples.of(data).data)
@@ -419,9 +441,10 @@ OF_DIFFERENCES = ("squared", "absolute", "huber")
 class OutputUnits:
     """Where y is counted from, and the power of two it is counted in, while a layer is fitted.
 
-    A loss of y − f with a free intercept is the same for y less any constant, and one of degree k scales: neither an
-    offset nor the unit of y may cost digits. Huber's loss has a size of its own, and labels are no quantities: those
-    keep their units. y less ``origin`` (t,) is divided by 2^``exponent``, and so are values and radii.
+    A loss of y − f with a free intercept is the same for y less any constant, and one of degree k
+    scales: neither an offset nor the unit of y may cost digits. Huber's loss has a size of its own,
+    and labels are no quantities: those keep their units. y less ``origin`` (t,) is divided by
+    2^``exponent``, and so are values and radii.
     """
 
     origin: Float[np.ndarray, " t"]
@@ -430,7 +453,10 @@ class OutputUnits:
 
     @classmethod
     def of(cls, y: Float[np.ndarray, "n t"], settings: BallSettings) -> OutputUnits:
-        """Units in which the outputs of some samples are centred and of size one, as far as the loss allows."""
+        """Units in which the outputs of some samples are centred and of size one.
+
+        As far as the loss allows.
+        """
         origin = np.zeros(y.shape[1])
         if settings.fit_intercept and settings.loss in OF_DIFFERENCES:
             origin = np.median(y, axis=0)  # an output itself or nearly, so that little is rounded
@@ -486,8 +512,8 @@ def solve(
 ) -> Solution:
     """Minimise over one ball, from ``start`` projected onto it.
 
-    A solver that believes itself at the end of its digits is started afresh from where it stopped, for as long
-    as that lowers the gap by a tenth.
+    A solver that believes itself at the end of its digits is started afresh from where it stopped,
+    for as long as that lowers the gap by a tenth.
     """
     values, n_iter, gap = start, 0, math.inf
     while True:
@@ -512,15 +538,18 @@ def in_canonical_order(data: TrainingSet) -> TrainingSet:
 
 
 def deal_folds(setup: BallSetup, n_folds: int) -> Int[np.ndarray, " n"]:
-    """The fold of each sample. Samples are sorted by target, so dealing them in turn balances the folds.
+    """The fold of each sample.
+
+    Samples are sorted by target, so dealing them in turn balances the folds.
 
     The only sample of a class is in no fold (−1): a fit without it would not know the class.
     """
     n = len(setup.targets)
     if n < 2:
         raise ValueError(
-            "cross-validation needs at least two samples: got 1 sample (copies and samples of weight 0 do "
-            "not count). Give more samples, or fixed numbers as `group_radius` and `ball_radius`."
+            "cross-validation needs at least two samples: got 1 sample (copies and samples of "
+            "weight 0 do not count). Give more samples, or fixed numbers as `group_radius` and "
+            "`ball_radius`."
         )
     folds = np.arange(n) % min(n_folds, n)
     if setup.loss in ("logistic", "multinomial", "hinge"):
@@ -528,8 +557,8 @@ def deal_folds(setup: BallSetup, n_folds: int) -> Int[np.ndarray, " n"]:
         folds[counts[label.reshape(-1)] == 1] = -1
         if (folds < 0).all():
             raise ValueError(
-                "cross-validation needs a class with at least two samples: every class has one. Give more "
-                "samples, or fixed numbers as `group_radius` and `ball_radius`."
+                "cross-validation needs a class with at least two samples: every class has one. "
+                "Give more samples, or fixed numbers as `group_radius` and `ball_radius`."
             )
     return folds
 
@@ -537,8 +566,8 @@ def deal_folds(setup: BallSetup, n_folds: int) -> Int[np.ndarray, " n"]:
 def radius_scale(setup: BallSetup, unit: Pair) -> float:
     """The scale below which no ball of this shape can bring the training loss to zero.
 
-    By convexity the loss of the best constant falls by at most the support function of the ball at its
-    gradient: the scale is their ratio, and follows the units of targets and features.
+    By convexity the loss of the best constant falls by at most the support function of the ball at
+    its gradient: the scale is their ratio, and follows the units of targets and features.
     """
     risk = setup.risk(NormBall(*unit))
     constant, null, _ = null_model(risk)
@@ -551,7 +580,10 @@ def radius_scale(setup: BallSetup, unit: Pair) -> float:
 def choose_radii(
     setup: BallSetup, rays: Sequence[Ray], settings: BallSettings
 ) -> tuple[list[Trial], Trial, Float[np.ndarray, "p t"]]:
-    """Cross-validate every ball; return all trials, the best, and values near its solution to start from."""
+    """Cross-validate every ball.
+
+    Return all trials, the best, and values near its solution to start from.
+    """
     validation = CrossValidation(
         setup, deal_folds(setup, settings.n_folds), settings.tol, settings.max_iter
     )
@@ -608,7 +640,10 @@ class CrossValidation:
 
     @property
     def interpolates(self) -> bool:
-        """Whether no fold has a training loss left that a larger ball could lower by more than the gap."""
+        """Whether a larger ball could not lower the training loss of any fold.
+
+        By more than the gap.
+        """
         return max(self.objectives) <= self.floor
 
     def trial(self, radii: Pair) -> Trial:

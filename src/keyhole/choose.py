@@ -1,8 +1,11 @@
-"""The one place where defaults are chosen: a specification with "auto" in it becomes a complete one.
+"""The one place where defaults are chosen.
 
-`choose` drafts the candidates on few samples and few heads, and compares their leave-one-out losses. What is chosen,
-one after the other: the number of heads (by predicted cost alone), the scaling of tokens, the query, the head
-distribution, the scale of extras. An explicit setting is never overridden.
+A specification with "auto" in it becomes a complete one.
+
+`choose` drafts the candidates on few samples and few heads, and compares their leave-one-out
+losses. What is chosen, one after the other: the number of heads (by predicted cost alone), the
+scaling of tokens, the query, the head distribution, the scale of extras. An explicit setting is
+never overridden.
 """
 
 from __future__ import annotations
@@ -33,8 +36,9 @@ from keyhole.spec import AUTO, LayerSpec
 from keyhole.training import JoinedSamples, TrainingSet
 
 DRAFT_SAMPLES = (500, 350, 250, 180, 128)
-"""Samples that settings are chosen by: the first of these numbers that lets all drafts together cost no more than one
-fit. Rules that five hundred cannot tell apart may as well be exchanged (on digits "standard" and "none" are)."""
+"""Samples that settings are chosen by: the first of these numbers that lets all drafts together
+cost no more than one fit. Rules that five hundred cannot tell apart may as well be exchanged (on
+digits "standard" and "none" are)."""
 
 MIN_DRAFT_SAMPLES = 8
 """Distinct samples below which nothing is chosen: tokens stay as they are."""
@@ -43,10 +47,14 @@ DRAFT_HEADS = 64
 """Heads at most that settings are chosen with."""
 
 AUTO_HEADS = 512
-"""Heads of ``n_heads="auto"`` where the exact kernel is not cheaper, and a fit takes at most `AUTO_SECONDS`."""
+"""Heads of ``n_heads="auto"`` where the exact kernel is not cheaper, and a fit takes at most
+`AUTO_SECONDS`.
+"""
 
 AUTO_SECONDS = 120.0
-"""Predicted seconds of one core that a fit with automatic heads may take: else their number is halved, and again."""
+"""Predicted seconds of one core that a fit with automatic heads may take: else their number is
+halved, and again.
+"""
 
 MIN_AUTO_HEADS = 32
 """The number of automatic heads is not halved below this."""
@@ -55,22 +63,26 @@ STRENGTHS = (1.0, 3.0, 10.0, 30.0)
 """Multiples of the identity that are tried as mean of the heads where there is a query."""
 
 DRAWN_STRENGTHS = GaussianHeads(mean=(0.3, 20.0), scale=0.1)
-"""Heads that differ in the coordinates they compare, tried under softmax: there the multiple is how sharply a head
-selects keys. Chosen on the first 80 % of MovieLens; ReLU gains little by it."""
+"""Heads that differ in the coordinates they compare, tried under softmax: there the multiple is how
+sharply a head selects keys. Chosen on the first 80 % of MovieLens; ReLU gains little by it."""
 
 LOSS_ROUNDING = 1e-6
-"""Share of a loss below which a difference is rounding, and the candidate that comes first is kept: on tokens of length
-one "none" and "sphere" are the same rule, and the order of the samples decides the last digits of their losses."""
+"""Share of a loss below which a difference is rounding, and the candidate that comes first is kept:
+on tokens of length one "none" and "sphere" are the same rule, and the order of the samples decides
+the last digits of their losses."""
 
 MIXED_UNITS = 100.0
-"""Factor between the sizes of the largest coordinate and of the median one from which on coordinates have units of
-their own, such as years and stars: without standardising only the largest counts, and few samples may not show it."""
+"""Factor between the sizes of the largest coordinate and of the median one from which on
+coordinates have units of their own, such as years and stars: without standardising only the largest
+counts, and few samples may not show it."""
 
 MAX_SAMPLES_FOR_EXTRAS = 500
 """Samples that the scale of extras is chosen by: one Gram matrix of so many serves every scale."""
 
 EXTRAS_SCALES = (0.1, 1.0, 10.0, 100.0)
-"""Scales of extras that are tried, in units in which extras vary as much as the features of sets do."""
+"""Scales of extras that are tried, in units in which extras vary as much as the features of sets
+do.
+"""
 
 LONG_FIT_SECONDS = 60.0
 """Predicted seconds above which a fit says so beforehand."""
@@ -88,7 +100,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """A complete specification, the candidates it was chosen from, and the final fit if a draft already is it."""
+    """A complete specification and the candidates it was chosen from.
+
+    With the final fit, if a draft already is it.
+    """
 
     spec: LayerSpec
     candidates: tuple[Candidate, ...]
@@ -102,11 +117,12 @@ class Choice:
 def choose(spec: LayerSpec, data: TrainingSet) -> Choice:
     """Fill in everything that a specification leaves open.
 
-    The scaling of least loss under the given query; where coordinates have units of their own, standardised tokens
-    unless another scaling is better by more than one standard error. Then the mean of the keys as query, if its loss is
-    less. Then a multiple of the identity as mean of the heads, if that lowers the loss by more than one standard error,
-    sample by sample; multiples grow until one is worse than the one before. Heads that are learned are learned later,
-    under the rule that suits zero-mean heads.
+    The scaling of least loss under the given query; where coordinates have units of their own,
+    standardised tokens unless another scaling is better by more than one standard error. Then the
+    mean of the keys as query, if its loss is less. Then a multiple of the identity as mean of the
+    heads, if that lowers the loss by more than one standard error, sample by sample; multiples grow
+    until one is worse than the one before. Heads that are learned are learned later, under the rule
+    that suits zero-mean heads.
     """
     exponent = data.output_exponent()
     data = data.with_outputs_in_units(exponent)
@@ -171,7 +187,9 @@ def _first_settings(spec: LayerSpec) -> LayerSpec:
 
 @dataclass(frozen=True)
 class Draft:
-    """One candidate: its specification, its rule (learned on all samples) and its fit to the draft's samples.
+    """One candidate: its specification, its rule and its fit.
+
+    The rule is learned on all samples, the fit is to the draft's samples.
 
     A candidate whose features overflow has no fit, and an infinite loss.
     """
@@ -211,9 +229,11 @@ class CandidateSearch:
     chooses_heads : bool
         Whether the head distribution is open, and there may be a query that a mean could act on.
     is_final : bool
-        Whether a draft is fitted as the final fit would be: all distinct samples, all heads, nothing left to tune.
+        Whether a draft is fitted as the final fit would be: all distinct samples, all heads,
+        nothing left to tune.
     has_all_rows : bool
-        Whether the draft's samples are those that were given, one by one, so that its results are theirs.
+        Whether the draft's samples are those that were given, one by one, so that its results are
+        theirs.
     """
 
     spec: LayerSpec
@@ -230,7 +250,10 @@ class CandidateSearch:
     def of(
         cls, spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples
     ) -> CandidateSearch | None:
-        """A search for a specification, or None if nothing is open or too few samples could tell."""
+        """A search for a specification.
+
+        None if nothing is open or too few samples could tell.
+        """
         data = data.with_samples(data.samples.numpy())
         scalings = SCALINGS if spec.scaling == AUTO else (spec.scaling,)
         queries: tuple[str, ...] = (spec.query,)
@@ -239,15 +262,17 @@ class CandidateSearch:
         may_have_query = data.samples.sets.query is not None or queries[-1] != "given"
         chooses_heads = spec.heads is None and may_have_query
 
-        # every draft costs: the scalings, further queries, at least two strengths, under softmax the drawn strengths
+        # every draft costs: the scalings, further queries, at least two strengths, under softmax
+        # the drawn strengths
         n_drafts = len(scalings) + len(queries) - 1
         if chooses_heads:
             n_drafts += 2 if spec.activation in POINTWISE else 3
         if n_drafts == 1:
             return None
 
-        # the samples that drafts are fitted to are picked by what they are: neither their order, nor duplicates, nor
-        # rows of weight 0 change the choice; duplicates are one sample of their joint weight
+        # the samples that drafts are fitted to are picked by what they are: neither their order,
+        # nor duplicates, nor rows of weight 0 change the choice; duplicates are one sample of their
+        # joint weight
         counts = data.samples.token_counts[distinct.rows]
         n_samples, n_heads = affordable_draft(spec, counts, data.samples.dim, n_drafts)
         if n_samples < MIN_DRAFT_SAMPLES:
@@ -277,7 +302,10 @@ class CandidateSearch:
         )
 
     def best_scaling(self, drafts: list[Draft]) -> Draft:
-        """The draft of least loss; where units are mixed, standardised tokens unless another is clearly better."""
+        """The draft of least loss.
+
+        Where units are mixed, standardised tokens unless another is clearly better.
+        """
         best = best_draft(drafts)
         if best.overflow is not None:  # then all of them overflow
             raise best.overflow
@@ -288,7 +316,10 @@ class CandidateSearch:
         return best
 
     def strengths(self, zero_mean: Draft) -> list[HeadDistribution]:
-        """Head distributions around growing multiples of the identity; none where there is nothing to choose."""
+        """Head distributions around growing multiples of the identity.
+
+        None where there is nothing to choose.
+        """
         if not self._has_heads_to_try(zero_mean):
             return []
         return [GaussianHeads(strength, pairs=self._pairs(zero_mean)) for strength in STRENGTHS]
@@ -313,7 +344,10 @@ class CandidateSearch:
     def draft(
         self, scaling: str, query: str, heads: HeadDistribution, tokens: TokenRule | None = None
     ) -> Draft:
-        """Fit one candidate to the draft's samples, with a token rule that is learned on all samples."""
+        """Fit one candidate to the draft's samples.
+
+        Its token rule is learned on all samples.
+        """
         spec = replace(self.draft_spec, scaling=scaling, query=query, heads=heads)
         if tokens is None:
             tokens = learn_tokens(spec, self.data)
@@ -324,7 +358,10 @@ class CandidateSearch:
         return Draft(spec=spec, tokens=tokens, fitted=fitted)
 
     def is_better(self, new: Draft, old: Draft) -> bool:
-        """Whether a draft has less loss than another by more than one standard error of the paired differences."""
+        """Whether a draft has clearly less loss than another.
+
+        By more than one standard error of the paired differences.
+        """
         if old.fitted is None or new.fitted is None:
             return new.loss < old.loss
         gain, standard_error = improvement(
@@ -333,7 +370,10 @@ class CandidateSearch:
         return gain > max(standard_error, LOSS_ROUNDING * old.loss)
 
     def _sample_losses(self, draft: Draft) -> Float[np.ndarray, " n"]:
-        """The loss of every sample by the fit without it: its squared error, or log-loss at the best temperature."""
+        """The loss of every sample by the fit without it.
+
+        Its squared error, or log-loss at the best temperature.
+        """
         outputs = self.part.outputs
         assert draft.fitted is not None
         predictions = draft.fitted.predictions
@@ -361,7 +401,10 @@ def best_draft(drafts: list[Draft]) -> Draft:
 
 
 def has_mixed_units(sets: SetBatch) -> bool:
-    """Whether one coordinate of the keys, or of the queries, is `MIXED_UNITS` times larger than most."""
+    """Whether one coordinate of the keys, or of the queries, is far larger than most.
+
+    `MIXED_UNITS` times larger.
+    """
     host = sets.numpy()
     for tokens in (host.tokens, host.query):
         if tokens is None:
@@ -378,8 +421,8 @@ def affordable_draft(
 ) -> tuple[int, float]:
     """How many of n distinct samples, and how many heads, drafts are made with.
 
-    As many samples as let all drafts together cost what one fit does; by the exact kernel if that is what is asked for
-    and cheaper than few heads.
+    As many samples as let all drafts together cost what one fit does; by the exact kernel if that
+    is what is asked for and cheaper than few heads.
     """
     n = len(token_counts)
     keys_per_sample = float(token_counts.sum()) / n
@@ -402,10 +445,13 @@ def affordable_draft(
 
 
 def fit_seconds(n: int, n_tokens: int, dim: int, n_heads: float, *, has_query: bool) -> float:
-    """Seconds of one core that a fit takes, predicted from sizes alone; ``math.inf`` heads are the exact kernel.
+    """Seconds of one core that a fit takes, predicted from sizes alone.
 
-    Measured at d = 4 … 400 on one core (Zen 4): pairs of keys take 2.2 + 0.075 D ns, entries of W that are drawn 30 ns,
-    features 0.1 ns an operation, products of matrices a fifth of that, a path of penalties n³/4 ns, and 6 ms all else.
+    ``math.inf`` heads are the exact kernel.
+
+    Measured at d = 4 … 400 on one core (Zen 4): pairs of keys take 2.2 + 0.075 D ns, entries of W
+    that are drawn 30 ns, features 0.1 ns an operation, products of matrices a fifth of that, a path
+    of penalties n³/4 ns, and 6 ms all else.
     """
     width = dim + 1
     overhead = 6e6
@@ -424,10 +470,12 @@ def fit_seconds(n: int, n_tokens: int, dim: int, n_heads: float, *, has_query: b
 
 
 def choose_n_heads(spec: LayerSpec, samples: Any, rows: Int[np.ndarray, " r"]) -> float:
-    """The number of heads: as asked; or the exact kernel where it exists and is predicted to be cheaper; else M heads.
+    """The number of heads: as asked, or infinitely many, or M.
 
-    M is `AUTO_HEADS`, halved until a direct fit without a device is predicted to take `AUTO_SECONDS` at most. Only the
-    distinct samples, ``rows``, cost time.
+    The exact kernel is taken where it exists and is predicted to be cheaper.
+
+    M is `AUTO_HEADS`, halved until a direct fit without a device is predicted to take
+    `AUTO_SECONDS` at most. Only the distinct samples, ``rows``, cost time.
     """
     if not isinstance(spec.n_heads, str):
         return spec.n_heads
@@ -451,7 +499,10 @@ def choose_n_heads(spec: LayerSpec, samples: Any, rows: Int[np.ndarray, " r"]) -
 
 
 def has_kernel(heads: Any) -> bool:
-    """Whether infinitely many heads of a distribution have an exact kernel; None stands for Gaussian heads."""
+    """Whether infinitely many heads of a distribution have an exact kernel.
+
+    None stands for Gaussian heads.
+    """
     if heads is None:
         return True
     if hasattr(heads, "fit") or getattr(heads, "strength_range", None) is not None:
@@ -478,24 +529,29 @@ def warn_if_long(spec: LayerSpec, data: TrainingSet) -> None:
         kind = f"{spec.n_heads} heads"
         remedy = "fewer heads, a fixed alpha"
     warnings.warn(
-        f"this fit will take about {seconds:.0f} s: {kind} on {len(data)} samples of {n_tokens} keys in all. For "
-        f"less, use {remedy}, fewer samples, or a GPU.",
+        f"this fit will take about {seconds:.0f} s: {kind} on {len(data)} samples of {n_tokens} "
+        f"keys in all. For less, use {remedy}, fewer samples, or a GPU.",
         stacklevel=4,
     )
 
 
 def extras_unit(spread: float, size: float, extras: float) -> float:
-    """The scale at which extras vary as much as features, from sums of squares; 1 where one of them does not vary."""
+    """The scale at which extras vary as much as features, from sums of squares.
+
+    It is 1 where one of them does not vary.
+    """
     if spread > 1e-12 * size and extras > 0:
         return math.sqrt(spread / extras)
     return 1.0
 
 
 def choose_extras_scale(spec: LayerSpec, data: TrainingSet) -> float:
-    """The scale of least leave-one-out squared error for extras that are standardised: K + scale²·ZZᵀ.
+    """The scale of least leave-one-out squared error for extras that are standardised.
 
-    K is that of at most `MAX_SAMPLES_FOR_EXTRAS` samples under heads that need not be learned, and made once; each
-    scale then has a path of penalties, the ones asked for if these are all samples.
+    K + scale²·ZZᵀ.
+
+    K is that of at most `MAX_SAMPLES_FOR_EXTRAS` samples under heads that need not be learned, and
+    made once; each scale then has a path of penalties, the ones asked for if these are all samples.
     """
     data = with_ranks_if_drawn(spec, data)
     tokens = learn_tokens(spec, data)

@@ -1,7 +1,9 @@
-"""Fitting and predicting on a Dask cluster: the reduction of `keyhole.streaming`, its sums made where the data is.
+"""Fitting and predicting on a Dask cluster.
 
-Heads travel as a seed. A partition becomes sums of p × p numbers, and sums are added in a tree; what a worker that dies
-had made is made again by another, from its partitions.
+The reduction of `keyhole.streaming`, its sums made where the data is.
+
+Heads travel as a seed. A partition becomes sums of p × p numbers, and sums are added in a tree;
+what a worker that dies had made is made again by another, from its partitions.
 """
 
 from __future__ import annotations
@@ -65,13 +67,13 @@ def fit_dask(
     estimator : AttentionRegressor or AttentionClassifier
         Fitted in place.
     data : ParquetSets, path, dask Bag, dask DataFrame, or list of partitions
-        A Bag of batches (X, y) or (X, y, sample_weight); a DataFrame with columns keys, y and, if there are any,
-        query and weight, or any that `read_table` reads; a list whose items are batches, lists of batches, or
-        dask Delayed objects of these.
+        A Bag of batches (X, y) or (X, y, sample_weight); a DataFrame with columns keys, y and, if
+        there are any, query and weight, or any that `read_table` reads; a list whose items are
+        batches, lists of batches, or dask Delayed objects of these.
     client : distributed.Client, str, or None
-        A client, the address of a scheduler, or None for a local cluster of one process per core, which
-        ends with the fit and listens on the loopback interface only. A script that starts one needs
-        ``if __name__ == "__main__":``, as all that start processes.
+        A client, the address of a scheduler, or None for a local cluster of one process per core,
+        which ends with the fit and listens on the loopback interface only. A script that starts one
+        needs ``if __name__ == "__main__":``, as all that start processes.
     classes : array, optional
         For a classifier, all labels; found by a pass over them otherwise.
     selection : "auto", "loo" or "gcv"
@@ -85,8 +87,8 @@ def fit_dask(
 
     Notes
     -----
-    n (M (2D² + 4DN) + p²) operations, shared out; p² numbers for each task travel up the tree. For leave-one-out
-    the p × p axes go to every worker, and 2np² operations follow.
+    n (M (2D² + 4DN) + p²) operations, shared out; p² numbers for each task travel up the tree. For
+    leave-one-out the p × p axes go to every worker, and 2np² operations follow.
     """
     check_choice(selection, "selection", ("auto", "loo", "gcv"))
     with connected(client) as cluster:
@@ -128,8 +130,9 @@ def predict_dask(
 ) -> Iterator[np.ndarray]:
     """Yield the predictions of each partition of ``data`` in order, made on a Dask cluster.
 
-    Parameters as for `fit_dask`; partitions of Parquet files are their row groups. ``method`` may be
-    "predict_proba" or "decision_function". No more partitions than twice the threads of the cluster are under way.
+    Parameters as for `fit_dask`; partitions of Parquet files are their row groups. ``method`` may
+    be "predict_proba" or "decision_function". No more partitions than twice the threads of the
+    cluster are under way.
     """
     with connected(client) as cluster:
         parts, waiting = _partitions(data, None), deque[Any]()
@@ -147,7 +150,10 @@ def predict_dask(
 
 @contextmanager
 def connected(client: Any) -> Iterator[Any]:
-    """A client for a client, the address of a scheduler, or None: a local cluster that ends with the work."""
+    """A client for a client, the address of a scheduler, or None.
+
+    A local cluster that ends with the work.
+    """
     import distributed
 
     package: Any = distributed  # its types are incomplete
@@ -188,8 +194,8 @@ def _partitions(data: Any, count: int | None) -> list[Any]:
     if isinstance(data, Sequence) and not isinstance(data, (str, tuple)) and len(data):
         return list(data)
     raise TypeError(
-        "`data` must be a ParquetSets, a path, a dask Bag or DataFrame, or a list of partitions: got "
-        f"{type(data).__name__}. One batch in memory is fitted by fit."
+        "`data` must be a ParquetSets, a path, a dask Bag or DataFrame, or a list of partitions: "
+        f"got {type(data).__name__}. One batch in memory is fitted by fit."
     )
 
 
@@ -206,7 +212,10 @@ def _batches(part: Any) -> Iterator[Batch]:
 
 
 def _checked_batches(template: Any, form: SampleForm, part: Any) -> Iterator[TrainingSet]:
-    """The batches of a partition as the estimator takes them, all of the form of the first sample."""
+    """The batches of a partition as the estimator takes them.
+
+    All are of the form of the first sample.
+    """
     for batch in _batches(part):
         data, single = check_batch(template, batch, first=False)
         form.check(data, single=single)
@@ -253,8 +262,8 @@ def _first_sample(cluster: Any, parts: list[Any]) -> Batch:
             if isinstance(batch, Batch):
                 return batch
     raise ValueError(
-        f"`data` must hold at least one batch: its {len(parts)} partitions are empty. Give it some, "
-        "or see whether a filter left none."
+        f"`data` must hold at least one batch: its {len(parts)} partitions are empty. Give it "
+        "some, or see whether a filter left none."
     )
 
 
@@ -271,8 +280,8 @@ def _first_samples(cluster: Any, parts: list[Any], template: Any, form: SampleFo
                 return TrainingSet.joined(leading)
     if not leading:
         raise ValueError(
-            "a fit needs one sample of positive weight, and two to choose a penalty: got 0. Give some "
-            "samples a positive weight."
+            "a fit needs one sample of positive weight, and two to choose a penalty: got 0. Give "
+            "some samples a positive weight."
         )
     return TrainingSet.joined(leading)
 
@@ -369,7 +378,10 @@ def _error_pass(
     axes: PrincipalAxes,
     alphas: np.ndarray,
 ) -> np.ndarray:
-    """Sums of squared leave-one-out errors. The axes are sent out again should all workers that hold them die."""
+    """Sums of squared leave-one-out errors.
+
+    The axes are sent out again should all workers that hold them die.
+    """
     from distributed import CancelledError, KilledWorker
 
     form = draft.stream_.form

@@ -4,7 +4,8 @@
                         → solve for the values (solvers/)
 
 Estimators, the lens and the experiments all call `fit`; what a user leaves open is chosen first, by
-`keyhole.choose.choose`. Samples that come in batches are summed instead (streaming.py), and share the solve.
+`keyhole.choose.choose`. Samples that come in batches are summed instead (streaming.py), and share
+the solve.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ class FittedLayer:
 
     @property
     def loss(self) -> float:
-        """What the penalty was chosen by: the left-out squared error, or log-loss, at the penalty used."""
+        """What the penalty was chosen by.
+
+        The left-out squared error, or log-loss, at the penalty used.
+        """
         return self.ridge.loss
 
     def in_units(self, exponent: int) -> FittedLayer:
@@ -121,9 +125,12 @@ def fit(
 
 
 def with_ranks_if_drawn(spec: LayerSpec, data: TrainingSet) -> TrainingSet:
-    """The samples with ranks where a fit draws some of them: for extras, to hold them out, to stand for a group.
+    """The samples with ranks where a fit draws some of them.
 
-    Ranks are made of samples as they were given: tokens that were scaled differ in their last digits.
+    For extras, to hold them out, to stand for a group.
+
+    Ranks are made of samples as they were given: tokens that were scaled differ in their last
+    digits.
     """
     if data.ranks is not None:
         return data
@@ -137,7 +144,10 @@ def with_ranks_if_drawn(spec: LayerSpec, data: TrainingSet) -> TrainingSet:
 
 
 def learn_tokens(spec: LayerSpec, data: TrainingSet) -> TokenRule:
-    """The token rule that a specification asks for, its centre and spread learned on the training samples."""
+    """The token rule that a specification asks for.
+
+    Its centre and spread are learned on the training samples.
+    """
     rule = TokenRule.learn(
         data.samples,
         spec.scaling,
@@ -161,7 +171,8 @@ def learn_heads(spec: LayerSpec, ready: TrainingSet) -> HeadDistribution:
     if spec.is_exact:
         heads = _with_a_kernel(heads, spec.activation)
 
-    # duplicates count as one sample of their joint weight, here as in the layer; with groups every sample counts
+    # duplicates count as one sample of their joint weight, here as in the layer; with groups every
+    # sample counts
     if ready.groups is None:
         data = JoinedSamples.of(ready).data
     else:
@@ -190,7 +201,10 @@ def learn_heads(spec: LayerSpec, ready: TrainingSet) -> HeadDistribution:
 
 
 def _with_a_kernel(heads: Any, activation: str) -> Any:
-    """Heads to learn whose result has a kernel; what has none is refused before the work, not after."""
+    """Heads to learn whose result has a kernel.
+
+    What has none is refused before the work, not after.
+    """
     check_pointwise(activation)
     covariance = getattr(heads, "covariance", "none")
     if covariance == "auto":
@@ -198,7 +212,8 @@ def _with_a_kernel(heads: Any, activation: str) -> Any:
         heads.covariance = "none"
     elif covariance != "none":
         raise ValueError(
-            f"infinitely many heads need noise of one scale: got {heads}. Use covariance='none', or a finite `n_heads`."
+            f"infinitely many heads need noise of one scale: got {heads}. Use covariance='none', "
+            "or a finite `n_heads`."
         )
     return heads
 
@@ -216,13 +231,16 @@ def _check_complete(spec: LayerSpec) -> None:
         open_settings.append("heads")
     if open_settings:
         raise ValueError(
-            f"a fit needs a complete specification, and {', '.join(open_settings)} are still to be chosen. "
-            "Pass the specification through keyhole.choose.choose first."
+            f"a fit needs a complete specification, and {', '.join(open_settings)} are still to be "
+            "chosen. Pass the specification through keyhole.choose.choose first."
         )
 
 
 def _needs_host_arrays(spec: LayerSpec, data: TrainingSet) -> bool:
-    """Whether torch tensors must come to the host: tokens are prepared, and heads learned, in NumPy."""
+    """Whether torch tensors must come to the host.
+
+    Tokens are prepared, and heads learned, in NumPy.
+    """
     is_prepared = (spec.scaling, spec.query, spec.pooling) == ("none", "given", "mean")
     is_plain = data.samples.is_plain and data.groups is None
     return not (is_prepared and is_plain) or spec.learns_heads

@@ -1,4 +1,7 @@
-"""`save` and `load`: a model as one safetensors file with a JSON description. Nothing in a file is ever executed."""
+"""`save` and `load`: a model as one safetensors file with a JSON description.
+
+Nothing in a file is ever executed.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +61,15 @@ ESTIMATORS: dict[str, type] = {
 _NOTE = re.compile(r"[a-z][a-z0-9_]{0,60}_")  # names of fitted attributes
 LARGEST_TRIAL = 4_000_000  # entries of a head drawn while loading
 _BUILT = {
-    "layer_", "values_", "drawn_heads_", "n_heads_", "dual_coef_", "active_heads_", "stream_", "training_",
-}  # fmt: skip
+    "layer_",
+    "values_",
+    "drawn_heads_",
+    "n_heads_",
+    "dual_coef_",
+    "active_heads_",
+    "stream_",
+    "training_",
+}
 """Attributes that are parts of the layer: stored once, as the layer."""
 
 
@@ -102,30 +112,34 @@ def save(
     path : str or Path
         The file appears whole or not at all.
     keep : "all" or "predict"
-        "all" keeps the sums of a model fitted in batches, p × p numbers, so that ``partial_fit`` goes on after loading
-        exactly where it was; and the training samples of any other, so that its leave-one-out fits are made anew for
-        intervals and novelty. "predict" is the lean file: without the sums, the training samples of finitely many heads
-        and their leave-one-out predictions. A model loaded from it predicts, has intervals of the plain jackknife only,
-        and refuses to go on.
+        "all" keeps the sums of a model fitted in batches, p × p numbers, so that ``partial_fit``
+        goes on after loading exactly where it was; and the training samples of any other, so that
+        its leave-one-out fits are made anew for intervals and novelty. "predict" is the lean file:
+        without the sums, the training samples of finitely many heads and their leave-one-out
+        predictions. A model loaded from it predicts, has intervals of the plain jackknife only, and
+        refuses to go on.
     schema : Schema, optional
-        What `read_table` learned about columns (``data.schema``), to read tables the same way when they are predicted;
-        made from the estimator if not given.
+        What `read_table` learned about columns (``data.schema``), to read tables the same way when
+        they are predicted; made from the estimator if not given.
     overwrite : bool
         Whether a file of that name may be replaced.
 
     Notes
     -----
-    Heads are stored as head distribution and seed, not as matrices. With infinitely many heads the training sets are part of the
-    model, and so of the file. A model fitted on a device is loaded as one that predicts by NumPy, with the same numbers
-    up to rounding. A generator given as ``random_state`` is stored as the seed that was drawn from it, and a callback
-    of a head distribution is not stored. What could not be loaded again is not written.
+    Heads are stored as head distribution and seed, not as matrices. With infinitely many heads the
+    training sets are part of the model, and so of the file. A model fitted on a device is loaded as
+    one that predicts by NumPy, with the same numbers up to rounding. A generator given as
+    ``random_state`` is stored as the seed that was drawn from it, and a callback of a head
+    distribution is not stored. What could not be loaded again is not written.
 
     Examples
     --------
     >>> import tempfile
     >>> import keyhole as kh
     >>> sets = kh.targets.sphere_sets(60, n_keys=4, dim=3, seed=0)
-    >>> model = kh.AttentionRegressor(20, random_state=0).fit(sets, kh.targets.TokenPower(2, dim=3)(sets))
+    >>> model = kh.AttentionRegressor(20, random_state=0).fit(
+    ...     sets, kh.targets.TokenPower(2, dim=3)(sets)
+    ... )
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     kh.save(model, f"{folder}/model.keyhole")
     ...     same = kh.load(f"{folder}/model.keyhole")
@@ -144,7 +158,8 @@ def save(
         )
     if path.is_dir():
         raise ValueError(
-            f"`path` must name a file: {path.name!r} is a folder. Add a file name, such as model.keyhole."
+            f"`path` must name a file: {path.name!r} is a folder. Add a file name, such as "
+            "model.keyhole."
         )
     if schema is None:
         names = tuple(str(name) for name in getattr(estimator, "feature_names_in_", ()))
@@ -183,8 +198,8 @@ def save(
         _restore(json.loads(json.dumps(document)), Unpacker(packer.arrays))
     except UNREADABLE as error:
         raise ValueError(
-            f"a model is saved only if it can be loaded again: this {kind} has {_words(error)}. Were fitted attributes "
-            "changed? Fit it anew."
+            f"a model is saved only if it can be loaded again: this {kind} has {_words(error)}. "
+            "Were fitted attributes changed? Fit it anew."
         ) from None
     write_container(path, document, packer.arrays, overwrite=overwrite)
 
@@ -202,8 +217,8 @@ def load(path: Any, *, return_schema: bool = False) -> Any:
     Raises
     ------
     ValueError
-        If the file is not a complete and unchanged model file of a version we know. Nothing in it is
-        executed, and nothing is allocated that the file is too small to fill.
+        If the file is not a complete and unchanged model file of a version we know. Nothing in it
+        is executed, and nothing is allocated that the file is too small to fill.
     """
     saved = read_model(path)
     if return_schema:
@@ -332,7 +347,7 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
 
 
 def _check_unfitted_heads(distribution: Any) -> None:
-    """Raise for a parameter of a head distribution that learns which is not of the kind that it should be.
+    """Raise for a parameter of a learned head distribution that is of a wrong kind.
 
     Which numbers it takes is checked when it is fitted, with the samples at hand.
     """
@@ -356,7 +371,8 @@ def _check_unfitted_heads(distribution: Any) -> None:
             fits = True
         if not fits:
             raise TypeError(
-                f"`{name}` of {type(distribution).__name__} must be like {default!r}: got {value!r:.60}"
+                f"`{name}` of {type(distribution).__name__} must be like {default!r}: got "
+                f"{value!r:.60}"
             )
 
 
@@ -479,7 +495,10 @@ def _check_training(estimator: Any, training: Any) -> None:
 
 
 def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:
-    """Training sets must be what the rule for tokens makes of new ones, or a kernel cannot compare the two."""
+    """Training sets must be what the rule for tokens makes of new ones.
+
+    Otherwise a kernel cannot compare the two.
+    """
     rule = estimator.tokens_
     refuse_if(not isinstance(rule, TokenRule), "no rule for tokens")
     base = sets.unpooled
@@ -544,13 +563,19 @@ def _attach_pruned(estimator: Any, parts: dict[str, Any]) -> None:
 
 
 def _attach_hops(estimator: Any, heads: Any) -> None:
-    """The rule for tokens looks through the hops of the head distribution, which a file holds once."""
+    """The rule for tokens looks through the hops of the head distribution.
+
+    A file holds these once.
+    """
     refuse_if(not isinstance(estimator.tokens_, TokenRule), "no rule for tokens")
     estimator.tokens_ = estimator.tokens_.with_hops_of(getattr(heads, "distribution", None))
 
 
 def _query_dim(estimator: Any) -> int:
-    """The dimension of the queries that the layer sees: those given, or made of keys, and what hops find."""
+    """The dimension of the queries that the layer sees.
+
+    Those given, or made of keys, and what hops find.
+    """
     rule = estimator.tokens_
     given = estimator.has_query_ and rule.query == "given"
     asked = int(estimator.n_query_features_in_ if given else estimator.n_features_in_)
@@ -577,7 +602,8 @@ def _check_heads(heads: Any, estimator: Any) -> None:
         isinstance(heads.distribution, UnfittedHeads),
         "heads of a head distribution that was never fitted",
     )
-    # a head distribution that cannot be drawn from says so; a small file must not make us draw a large matrix
+    # a head distribution that cannot be drawn from says so; a small file must not make us draw a
+    # large matrix
     small = math.prod(shape) + sum(shape) * getattr(heads.distribution, "rank", 0) <= LARGEST_TRIAL
     refuse_if(small and not np.isfinite(heads.block(0, 1)).all(), "heads that are not finite")
 
@@ -591,7 +617,10 @@ def _is_single(estimator: Any) -> bool:
 
 
 def _check_labels(estimator: Any) -> None:
-    """Labels are sorted and all different, and a classifier has as many columns of scores as its labels need."""
+    """Labels are sorted and all different.
+
+    A classifier has as many columns of scores as its labels need.
+    """
     classes = estimator.classes_
     refuse_if(
         not isinstance(classes, np.ndarray) or classes.ndim != 1 or len(classes) < 2,

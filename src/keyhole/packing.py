@@ -1,4 +1,7 @@
-"""Objects as JSON and arrays, in one safetensors file; whatever is read is checked, and nothing is executed."""
+"""Objects as JSON and arrays, in one safetensors file.
+
+Whatever is read is checked, and nothing is executed.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +39,30 @@ READABLE_VERSIONS = ("1", "2")
 _NAMES = {
     np.dtype(code): name
     for name, code in {
-        "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
-        "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
+        "F64": "<f8",
+        "F32": "<f4",
+        "F16": "<f2",
+        "I64": "<i8",
+        "I32": "<i4",
+        "I16": "<i2",
+        "I8": "|i1",
+        "U64": "<u8",
+        "U32": "<u4",
+        "U16": "<u2",
+        "U8": "|u1",
+        "BOOL": "|b1",
     }.items()
-}  # fmt: skip
+}
 """Types of arrays that a model may hold."""
 
 
 def write_container(
     path: Path, document: Any, arrays: Mapping[str, np.ndarray], *, overwrite: bool
 ) -> None:
-    """Write arrays and a document as a file that appears whole; refuse an existing one unless told otherwise."""
+    """Write arrays and a document as a file that appears whole.
+
+    Refuse an existing one unless told otherwise.
+    """
     from safetensors.numpy import save
 
     stored = {
@@ -66,7 +82,10 @@ def write_container(
 
 
 def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
-    """Read document and arrays, and compare them with their digest. Raises ValueError or OSError."""
+    """Read document and arrays, and compare them with their digest.
+
+    Raises ValueError or OSError.
+    """
     from safetensors import SafetensorError, safe_open
 
     refuse_special_file(path)  # and a file that is not there is no damaged one
@@ -84,7 +103,8 @@ def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
     if version not in READABLE_VERSIONS:
         raise ValueError(
             f"this keyhole reads versions {' and '.join(READABLE_VERSIONS)} of its model files: "
-            f"{path.name!r} has version {version!r:.40}. Use the keyhole that wrote it, or a newer one."
+            f"{path.name!r} has version {version!r:.40}. Use the keyhole that wrote it, or a newer "
+            "one."
         )
     text = metadata.get("document", "")
     if any(array.dtype not in _NAMES for array in arrays.values()) or _digest(
@@ -167,7 +187,10 @@ def _with_new_names(value: Any) -> Any:
 
 
 def _selection_of_version_1(attributes: dict[str, Any]) -> dict[str, Any]:
-    """``selection_`` from the attributes that held its parts; the penalty used is found again by value."""
+    """``selection_`` from the attributes that held its parts.
+
+    The penalty used is found again by value.
+    """
     method = attributes["selection_"]
     errors = attributes[f"{method}_errors_"]
     return {
@@ -184,8 +207,8 @@ def _selection_of_version_1(attributes: dict[str, Any]) -> dict[str, Any]:
 def damaged(path: Path, rule: str, evidence: str) -> ValueError:
     """An error with its remedy."""
     return ValueError(
-        f"{rule}: {path.name!r} has {evidence}. It is damaged, or was not written by kh.save; fetch it again, or fit "
-        "and save the model anew."
+        f"{rule}: {path.name!r} has {evidence}. It is damaged, or was not written by kh.save; "
+        "fetch it again, or fit and save the model anew."
     )
 
 
@@ -212,10 +235,20 @@ DISTRIBUTIONS: dict[str, type] = {
 RECORDS: dict[str, type] = {
     record.__name__: record
     for record in (
-        TokenRule, FittedHeads, Step, FiniteLayer, KernelLayer, PooledSets, LayerSums, DesignMoments, KeptSamples,
-        TrainingSet, Selection, Candidate,
+        TokenRule,
+        FittedHeads,
+        Step,
+        FiniteLayer,
+        KernelLayer,
+        PooledSets,
+        LayerSums,
+        DesignMoments,
+        KeptSamples,
+        TrainingSet,
+        Selection,
+        Candidate,
     )
-}  # fmt: skip
+}
 UNSAVED = {
     "LearnedHeads": {"callback", "augment"},
     "FiniteLayer": {"device"},
@@ -223,8 +256,8 @@ UNSAVED = {
     "TokenRule": {"hops"},
     "TrainingSet": {"ranks"},
 }
-"""What is not in a file: functions, which are no data; devices, which the reader may not have: NumPy predicts; and the
-hops of a rule, which are those of the head distribution."""
+"""What is not in a file: functions, which are no data; devices, which the reader may not have:
+NumPy predicts; and the hops of a rule, which are those of the head distribution."""
 CHECKED_BY_RULES = {"Selection": {"scores", "errors"}}
 """Arrays that may hold NaN and infinity, where rounding forbids a judgement."""
 
@@ -233,11 +266,16 @@ CHOICES = ("zero-mean", "identity", "learned")  # what a fitted head distributio
 MOST_HEADS = 10**9
 LARGEST_RANK = 2**20
 MOST_PADDING = 2**26
-"""Bytes by which the text of a file may grow in memory, where NumPy makes short texts as wide as the longest."""
+"""Bytes by which the text of a file may grow in memory, where NumPy makes short texts as wide as
+the longest.
+"""
 
 
 def known(table: dict[str, type], value: Any) -> bool:
-    """Whether the type of ``value`` is in the table; a type derived from one that is does not count."""
+    """Whether the type of ``value`` is in the table.
+
+    A type derived from one that is does not count.
+    """
     return table.get(type(value).__name__) is type(value)
 
 
@@ -280,15 +318,16 @@ class Packer:
             self._padding += padding_of(items) if kind == "text" else 0
             if self._padding > MOST_PADDING:
                 raise ValueError(
-                    f"text in a model file may grow by {MOST_PADDING:,} bytes as it is read: {name} takes up "
-                    f"{array.nbytes:,} because all its texts are as wide as the longest. Shorten that one, or pass the "
-                    "texts as an array of objects."
+                    f"text in a model file may grow by {MOST_PADDING:,} bytes as it is read: "
+                    f"{name} takes up {array.nbytes:,} because all its texts are as wide as the "
+                    "longest. Shorten that one, or pass the texts as an array of objects."
                 )
             return {"strings": items, "shape": list(array.shape), "as": kind}
         if array.dtype.newbyteorder("<") not in _NAMES:
             raise ValueError(
-                f"a model file holds numbers, booleans and text: {name} is an array of {array.dtype}. Convert it "
-                "before fitting, labels for instance to text or integers."
+                f"a model file holds numbers, booleans and text: {name} is an array of "
+                f"{array.dtype}. Convert it before fitting, labels for instance to text or "
+                "integers."
             )
         # the order of an array in memory decides the last bit of a matrix product with it
         turned = array.ndim > 1 and array.flags.f_contiguous and not array.flags.c_contiguous
@@ -331,7 +370,8 @@ class Packer:
                 if distribution != "FittedHeads"
             )
             raise ValueError(
-                f"a model file holds data, and objects that keyhole knows: {name} is a {kind}. Of head distributions it knows {distributions}."
+                f"a model file holds data, and objects that keyhole knows: {name} is a {kind}. Of "
+                f"head distributions it knows {distributions}."
             )
         return {"object": kind, "with": {k: self.pack(v, f"{name}.{k}") for k, v in held.items()}}
 
@@ -344,7 +384,10 @@ class Unpacker:
         self._padding = 0
 
     def unpack(self, value: Any) -> Any:
-        """The object that ``value`` describes. Raises ValueError, TypeError or KeyError where it describes none."""
+        """The object that ``value`` describes.
+
+        Raises ValueError, TypeError or KeyError where it describes none.
+        """
         if value is None or isinstance(value, (bool, str, int, float)):
             return value
         match value:
@@ -376,14 +419,18 @@ class Unpacker:
             self._padding += padding_of(items)
             if self._padding > MOST_PADDING:
                 raise ValueError(
-                    f"text that grows by {self._padding:,} bytes as it is read, {MOST_PADDING:,} allowed"
+                    f"text that grows by {self._padding:,} bytes as it is read, {MOST_PADDING:,} "
+                    "allowed"
                 )
         array = np.array(items, dtype=object if kind == "object" else np.str_)
         return array.reshape([int(s) for s in shape])
 
 
 def lower_triangle(matrix: np.ndarray) -> np.ndarray:
-    """The columns of the lower triangle end to end: half the size, and nothing about symmetry left to check."""
+    """The columns of the lower triangle end to end.
+
+    Half the size, and nothing about symmetry left to check.
+    """
     return np.concatenate([matrix[k:, k] for k in range(len(matrix))])
 
 
@@ -465,13 +512,16 @@ def _build(kind: str, held: dict[str, Any]) -> Any:
 
 
 def _check_names(kind: str, held: dict[str, Any], *, wanted: set[str], known: set[str]) -> None:
-    """Raise unless an object is described by all names it must have, and by none that it has not."""
+    """Raise unless an object is described by all names it must have and no others."""
     if not wanted <= set(held) <= known:
         raise ValueError(f"a {kind} with {sorted(held)}, which should have {sorted(known)}")
 
 
 def _check_distribution(distribution: Any) -> None:
-    """What drawing heads relies on. A head distribution that a training set has yet to choose is checked when it is fitted."""
+    """What drawing heads relies on.
+
+    A head distribution that a training set has yet to choose is checked when it is fitted.
+    """
     if isinstance(distribution, UnfittedHeads):
         return
     check_number(distribution.scale, "scale", minimum=0.0, exclusive=True)
@@ -527,7 +577,10 @@ def _sets(tokens: Any, offsets: Any, query: Any, extras: Any = None, pairs: Any 
 
 
 def _check_record(record: Any) -> None:
-    """What a record's methods rely on: that its fields are what their annotations say, and the rules of its kind."""
+    """What a record's methods rely on.
+
+    That its fields are what their annotations say, and the rules of its kind.
+    """
     kind, sizes = type(record).__name__, dict[str, int]()
     for name, hint in get_type_hints(type(record)).items():
         if name not in UNSAVED.get(kind, ()) and name not in CHECKED_BY_RULES.get(kind, ()):
@@ -537,7 +590,10 @@ def _check_record(record: Any) -> None:
 
 
 def _check_field(value: Any, hint: Any, name: str, sizes: dict[str, int]) -> None:
-    """Raise unless a value is of the annotated type; axes of one letter have one length, kept in ``sizes``."""
+    """Raise unless a value is of the annotated type.
+
+    Axes of one letter have one length, kept in ``sizes``.
+    """
     kinds = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
     if value is None and NoneType in kinds:
         return
@@ -572,7 +628,10 @@ def _odd_pair(centre: Any, spread: Any) -> bool:
 
 
 def _odd_hops(distribution: FittedHeads) -> bool:
-    """Every hop asks with what the hops before it found, and the last one's means with what all of them did."""
+    """Every hop asks with what the hops before it found.
+
+    The last one's means ask with what all of them found.
+    """
     rows, width = distribution.means_.shape[1:]
     for hop in reversed(distribution.hops_):
         rows -= len(hop) * (width - 1)
@@ -691,7 +750,9 @@ RULES: dict[str, dict[str, Callable[[Any], Any]]] = {
         ),
     },
 }
-"""What is wrong with a record of each kind, in words that follow "it has", beyond what annotations say."""
+"""What is wrong with a record of each kind, in words that follow "it has", beyond what annotations
+say.
+"""
 
 
 def check_array(array: Any, ndim: int, name: str, kinds: str = "f") -> None:

@@ -1,4 +1,7 @@
-"""The fits that leave samples out, all at once and for new samples: what intervals, sets and variances are made of."""
+"""The fits that leave samples out, all at once and for new samples.
+
+What intervals, sets and variances are made of.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +25,31 @@ from keyhole.spec import LayerSpec
 from keyhole.training import TrainingSet
 
 SETS_SQUARED = 16
-"""Sets whose kernels with themselves are computed at a time, all pairs of them: few beside the samples of a fit."""
+"""Sets whose kernels with themselves are computed at a time, all pairs of them: few beside the
+samples of a fit.
+"""
 
 LEAST_LEVERAGE = 1e-6
-"""Leverages below this are not taken as what is left of 1, which would cost more than six of their digits."""
+"""Leverages below this are not taken as what is left of 1, which would cost more than six of their
+digits.
+"""
 
 
 @dataclass(frozen=True)
 class Refits:
-    """All the fits that leave out one sample, or one group, without refitting: see `ridge.problem.Smoother`.
+    """All the fits that leave out one sample, or one group, without refitting.
+
+    See `ridge.problem.Smoother`.
 
     Attributes
     ----------
     batch : SetBatch or PooledSets
-        The n' distinct samples of positive weight that were fitted, those of a group next to each other.
+        The n' distinct samples of positive weight that were fitted, those of a group next to each
+        other.
     smoother : Smoother
     outputs, residuals : arrays (n', t)
-        Outputs, and outputs less the prediction without the sample or its group; infinite where rounding hides it.
+        Outputs, and outputs less the prediction without the sample or its group; infinite where
+        rounding hides it.
     coef, intercept : arrays
         Of the fit itself: dual coefficients, or values on the primal route.
     starts : array (G,)
@@ -142,7 +153,10 @@ class Refits:
         return np.split(np.arange(len(self.outputs)), self.starts[1:])
 
     def mean_and_error(self, numbers: Float[np.ndarray, " n"]) -> tuple[float, float]:
-        """The mean over groups of numbers of samples, and its standard error; of those that are finite."""
+        """The mean over groups of numbers of samples, and its standard error.
+
+        Of those that are finite.
+        """
         means = np.add.reduceat(numbers * self.shares, self.starts)
         means = means[np.isfinite(means)]
         return float(means.mean()), float(means.std(ddof=1) / math.sqrt(len(means)))
@@ -150,7 +164,9 @@ class Refits:
     def without(
         self, outputs: Float[np.ndarray, "m t"], hat: Float[np.ndarray, "m n"]
     ) -> Float[np.ndarray, "m t n"]:
-        """Predictions of the fits without each sample's group: f_{−g}(x) = f(x) − Σ_{j in g} h_j(x) e_j.
+        """Predictions of the fits without each sample's group.
+
+        f_{−g}(x) = f(x) − Σ_{j in g} h_j(x) e_j.
 
         NaN of a fit that rounding hides.
         """
@@ -239,15 +255,18 @@ class Refits:
         return cross, own
 
     def own_variances(self) -> Float[np.ndarray, " n"]:
-        """v_{−g}(x_i), the variance of each sample under the fit without its group; computed once."""
+        """v_{−g}(x_i), the variance of each sample under the fit without its group.
+
+        Computed once.
+        """
         return self._own_variances
 
     @cached_property
     def _own_variances(self) -> Float[np.ndarray, " n"]:
         """The diagonal of H_gg Q_gg⁻¹ for each group g, infinite where nothing is known without it.
 
-        H is the hat matrix, h_j(x_i) in row i, and I − H = α W⁻¹ Q: most of H follows from Q, which is
-        at hand. Leverages H_ii far below 1 are lost in that difference, and made from H itself.
+        H is the hat matrix, h_j(x_i) in row i, and I − H = α W⁻¹ Q: most of H follows from Q, which
+        is at hand. Leverages H_ii far below 1 are lost in that difference, and made from H itself.
         """
         precisions = self.smoother.precisions()
         leverages = 1.0 - self.alpha * precisions / self.weights
@@ -280,7 +299,10 @@ class Refits:
     def variances_without(
         self, hat: Float[np.ndarray, "m n"], variance: Float[np.ndarray, " m"]
     ) -> Float[np.ndarray, "m n"]:
-        """v_{−g}(x) = v(x) + h_gᵀ Q_gg⁻¹ h_g of new samples, for the group g of each sample of the fit."""
+        """v_{−g}(x) = v(x) + h_gᵀ Q_gg⁻¹ h_g of new samples.
+
+        For the group g of each sample of the fit.
+        """
         if not self.has_groups:
             with np.errstate(divide="ignore"):
                 return np.asarray(variance[:, None] + np.square(hat) / self.smoother.precisions())

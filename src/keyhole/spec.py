@@ -19,9 +19,10 @@ AUTO = "auto"
 class LayerSpec:
     """What to fit: one attention layer with its settings, and how its values are solved for.
 
-    Fields that hold "auto" (None for ``heads`` and ``extras_scale``) are left to `keyhole.choose.choose`, which returns
-    a specification without any; `keyhole.layer.fit` takes only such. Samples, weights and groups are data, not
-    specification: they are a `keyhole.training.TrainingSet`.
+    Fields that hold "auto" (None for ``heads`` and ``extras_scale``) are left to
+    `keyhole.choose.choose`, which returns a specification without any; `keyhole.layer.fit` takes
+    only such. Samples, weights and groups are data, not specification: they are a
+    `keyhole.training.TrainingSet`.
 
     Attributes
     ----------
@@ -34,21 +35,25 @@ class LayerSpec:
     extras_scale : float or None
         Scale of the standardised sample-level features beside the features of the heads.
     alphas : array (a,) or None
-        Penalties to choose from by leave-one-out; one alone is used as it is; None is an automatic grid.
+        Penalties to choose from by leave-one-out; one alone is used as it is; None is an automatic
+        grid.
     fit_intercept : bool
     criterion : "squared_error" or "log_loss"
-        What penalties and settings are chosen by; the log-loss is that of calibrated scores of classes.
+        What penalties and settings are chosen by; the log-loss is that of calibrated scores of
+        classes.
     seed : int
         Of the heads.
     dtype : "float64" or "float32"
-        Precision of features and their Gram matrix. Exact kernels are float64, except those of a device.
+        Precision of features and their Gram matrix. Exact kernels are float64, except those of a
+        device.
     device : str or None
         Where torch computes; None is NumPy.
     solver : "auto", "direct" or "cg"
-        "cg" is conjugate gradients; "auto" takes them only if the smaller Gram matrix exceeds the memory.
+        "cg" is conjugate gradients; "auto" takes them only if the smaller Gram matrix exceeds the
+        memory.
     hold_out : bool
-        Whether conjugate gradients predict a tenth of the samples, held out, even if there is nothing to choose:
-        classifiers calibrate their probabilities on them.
+        Whether conjugate gradients predict a tenth of the samples, held out, even if there is
+        nothing to choose: classifiers calibrate their probabilities on them.
     memory_budget : int
         Bound in bytes on any temporary but the Gram matrix, n × n or p × p with p = M·D.
     """
@@ -82,7 +87,10 @@ class LayerSpec:
 
     @property
     def fixed_heads(self) -> HeadDistribution:
-        """The head distribution that drafts are made with: zero mean where it is yet to be chosen or learned."""
+        """The head distribution that drafts are made with.
+
+        Zero mean where it is yet to be chosen or learned.
+        """
         if self.heads is None or self.learns_heads:
             return GaussianHeads()
         return self.heads

@@ -1,7 +1,9 @@
-"""The layer from batches: features are summed into moments that add, and the values follow from the moments.
+"""The layer from batches.
 
-Everything that reads data in parts is this one reduction: `partial_fit`, an iterable of batches, Parquet files, and
-the partitions of a cluster.
+Features are summed into moments that add, and the values follow from the moments.
+
+Everything that reads data in parts is this one reduction: `partial_fit`, an iterable of batches,
+Parquet files, and the partitions of a cluster.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from keyhole.solvers.layers import FiniteLayer
 from keyhole.solvers.solve import LayerFit, beside
 from keyhole.training import TrainingSet
 
-BLOCK = (
-    2**27
-)  # bytes of a block of features: enough rows that the symmetric update runs at full speed, and no more
+# bytes of a block of features: enough rows that the symmetric update runs at full speed, and no
+# more
+BLOCK = 2**27
 
 LARGEST_PRODUCT = 1e307
 """Bound on Σ w y² · max(1, Σ w |φ|²): products of both kinds of sums then fit float64."""
@@ -101,10 +103,12 @@ def check_rows(features: Float[np.ndarray, "n p"], data: TrainingSet, others: Su
 
 @dataclass(frozen=True)
 class Yardstick:
-    """How large the samples are whose features were computed: what is not much larger needs no test.
+    """How large the samples are whose features were computed.
 
-    ``largest`` is the largest number among their keys, queries and extras, and at least 1; ``square``
-    their largest |φ|².
+    What is not much larger needs no test.
+
+    ``largest`` is the largest number among their keys, queries and extras, and at least 1;
+    ``square`` their largest |φ|².
     """
 
     largest: float = 0.0
@@ -123,9 +127,9 @@ class Yardstick:
 class KeptSamples:
     """A sample of the samples: those k distinct ones whose hashes are least.
 
-    Which ones they are is a function of the data alone, whatever the batches and their order, so that two of these
-    merge like any sum. Copies of a sample are one of their joint weight. ``limit`` is k, ``hashes`` increase, ``sets``
-    is None if there are none yet.
+    Which ones they are is a function of the data alone, whatever the batches and their order, so
+    that two of these merge like any sum. Copies of a sample are one of their joint weight.
+    ``limit`` is k, ``hashes`` increase, ``sets`` is None if there are none yet.
     """
 
     limit: int
@@ -196,15 +200,19 @@ class LayerSums:
 
 @dataclass(frozen=True)
 class LayerRecipe:
-    """How samples become features: small enough to send anywhere, because heads are a seed and not arrays.
+    """How samples become features.
 
-    ``n_kept`` samples are kept for calibration; ``memory_budget`` bounds temporaries other than p × p matrices, in
-    bytes.
+    Small enough to send anywhere, because heads are a seed and not arrays.
+
+    ``n_kept`` samples are kept for calibration; ``memory_budget`` bounds temporaries other than p ×
+    p matrices, in bytes.
 
     >>> import keyhole as kh
     >>> batch = kh.targets.sphere_sets(60, n_keys=4, dim=3, seed=0)
     >>> y = kh.targets.TokenPower(2, 3)(batch)[:, None]
-    >>> recipe = LayerRecipe(HeadDraw(kh.GaussianHeads(), 5, 3, seed=0), TokenRule("none", "given", "mean"), 1)
+    >>> recipe = LayerRecipe(
+    ...     HeadDraw(kh.GaussianHeads(), 5, 3, seed=0), TokenRule("none", "given", "mean"), 1
+    ... )
     >>> data = TrainingSet(batch, y)
     >>> sums = recipe.add(recipe.empty(), data[:20]) + recipe.add(recipe.empty(), data[20:])
     >>> sums.moments.count, recipe.fit(PrincipalAxes.of(sums.moments), None).ridge.selection
@@ -318,10 +326,10 @@ class LayerRecipe:
     ) -> tuple[LayerRecipe, DesignMoments, PrincipalAxes]:
         """Standardise the extras behind some moments, and choose their scale.
 
-        ``scale`` is used as it is if given, and chosen by generalised cross-validation otherwise. The
-        recipe that is returned makes extras as they then are: its rule counts them from the mean of all
-        samples so far, in their standard deviations. The moments that were given stay as they are;
-        without extras they are those that are returned.
+        ``scale`` is used as it is if given, and chosen by generalised cross-validation otherwise.
+        The recipe that is returned makes extras as they then are: its rule counts them from the
+        mean of all samples so far, in their standard deviations. The moments that were given stay
+        as they are; without extras they are those that are returned.
         """
         centre = self.rule.extras_centre
         spread = self.rule.extras_spread
@@ -378,9 +386,12 @@ class LayerRecipe:
         error_sums: Float[np.ndarray, "a t"] | None = None,
         kept: KeptSamples | None = None,
     ) -> LayerFit:
-        """The layer at the penalty of least error: leave-one-out if its sums are given, else generalised.
+        """The layer at the penalty of least error.
 
-        If samples ``kept`` of classes are given, that of least log-loss of their exact leave-one-out scores.
+        Leave-one-out if its sums are given, else generalised.
+
+        If samples ``kept`` of classes are given, that of least log-loss of their exact
+        leave-one-out scores.
         """
         alphas = axes.default_alphas() if alphas is None else alphas
         losses = None

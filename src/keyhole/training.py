@@ -1,4 +1,7 @@
-"""Training samples with their outputs, weights and groups; and what is left of them without duplicates."""
+"""Training samples with their outputs, weights and groups.
+
+And what is left of them without duplicates.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,9 @@ class TrainingSet:
     groups : array (n,) of int, or None
         Samples of one group are left out together; None means that every sample is its own group.
     ranks : array (n,) of int, or None
-        The place of each sample in a random order of their own, by which samples are drawn: what is drawn then does
-        not depend on the order in which samples are given. None where nothing is drawn.
+        The place of each sample in a random order of their own, by which samples are drawn: what is
+        drawn then does not depend on the order in which samples are given. None where nothing is
+        drawn.
     """
 
     samples: SampleBatch
@@ -116,7 +120,8 @@ class TrainingSet:
     def with_outputs_in_units(self, exponent: int) -> TrainingSet:
         """The same samples with outputs divided by 2^exponent, which is exact.
 
-        Squares of errors then neither overflow nor vanish, and a fit follows the units of y to the last digit.
+        Squares of errors then neither overflow nor vanish, and a fit follows the units of y to the
+        last digit.
         """
         with np.errstate(over="ignore"):  # outputs of weight 0 may be of any size
             outputs = np.ldexp(self.outputs, -exponent)
@@ -125,7 +130,9 @@ class TrainingSet:
 
 @dataclass(frozen=True)
 class JoinedSamples:
-    """The samples that a fit solves for: duplicates joined, samples of weight 0 gone; and who is who.
+    """The samples that a fit solves for.
+
+    Duplicates joined, samples of weight 0 gone; and who is who.
 
     Where there are groups, duplicates are joined within their group only, and a sample of weight 0
     stays if its group has weight: it is predicted by the fit without its group.
@@ -133,9 +140,11 @@ class JoinedSamples:
     Attributes
     ----------
     data : TrainingSet
-        The distinct samples; the weight of each is the joint weight of its duplicates, None if all are 1.
+        The distinct samples; the weight of each is the joint weight of its duplicates, None if all
+        are 1.
     owner : array (n,)
-        For each sample given, its position among the distinct ones; −1 if it has no weight and no place there.
+        For each sample given, its position among the distinct ones; −1 if it has no weight and no
+        place there.
     """
 
     data: TrainingSet
@@ -170,7 +179,10 @@ class JoinedSamples:
         return len(self.data)
 
     def drawn(self, seed: int) -> Int[np.ndarray, " r"]:
-        """Positions of the samples of positive weight in random order: by rank, or by place if there are no ranks."""
+        """Positions of the samples of positive weight in random order.
+
+        By rank, or by place if there are no ranks.
+        """
         rows = self.data.positive_rows
         if self.data.ranks is not None:
             rows = rows[np.argsort(self.data.ranks[rows], kind="stable")]

@@ -98,7 +98,10 @@ def test_wrong_lengths_name_both(model, sets, labels):
 @pytest.mark.parametrize("weight", [5e-324, 1e-310, 1e-31, 1e31, 1e160, 1e308])
 def test_weights_that_leave_no_room_for_products_are_named(model, weight, sets, labels):
     """Penalties and squared errors are in proportion to them, and some are in float32."""
-    rule = r"largest entry of `sample_weight` must lie between 1e-30 and 1e\+30, and no positive one below 1e-100"
+    rule = (
+        r"largest entry of `sample_weight` must lie between 1e-30 and 1e\+30, and no positive one "
+        r"below 1e-100"
+    )
     with pytest.raises(
         ValueError, match=rf"{rule}.* sample 0 has weight .*Divide all of them by a common factor"
     ):

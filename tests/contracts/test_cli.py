@@ -308,12 +308,17 @@ def test_a_name_that_is_no_utf_8_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("dim=0", "0 must be from 1 to 4096"), ("d=99999", "99999 must be from 1 to 4096"),
-        ("sizes=", "at least one value"), ("sizes=64,0", "0 must be from 1 to 1e+07"), ("seed=-1", "-1 must be from 0"),
-        ("repetitions=0", "0 must be from 1"), ("noise=nan", "nan must be from 0"), ("outliers=2", "from 0 to 1"),
+        ("dim=0", "0 must be from 1 to 4096"),
+        ("d=99999", "99999 must be from 1 to 4096"),
+        ("sizes=", "at least one value"),
+        ("sizes=64,0", "0 must be from 1 to 1e+07"),
+        ("seed=-1", "-1 must be from 0"),
+        ("repetitions=0", "0 must be from 1"),
+        ("noise=nan", "nan must be from 0"),
+        ("outliers=2", "from 0 to 1"),
         ("targets=tokn", "unknown name 'tokn'"),
     ],
-)  # fmt: skip
+)
 def test_settings_are_checked_before_any_work(override, words, tmp_path):
     assert (
         words in invoke("reproduce", "learner", "--set", override, "--out", tmp_path, code=2).stderr
@@ -324,10 +329,12 @@ def test_settings_are_checked_before_any_work(override, words, tmp_path):
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("nonsense", "takes the address"), ("tcp://127.0.0.1:99999", "takes the address"),
-        ("http://127.0.0.1:80/x", "takes the address"), ("tcp://127.0.0.1:9", "no Dask scheduler answers"),
+        ("nonsense", "takes the address"),
+        ("tcp://127.0.0.1:99999", "takes the address"),
+        ("http://127.0.0.1:80/x", "takes the address"),
+        ("tcp://127.0.0.1:9", "no Dask scheduler answers"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_scheduler_is_noticed_at_once(address, words, tmp_path):
     assert (
         words

@@ -1,4 +1,6 @@
-"""`keyhole fit` and `keyhole lens` at the door: what they write, and what they say of broken input."""
+"""`keyhole fit` and `keyhole lens` at the door: what they write, and what they say of broken
+input.
+"""
 
 import os
 
@@ -60,9 +62,28 @@ def test_from_a_table_to_a_saved_model(tables):
 
 def test_every_option_reaches_the_model(tables):
     invoke(
-        "fit", "sets.npz", "m", "--n-heads", "5", "--heads", "biased", "--alpha", "0.5", "--activation", "softmax",
-        "--pooling", "sum", "--scaling", "sphere", "--make-query", "mean", "--seed", "3", "--task", "regression",
-    )  # fmt: skip
+        "fit",
+        "sets.npz",
+        "m",
+        "--n-heads",
+        "5",
+        "--heads",
+        "biased",
+        "--alpha",
+        "0.5",
+        "--activation",
+        "softmax",
+        "--pooling",
+        "sum",
+        "--scaling",
+        "sphere",
+        "--make-query",
+        "mean",
+        "--seed",
+        "3",
+        "--task",
+        "regression",
+    )
     model = kh.load("m")
     assert (model.n_heads, model.heads, model.alpha) == (5, kh.GaussianHeads(1.0), 0.5)
     assert (model.activation, model.pooling, model.scaling) == ("softmax", "sum", "sphere")
@@ -196,8 +217,14 @@ def test_fit_says_which_columns_are_keys(tables, rng):
 
 
 def test_names_with_commas_are_kept(tables, rng):
-    table = pa.table({"set": ["a", "a", "b", "c"], "x, in mm": rng.normal(size=4), "z": rng.normal(size=4),
-                      "y": [1.0, 1.0, 2.0, 3.0]})  # fmt: skip
+    table = pa.table(
+        {
+            "set": ["a", "a", "b", "c"],
+            "x, in mm": rng.normal(size=4),
+            "z": rng.normal(size=4),
+            "y": [1.0, 1.0, 2.0, 3.0],
+        }
+    )
     csv.write_csv(table, "t.csv")
     invoke("fit", "t.csv", "m", *FAST)
     assert dict(read_model("m").schema.columns)["keys"] == ("x, in mm", "z")
@@ -209,7 +236,9 @@ def test_names_with_commas_are_kept(tables, rng):
 
 @pytest.fixture
 def shop(rng, tmp_path, monkeypatch):
-    """Purchases (tokens), offers (samples) and both in one table: text, dates, gaps, and columns for holding out."""
+    """Purchases (tokens), offers (samples) and both in one table: text, dates, gaps, and columns
+    for holding out.
+    """
     monkeypatch.chdir(tmp_path)
     user = np.repeat(np.arange(30), 3)
     tokens = pa.table({
@@ -219,11 +248,17 @@ def shop(rng, tmp_path, monkeypatch):
         "sold": [f"2024-01-{1 + i % 28:02d}" for i in range(90)],
     })  # fmt: skip
     price = tokens["price"].to_numpy().reshape(30, 3).mean(axis=1)
-    samples = pa.table({
-        "user": np.arange(30), "colour": np.array(["red", "blue"])[np.arange(30) % 2], "age": np.arange(30) % 7 + 20.0,
-        "town": [f"town {i % 4}" for i in range(30)], "day": np.arange(30),
-        "part": np.where(np.arange(30) < 22, "train", "test"), "cost": price,
-    })  # fmt: skip
+    samples = pa.table(
+        {
+            "user": np.arange(30),
+            "colour": np.array(["red", "blue"])[np.arange(30) % 2],
+            "age": np.arange(30) % 7 + 20.0,
+            "town": [f"town {i % 4}" for i in range(30)],
+            "day": np.arange(30),
+            "part": np.where(np.arange(30) < 22, "train", "test"),
+            "cost": price,
+        }
+    )
     csv.write_csv(tokens, "tokens.csv")
     csv.write_csv(samples, "samples.csv")
     return samples

@@ -1,6 +1,8 @@
-"""The environment: nothing can be written, the disk is full, text is ASCII, the clock jumps, two run at a time.
+"""The environment: nothing can be written, the disk is full, text is ASCII, the clock jumps, two
+run at a time.
 
-Each process costs a second to start, so one does as much as it can. What others fit is compared by bits.
+Each process costs a second to start, so one does as much as it can. What others fit is compared by
+bits.
 """
 
 import concurrent.futures
@@ -77,7 +79,10 @@ def test_a_disk_that_fills_while_the_cache_is_written_stops_no_fit(capsys, monke
 def test_without_beartype_tests_run_and_shapes_go_unchecked():
     """A machine with a GPU may lack what only tests need."""
     one = f"{Path(__file__).parents[1]}/units/test_notation.py"
-    hidden = f"import sys; sys.modules['beartype'] = None; import pytest; sys.exit(pytest.main(['--co', {one!r}]))"
+    hidden = (
+        "import sys; sys.modules['beartype'] = None; import pytest; sys.exit(pytest.main(['--co', "
+        f"{one!r}]))"
+    )
     done = run("-c", hidden)
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
     assert "shapes are not checked" in done.stdout.decode()
@@ -209,7 +214,8 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing_half_written(files):
         4000, alpha=1.0, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(sets[:20], sets.query[:20, 0])
     before = sorted(folder.iterdir())
-    # Python leaves the signal of this limit at "ignore", so that writing fails with an OSError, as on a full disk
+    # Python leaves the signal of this limit at "ignore", so that writing fails with an OSError, as
+    # on a full disk
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2048, limits[1]))
@@ -258,7 +264,9 @@ def test_a_clock_that_jumps_changes_nothing(files, monkeypatch):
 
 
 def test_two_of_a_command_on_one_output(files):
-    """One of the two at least writes the file, whole; the other writes the same, or refuses in a sentence."""
+    """One of the two at least writes the file, whole; the other writes the same, or refuses in a
+    sentence.
+    """
     folder, sets = files
     fit = (
         "fit",

@@ -1,4 +1,6 @@
-"""The page of `keyhole explore` in a real browser: controls, errors, measuring, saving, on a desk and on a phone."""
+"""The page of `keyhole explore` in a real browser: controls, errors, measuring, saving, on a desk
+and on a phone.
+"""
 
 import json
 import math
@@ -17,8 +19,14 @@ pytestmark = pytest.mark.skipif(
     find_chromium() is None,
     reason=f"no browser: install Chromium to open the page in it (looked for {', '.join(NAMES)})",
 )
-DRAWN = "document.querySelector('#shown .plot svg.main-svg') && document.getElementById('working').hidden"
-SERIES = "document.querySelector('[data-chart={}]').data.filter((t) => t.x.length > 2).map((t) => [t.x, t.y])"
+DRAWN = (
+    "document.querySelector('#shown .plot svg.main-svg') && "
+    "document.getElementById('working').hidden"
+)
+SERIES = (
+    "document.querySelector('[data-chart={}]').data.filter((t) => t.x.length > 2).map((t) => [t.x, "
+    "t.y])"
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +47,9 @@ def browser():
 
 @pytest.fixture
 def new_page(browser):
-    """Tabs that are left at the end: a browser keeps six connections to a server, and each tab listens on one."""
+    """Tabs that are left at the end: a browser keeps six connections to a server, and each tab
+    listens on one.
+    """
     pages = []
 
     def new():
@@ -69,7 +79,8 @@ def visit(page, server, query="", width=1280, shade="light"):
 def put(page, name, value):
     """Type into a box, or move a slider, as a person does."""
     page.ask(
-        f"((e) => {{ e.value = {json.dumps(value)}; e.dispatchEvent(new Event('input')) }})({element(name)})"
+        f"((e) => {{ e.value = {json.dumps(value)}; e.dispatchEvent(new Event('input')) "
+        f"}})({element(name)})"
     )
 
 
@@ -125,7 +136,8 @@ def test_every_control_changes_what_it_should(new_page, server):
     # what has no name is no control
     assert (
         page.ask(
-            "[...document.querySelectorAll('input, select')].filter((e) => !e.labels.length && !e.ariaLabel).length"
+            "[...document.querySelectorAll('input, select')].filter((e) => !e.labels.length && "
+            "!e.ariaLabel).length"
         )
         == 0
     )
@@ -164,7 +176,8 @@ def test_views_are_drawn_in_silence(new_page, server, view, width, shade):
     assert dark == (shade == "dark")
     assert (
         page.ask(
-            "document.querySelectorAll('#shown .scatterlayer .trace, #shown .heatmaplayer image').length"
+            "document.querySelectorAll('#shown .scatterlayer .trace, #shown .heatmaplayer "
+            "image').length"
         )
         > 0
     )
@@ -188,7 +201,8 @@ def known_deviation(heads):
 
 
 def test_measured_points_land_on_the_prediction_in_every_tab(new_page, server, tmp_path):
-    """Six sizes of three models of the quick preset, by real workers; another tab sees them, and so does a saved view.
+    """Six sizes of three models of the quick preset, by real workers; another tab sees them, and so
+    does a saved view.
 
     Each is predicted within its bar and what theory is known to be off by.
     """
@@ -204,7 +218,10 @@ def test_measured_points_land_on_the_prediction_in_every_tab(new_page, server, t
         f"{chart}.filter((t) => t.error_y).map((t) => [t.hovertext[0], t.x, t.y, t.error_y.array])"
     )
     page.wait(f"{element('status')}.textContent === 'all measured'", 200)
-    full = f"{points}.length === 3 && {points}.every((p) => p[1].filter((x) => x !== null).length === 6)"
+    full = (
+        f"{points}.length === 3 && {points}.every((p) => p[1].filter((x) => x !== null).length === "
+        "6)"
+    )
     page.wait(full)
     other.call("Page.bringToFront")
     other.wait(full)
@@ -229,7 +246,8 @@ def test_measured_points_land_on_the_prediction_in_every_tab(new_page, server, t
     assert seen == 18
     # the saved view, from disk
     page.ask(
-        "fetch(document.getElementById('save').href).then((r) => r.text()).then((t) => { window.saved = t })"
+        "fetch(document.getElementById('save').href).then((r) => r.text()).then((t) => { "
+        "window.saved = t })"
     )
     (tmp_path / "view.html").write_text(page.ask("window.saved"))
     live = page.ask(SERIES.format("curves"))
@@ -247,7 +265,8 @@ def test_a_click_on_the_surface_chooses_a_place(new_page, server, monkeypatch):
     page = new_page()
     visit(page, server, "view=surface&c=0&d=4&ridge=0.001")
     page.ask(
-        "document.querySelector('[data-chart=surface]').emit('plotly_click', {points: [{x: 2, y: 3}]})"
+        "document.querySelector('[data-chart=surface]').emit('plotly_click', {points: [{x: 2, y: "
+        "3}]})"
     )
     until(lambda: asked)
     assert [(state.view, state.picks) for state in asked] == [("surface", ((32, 8),))]

@@ -1,4 +1,6 @@
-"""Whoever is not the page gets nothing from `keyhole explore`; what the page sends is refused in words or served."""
+"""Whoever is not the page gets nothing from `keyhole explore`; what the page sends is refused in
+words or served.
+"""
 
 import http.client
 import json
@@ -259,7 +261,10 @@ def test_uploads_that_make_no_sense_are_explained(server, monkeypatch):
     monkeypatch.setattr(explore, "MOST_BYTES", 2**18)
     size = 2**22
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
-    head = f"POST /{server.token}/data HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Length: {size}\r\n\r\n"
+    head = (
+        f"POST /{server.token}/data HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Length: "
+        f"{size}\r\n\r\n"
+    )
     connection.sendall(head.encode())
     sent, block = 0, bytes(2**16)
     with suppress(OSError):
@@ -369,7 +374,9 @@ def test_many_requests_at_once_are_served_or_refused(server):
 
 
 def test_half_sent_requests_lock_nobody_out(server):
-    """300 connections that never finish the head of a request, held open: the newest of all is served."""
+    """300 connections that never finish the head of a request, held open: the newest of all is
+    served.
+    """
     half = f"GET /x HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
     with closing([]) as held:
         for _ in range(300):
@@ -396,7 +403,8 @@ def test_a_connection_that_knows_the_token_gives_way_last(server, monkeypatch):
     [
         "",
         "GET /x HTTP/1.1\r\n",
-        "POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nabc",  # refused, and then goes on sending
+        # refused, and then goes on sending
+        "POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nabc",
     ],
     ids=["nothing", "half a head", "half a body"],
 )
@@ -411,7 +419,9 @@ def test_a_request_that_is_never_finished_is_ended(server, monkeypatch, text):
 
 
 def test_slow_uploads_lock_nobody_out(server, monkeypatch):
-    """70 tables that never arrive: two are waited for, the others and what else is asked are answered at once."""
+    """70 tables that never arrive: two are waited for, the others and what else is asked are
+    answered at once.
+    """
     monkeypatch.setattr(explore, "BODY_SECONDS", 3.0)
     with closing([]) as held:
         for _ in range(70):
@@ -499,7 +509,9 @@ def test_malformed_requests_end_no_server(server, raw):
 
 
 def test_news_of_a_measurement_reach_every_listener(server, monkeypatch):
-    """Events tell progress; a second measurement waits; stopping ends the first and keeps the store."""
+    """Events tell progress; a second measurement waits; stopping ends the first and keeps the
+    store.
+    """
     started, ended = threading.Event(), threading.Event()
 
     def slow(plan, store, n_workers, report):

@@ -60,7 +60,8 @@ HOME = {
     "dask": {"distributed"},
     "distributed": {"distributed"},
 }
-# what a room must not know, though it stands lower; theory may ask a head distribution for its parameters
+# what a room must not know, though it stands lower; theory may ask a head distribution for its
+# parameters
 BLIND = {
     "ridge": {"data", "_tensors"},
     "ball": {"data", "_tensors"},
@@ -80,7 +81,9 @@ def edges(text: str) -> list[str]:
 
 
 def place(name: str) -> str:
-    """Where a name of ours lives, without the package: what `keyhole` itself offers is found in its room."""
+    """Where a name of ours lives, without the package: what `keyhole` itself offers is found in its
+    room.
+    """
     first, _, rest = name.removeprefix("keyhole.").partition(".")
     home = {**keyhole._MODULES, **keyhole._SUBMODULES}.get(first, first)
     return f"{home}.{rest}" if rest else home
@@ -160,7 +163,8 @@ def test_a_class_name_is_used_once():
 def test_import_is_light_and_complete():
     code = (
         "import sys, keyhole as kh\n"
-        "heavy = {'sklearn', 'numba', 'matplotlib', 'torch', 'dask', 'distributed', 'pyarrow', 'typer'}\n"
+        "heavy = {'sklearn', 'numba', 'matplotlib', 'torch', 'dask', 'distributed', 'pyarrow', "
+        "'typer'}\n"
         "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy\n"
         "for name in kh.__all__: getattr(kh, name)\n"
@@ -175,7 +179,8 @@ def test_torch_and_dask_may_be_missing():
         "import sys\n"
         "class Missing:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name.split('.')[0] in ('torch', 'triton', 'dask', 'distributed'): raise ImportError(name)\n"
+        "        if name.split('.')[0] in ('torch', 'triton', 'dask', 'distributed'): raise "
+        "ImportError(name)\n"
         "sys.meta_path.insert(0, Missing())\n"
         "import numpy as np, keyhole as kh\n"
         "batch = kh.targets.sphere_sets(20, 3, 2, seed=0)\n"

@@ -134,14 +134,18 @@ WORK = "for _ in range(3000): time.sleep(0.01)"
 def test_an_import_that_catches_everything_does_not_swallow_an_interrupt(tmp_path):
     """A library that tries something out while it loads, and takes any error for a no."""
     (tmp_path / "greedy.py").write_text(
-        f"import os, signal\ntry:\n    {PRESS}\n    sum(range(1000))\nexcept BaseException:\n    print('swallowed')\n"
+        f"import os, signal\ntry:\n    {PRESS}\n    sum(range(1000))\nexcept BaseException:\n    "
+        "print('swallowed')\n"
     )
     code, out, err = run_command(f"sys.path.insert(0, {str(tmp_path)!r})\nimport greedy\n{WORK}")
     assert (code, out, err) == (130, "", "interrupted.\n")
 
 
 def test_a_destructor_does_not_swallow_an_interrupt():
-    body = f"class Odd:\n    def __del__(self):\n        {PRESS}\n        sum(range(1000))\nOdd()\n{WORK}"
+    body = (
+        f"class Odd:\n    def __del__(self):\n        {PRESS}\n        "
+        f"sum(range(1000))\nOdd()\n{WORK}"
+    )
     code, out, err = run_command(body)
     assert (code, out, err) == (130, "", "interrupted.\n")
 

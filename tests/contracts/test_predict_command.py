@@ -319,7 +319,9 @@ def test_brackets_in_names_are_brackets(files, sets):
 
 @pytest.mark.parametrize("command", ["fit", "predict"])
 def test_a_full_disk_is_said(command, files, sets, monkeypatch):
-    """A limit on the size of files stands for the disk, from the moment when the output is written."""
+    """A limit on the size of files stands for the disk, from the moment when the output is
+    written.
+    """
     model, folder = files
     write_parquet(folder / "in.parquet", [(sets, sets.query[:, 0])], row_group_size=25)
     names = {"predict": NAMES, "fit": ("in.parquet", "new")}[command]
@@ -365,7 +367,9 @@ def test_sets_unlike_those_of_the_fit_are_refused(files, seed):
 
 
 def test_from_one_row_per_token_to_predictions(tmp_path, rng):
-    """`keyhole fit` remembers its columns, and `keyhole predict` reads the next table the same way."""
+    """`keyhole fit` remembers its columns, and `keyhole predict` reads the next table the same
+    way.
+    """
     rows = ["basket,a,b,price"]
     for i in range(60):
         price = rng.normal()
@@ -507,7 +511,9 @@ def test_intervals_novelty_and_what_each_key_adds(files, sets):
 
 
 def test_keys_keep_their_ids(tmp_path):
-    """One row per token, in any order; a table of tokens of its own; lists beside lists: parts stand as the ids do."""
+    """One row per token, in any order; a table of tokens of its own; lists beside lists: parts
+    stand as the ids do.
+    """
     names = [f"{'ab'[i % 2]}{i}" for i in range(40)]
     rows = {
         "set": [i * 7 % 10 for i in range(40)],

@@ -1,4 +1,6 @@
-"""The report in a real browser: every chart drawn, nothing on the console, no request, on a desk and on a phone."""
+"""The report in a real browser: every chart drawn, nothing on the console, no request, on a desk
+and on a phone.
+"""
 
 import time
 
@@ -76,7 +78,10 @@ def test_the_switch_changes_page_and_charts(new_page, folders):
     page = new_page()
     page.open(folders["sample"] / "report.html")
     settle(page)
-    ask = "[document.documentElement.dataset.shade, document.querySelector('.plot').data.at(-2).line.color]"
+    ask = (
+        "[document.documentElement.dataset.shade, "
+        "document.querySelector('.plot').data.at(-2).line.color]"
+    )
     seen = []
     for _ in range(4):
         seen.append(page.ask(ask))
@@ -108,8 +113,8 @@ def test_zooming_places_new_ticks(new_page, folders):
     page.open(folders["sample"] / "report.html")
     settle(page)
     page.ask(
-        "Plotly.relayout(document.querySelector('.plot'), {'xaxis.range': [2, 2.5], 'yaxis.range': [-1, -0.5]})"
-        ".then(() => 1)"
+        "Plotly.relayout(document.querySelector('.plot'), {'xaxis.range': [2, 2.5], 'yaxis.range': "
+        "[-1, -0.5]}).then(() => 1)"
     )
     time.sleep(0.3)
     ticks = page.ask("document.querySelector('.plot').layout.yaxis.tickvals")
@@ -125,7 +130,8 @@ def test_no_script_of_the_data_runs(new_page, folders):
     assert page.ask("document.querySelectorAll('script').length") == 3
     assert (
         page.ask(
-            "document.querySelectorAll('img').length + document.querySelectorAll('[onerror]').length"
+            "document.querySelectorAll('img').length + "
+            "document.querySelectorAll('[onerror]').length"
         )
         == 0
     )

@@ -39,7 +39,8 @@ FURTHER = [
     kh.NormBallRegressor(
         n_heads=4, group_radius=1.0, ball_radius=math.inf, loss="squared", tol=0.01
     ),
-    # the checks draw tokens near 100, whose features differ in size by 10⁴: radii of 10 and more warn
+    # the checks draw tokens near 100, whose features differ in size by 10⁴: radii of 10 and more
+    # warn
     kh.NormBallClassifier(n_heads=4, loss="hinge", group_radius=5.0, tol=0.02),
 ]
 

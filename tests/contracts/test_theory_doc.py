@@ -1,4 +1,6 @@
-"""docs/theory.md names functions and property tests: both must exist, and every public function must be named."""
+"""docs/theory.md names functions and property tests: both must exist, and every public function
+must be named.
+"""
 
 import ast
 import importlib

@@ -1,4 +1,6 @@
-"""The walk from a fit to LAPACK, and from a prediction to its loops, is at most nine frames of ours."""
+"""The walk from a fit to LAPACK, and from a prediction to its loops, is at most nine frames of
+ours.
+"""
 
 import math
 import sys
@@ -15,7 +17,10 @@ MOST_FRAMES = 9
 
 
 def own_frames():
-    """Functions of this package that are under way, outermost first. What checks shapes while testing is not ours."""
+    """Functions of this package that are under way, outermost first.
+
+    What checks shapes while testing is not ours.
+    """
     frame, names = sys._getframe(1), []
     while frame is not None:
         if frame.f_code.co_filename.startswith(SOURCE):

@@ -8,11 +8,13 @@
 
 Each case runs in a child with limits (`formats` draws files, `sequences` calls).
 
-A case is allowed to be read, or to be refused by a ValueError, TypeError or OSError that a ``raise`` statement of
-keyhole's raised with words of its own (a command: exit code 2 for such a reason, or for a wrong usage). All else is a
-finding: a signal, more than 5 seconds, more than 512 MiB, another exception, one that comes from a library, something
-read that does not hang together, a file written where none should be, code or a process started. A sequence of calls
-is "read" if all numbers are as they should be; wrong ones are a finding that says which, and by how much.
+A case is allowed to be read, or to be refused by a ValueError, TypeError or OSError that a
+``raise`` statement of keyhole's raised with words of its own (a command: exit code 2 for such a
+reason, or for a wrong usage). All else is a finding: a signal, more than 5 seconds, more than
+512 MiB, another exception, one that comes from a library, something read that does not hang
+together, a file written where none should be, code or a process started. A sequence of calls is
+"read" if all numbers are as they should be; wrong ones are a finding that says which, and by how
+much.
 
 Case number i of a seed is always the same, however many there are and whoever runs it.
 """
@@ -24,9 +26,16 @@ import sys
 
 ENVIRONMENT = {
     # address space is what is limited: allocators that reserve gigabytes in advance would use it up
-    "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
-    "NUMBA_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "COLUMNS": "120", "NO_COLOR": "1", "MPLBACKEND": "agg",
-}  # fmt: skip
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_ARENA_MAX": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+    "COLUMNS": "120",
+    "NO_COLOR": "1",
+    "MPLBACKEND": "agg",
+}
 if __name__ == "__main__" and any(os.environ.get(k) != v for k, v in ENVIRONMENT.items()):
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ENVIRONMENT})
 
@@ -57,7 +66,10 @@ PLENTY = 8 * 2**30
 SECONDS = 5.0
 OPEN_FILES = 256
 BATCH = 40
-"""Cases per child: a fork of a warm parent takes as long as several cases. Whatever is found is run again alone."""
+"""Cases per child: a fork of a warm parent takes as long as several cases.
+
+Whatever is found is run again alone.
+"""
 WORKERS = 2
 ENOUGH = 10
 TRIALS = 120
@@ -67,7 +79,9 @@ ALLOWED = (ValueError, TypeError, OSError)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a case: "read", "refused", or the kind of a finding; the place names it among others."""
+    """What came of a case: "read", "refused", or the kind of a finding; the place names it among
+    others.
+    """
 
     state: str
     words: str = ""
@@ -86,13 +100,41 @@ class Verdict:
 
 
 class Watch:
-    """Hears of everything that Python opens for writing, removes, starts, connects to or executes."""
+    """Hears of everything that Python opens for writing, removes, starts, connects to or
+    executes.
+    """
 
-    WRITING = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.chmod", "os.truncate",
-               "os.chown", "shutil.rmtree", "sqlite3.connect", "os.utime")  # fmt: skip
-    STARTING = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty",
-                "socket.connect", "socket.bind", "socket.getaddrinfo", "pickle.find_class", "ctypes.dlopen",
-                "sqlite3.load_extension", "sqlite3.enable_load_extension", "webbrowser.open")  # fmt: skip
+    WRITING = (
+        "os.remove",
+        "os.rename",
+        "os.rmdir",
+        "os.mkdir",
+        "os.link",
+        "os.symlink",
+        "os.chmod",
+        "os.truncate",
+        "os.chown",
+        "shutil.rmtree",
+        "sqlite3.connect",
+        "os.utime",
+    )
+    STARTING = (
+        "subprocess.Popen",
+        "os.system",
+        "os.exec",
+        "os.posix_spawn",
+        "os.spawn",
+        "os.fork",
+        "os.forkpty",
+        "socket.connect",
+        "socket.bind",
+        "socket.getaddrinfo",
+        "pickle.find_class",
+        "ctypes.dlopen",
+        "sqlite3.load_extension",
+        "sqlite3.enable_load_extension",
+        "webbrowser.open",
+    )
 
     def __init__(self) -> None:
         self.inside: str | None = None
@@ -275,7 +317,8 @@ def arm(seconds: float, wall: float) -> None:
 def in_child(
     cases: list[tuple[int, Any]], *, alone: bool, memory: int = MEMORY
 ) -> tuple[list[tuple[int, Verdict]], int, str]:
-    """Run cases in one fork: the verdicts of those that ended, the status of the child, and its last words.
+    """Run cases in one fork: the verdicts of those that ended, the status of the child, and its
+    last words.
 
     ``cases`` are (number, case) or (number, seed): those are drawn in the child.
     """
@@ -371,8 +414,8 @@ def _run_all(
 def run_alone(number: int, case: Any) -> Verdict:
     """The verdict on one case, whatever becomes of the child.
 
-    Memory that was asked for and refused, in words of ours, may be a promise that nobody would have kept: what counts
-    is how much is held where there is plenty.
+    Memory that was asked for and refused, in words of ours, may be a promise that nobody would have
+    kept: what counts is how much is held where there is plenty.
     """
     done, status, words = in_child([(number, case)], alone=True)
     if done and done[0][1].state == "memory":
@@ -414,7 +457,8 @@ def run_batch(cases: list[tuple[int, Any]], sure: Counter[str]) -> list[tuple[in
                 and sure[verdict.name] < ENOUGH
             ):
                 alone = run_alone(number, case)
-                # wrong numbers of a sequence are wrong wherever they were seen: threads may not meet again
+                # wrong numbers of a sequence are wrong wherever they were seen: threads may not
+                # meet again
                 if not (alone.fine and verdict.state == "wrong" and of_sequence(verdict)):
                     verdict = alone
                 sure[verdict.name] += 1
@@ -467,7 +511,9 @@ class Plan:
 
 
 def attack(plan: Plan, quiet: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run the attack on its workers; the table, and for each kind of finding the first case that showed it."""
+    """Run the attack on its workers; the table, and for each kind of finding the first case that
+    showed it.
+    """
     from sequences import SEQUENCES
 
     began = time.monotonic()
@@ -507,7 +553,8 @@ def attack(plan: Plan, quiet: bool = False) -> tuple[dict[str, Any], dict[str, A
         if not quiet and time.monotonic() - last > 15:
             last = time.monotonic()
             print(
-                f"{n_cases} cases, {n_cases / (last - began):.0f} per second, {len(first)} findings",
+                f"{n_cases} cases, {n_cases / (last - began):.0f} per second, {len(first)} "
+                "findings",
                 flush=True,
             )
     for _ in pipes:
@@ -525,7 +572,9 @@ def attack(plan: Plan, quiet: bool = False) -> tuple[dict[str, Any], dict[str, A
 
 
 def _work(worker: int, plan: Plan, deadline: float, pipe: int) -> None:
-    """What one worker does: its share of the numbers, a child full at a time, until the deadline."""
+    """What one worker does: its share of the numbers, a child full at a time, until the
+    deadline.
+    """
     import formats
 
     with os.fdopen(pipe, "wb") as out:
@@ -627,7 +676,9 @@ def read_case(path: Path) -> tuple[Any, str]:
 
 
 def keep(path: Path) -> Path:
-    """Copy a case that failed to the corpus; it has to be read or refused as it is now, or fine if it is not yet."""
+    """Copy a case that failed to the corpus; it has to be read or refused as it is now, or fine if
+    it is not yet.
+    """
     case, _ = read_case(path)
     verdict = run_alone(0, case)
     note = json.loads(path.read_text())["note"]
@@ -644,7 +695,8 @@ def check_corpus() -> list[str]:
         expected = expectations[number]
         if not verdict.fine or (expected != "fine" and verdict.state != expected):
             wrong.append(
-                f"{paths[number].name}: must be {expected}, is {verdict.state} ({verdict.words[:200]})"
+                f"{paths[number].name}: must be {expected}, is {verdict.state} "
+                f"({verdict.words[:200]})"
             )
     return wrong
 
@@ -735,15 +787,19 @@ def run(arguments: argparse.Namespace) -> int:
         case = shrink(arguments.seed, held["number"], verdict)
         note = f"seed {arguments.seed}, case {held['number']}: {verdict.state}, {verdict.words}"
         write_case(arguments.out / f"{name}.json", case, "fine", note)
-        say(f"{verdict.state} ({held['times']} times) {case.format}, {case.reader}: {verdict.words[:300]}\n"
-            f"    {arguments.out / name}.json")  # fmt: skip
+        say(
+            f"{verdict.state} ({held['times']} times) {case.format}, {case.reader}: "
+            f"{verdict.words[:300]}\n"
+            f"    {arguments.out / name}.json"
+        )
     table["findings"] = [
         {"name": n, "times": h["times"], **asdict(h["verdict"])} for n, h in first.items()
     ]
     (arguments.out / "table.json").write_text(json.dumps(table, indent=1) + "\n")
     say(printed(table))
     say(
-        f"{table['cases']:,} cases in {table['seconds']:g} s, seed {table['seed']}: {len(first)} kinds of findings"
+        f"{table['cases']:,} cases in {table['seconds']:g} s, seed {table['seed']}: {len(first)} "
+        "kinds of findings"
     )
     return 1 if first or wrong else 0
 

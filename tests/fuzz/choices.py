@@ -243,7 +243,9 @@ def compare_models(
 
 
 def compare_probabilities(with_left: Any, with_right: Any, new: Any, share: float) -> None:
-    """A class without weight, which the left writing has and the right one has not, is never likely."""
+    """A class without weight, which the left writing has and the right one has not, is never
+    likely.
+    """
     has_weight = np.isin(with_left.classes_, with_right.classes_)
     wanted = np.zeros((len(new), len(has_weight)))
     wanted[:, has_weight] = with_right.predict_proba(new)

@@ -1,9 +1,10 @@
-"""States of `keyhole explore`: a random one, hostile values included, is answered or refused in words.
+"""States of `keyhole explore`: a random one, hostile values included, is answered or refused in
+words.
 
 ``check_state(Random(seed))`` draws a state of all controls of the page, asks for its view in this
 process, and raises an AssertionError where the view takes too much processor time, is no valid
-answer, or refuses without words. The message has the state as an address. Whatever else is raised is
-a finding too.
+answer, or refuses without words. The message has the state as an address. Whatever else is raised
+is a finding too.
 """
 
 from __future__ import annotations
@@ -61,21 +62,93 @@ RANGES = {
 WHOLE = {"d", "N", "n", "M", "top"}
 
 HOSTILE_NUMBERS = (
-    "", " ", "nan", "-nan", "inf", "-inf", "1e400", "-1", "-0", "0", "0.0", "1e-400", "5e-324", "1e-300", "0x10",
-    "1_0", " 8 ", "8.0", "8.5", "2e1", "--1", "1,5", "٣", "½", "9" * 400, "8\x00", "8\n", "None", "true", "<b>8</b>",
-    "$(id)", "2147483648", "9223372036854775808", "1e15",
-)  # fmt: skip
+    "",
+    " ",
+    "nan",
+    "-nan",
+    "inf",
+    "-inf",
+    "1e400",
+    "-1",
+    "-0",
+    "0",
+    "0.0",
+    "1e-400",
+    "5e-324",
+    "1e-300",
+    "0x10",
+    "1_0",
+    " 8 ",
+    "8.0",
+    "8.5",
+    "2e1",
+    "--1",
+    "1,5",
+    "٣",
+    "½",
+    "9" * 400,
+    "8\x00",
+    "8\n",
+    "None",
+    "true",
+    "<b>8</b>",
+    "$(id)",
+    "2147483648",
+    "9223372036854775808",
+    "1e15",
+)
 
 HOSTILE_TARGETS = (
-    "", " ", "\x00", "corr\x00", "x" * 2000, "(" * 200, "corr" + "+corr" * 180, "<script>alert(1)</script>",
-    "../../etc/passwd", "corr^999999999999999999999", "corr^-1", "corr^1.5", "corr ** 2", "corr^2^2", "1e400*corr",
-    "1e300*corr", "1e-300*corr", "5e-324*token", "1e200*corr*1e200", "0*corr", "3", "corr-corr", "rotated(1e300)",
-    "rotated(1e200)^3", "rotated(0.5, 99999999999999999999)", "rotated(nan)", "rotated()", "rotated(0.5",
-    "(corr+token+query+1)^12", "(rotated(0.1)+rotated(0.2)+rotated(0.3)+corr)^5", "rotated(0.5)^6",
-    "rotated(0.5)^4*token", "corr^64", "token^64*query^64", "corr/0", "corr/corr", "corr/1e-320", "cor", "tokеn",
-    "__import__('os')", "corr\ntoken", "٣*corr", "corr % token", "∞", "1e308*corr+1e308*corr", "corr*1e-160",
-    "corr + 1e-160*token", "1e49*corr", "1e-49*query^3",
-)  # fmt: skip
+    "",
+    " ",
+    "\x00",
+    "corr\x00",
+    "x" * 2000,
+    "(" * 200,
+    "corr" + "+corr" * 180,
+    "<script>alert(1)</script>",
+    "../../etc/passwd",
+    "corr^999999999999999999999",
+    "corr^-1",
+    "corr^1.5",
+    "corr ** 2",
+    "corr^2^2",
+    "1e400*corr",
+    "1e300*corr",
+    "1e-300*corr",
+    "5e-324*token",
+    "1e200*corr*1e200",
+    "0*corr",
+    "3",
+    "corr-corr",
+    "rotated(1e300)",
+    "rotated(1e200)^3",
+    "rotated(0.5, 99999999999999999999)",
+    "rotated(nan)",
+    "rotated()",
+    "rotated(0.5",
+    "(corr+token+query+1)^12",
+    "(rotated(0.1)+rotated(0.2)+rotated(0.3)+corr)^5",
+    "rotated(0.5)^6",
+    "rotated(0.5)^4*token",
+    "corr^64",
+    "token^64*query^64",
+    "corr/0",
+    "corr/corr",
+    "corr/1e-320",
+    "cor",
+    "tokеn",
+    "__import__('os')",
+    "corr\ntoken",
+    "٣*corr",
+    "corr % token",
+    "∞",
+    "1e308*corr+1e308*corr",
+    "corr*1e-160",
+    "corr + 1e-160*token",
+    "1e49*corr",
+    "1e-49*query^3",
+)
 
 HOSTILE_PICKS = (
     "",
@@ -188,7 +261,9 @@ def _limited(seconds: float) -> Iterator[None]:
 
 
 def draw_query(rng: Random) -> dict[str, str]:
-    """The part of an address after the ?: each control set or left out, now and then to nonsense."""
+    """The part of an address after the ?: each control set or left out, now and then to
+    nonsense.
+    """
     query: dict[str, str] = {}
     if rng.random() < 0.95:
         query["view"] = rng.choice([*VIEWS, *VIEWS, "data"])

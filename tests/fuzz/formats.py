@@ -1,8 +1,10 @@
-"""What is attacked: for each format a valid file, ways to damage it, and the reader that has to cope.
+"""What is attacked: for each format a valid file, ways to damage it, and the reader that has to
+cope.
 
-A format is three functions. ``base`` draws a valid thing, ``mutate`` damages it once, ``finish`` makes files of it and,
-where a digest or a checksum would stop every change at the door, makes that good again. A reader opens the files as a
-user would, and asserts that what was read hangs together. Sequences of calls are drawn in the same way (`sequences`).
+A format is three functions. ``base`` draws a valid thing, ``mutate`` damages it once, ``finish``
+makes files of it and, where a digest or a checksum would stop every change at the door, makes that
+good again. A reader opens the files as a user would, and asserts that what was read hangs together.
+Sequences of calls are drawn in the same way (`sequences`).
 """
 
 from __future__ import annotations
@@ -145,7 +147,9 @@ def container(parts: dict[str, Any]) -> bytes:
 
 
 def digest(text: str, header: dict[str, Any], data: bytes) -> str:
-    """The digest of a model file, as `kh.save` writes it; of whatever is there if the header lies."""
+    """The digest of a model file, as `kh.save` writes it; of whatever is there if the header
+    lies.
+    """
     found = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
     for name in sorted(n for n in header if n != "__metadata__"):
         entry = header[name] if isinstance(header[name], dict) else {}
@@ -180,11 +184,28 @@ def model_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
 
 
 NEWER = (
-    "n_heads_", "n_extras_in_", "n_query_features_in_", "tokens_", "selection_", "candidates_", "jackknife_errors_",
-    "criterion", "extras_scale", "scaling", "query", "extras_values", "extras_centre", "extras_spread", "query_centre",
-    "query_dim", "codings", "pairs",
-)  # fmt: skip
-"""Fields that files of before did not have: left out they are read or refused, like any wrong value in their place."""
+    "n_heads_",
+    "n_extras_in_",
+    "n_query_features_in_",
+    "tokens_",
+    "selection_",
+    "candidates_",
+    "jackknife_errors_",
+    "criterion",
+    "extras_scale",
+    "scaling",
+    "query",
+    "extras_values",
+    "extras_centre",
+    "extras_spread",
+    "query_centre",
+    "query_dim",
+    "codings",
+    "pairs",
+)
+"""Fields that files of before did not have: left out they are read or refused, like any wrong value
+in their place.
+"""
 
 
 def newer_changed(rng: Random, document: Any) -> Any:
@@ -336,8 +357,11 @@ def plain_columns(rng: Random, n: int) -> dict[str, Any]:
         return round(rng.uniform(-2, 2), 3)
 
     if rng.random() < 0.3:
-        columns = {"set": pa.array([str(i // 2) for i in range(n)]), "x": pa.array([number() for _ in range(n)]),
-                   "z": pa.array([rng.randrange(9) for _ in range(n)])}  # fmt: skip
+        columns = {
+            "set": pa.array([str(i // 2) for i in range(n)]),
+            "x": pa.array([number() for _ in range(n)]),
+            "z": pa.array([rng.randrange(9) for _ in range(n)]),
+        }
         if rng.random() < 0.6:
             columns["target"] = pa.array([i // 2 for i in range(n)])
         if rng.random() < 0.3:
@@ -377,19 +401,42 @@ def plain_columns(rng: Random, n: int) -> dict[str, Any]:
 
 def wild_type(rng: Random, depth: int = 0) -> pa.DataType:
     plain = (
-        pa.float64(), pa.float32(), pa.float16(), pa.int8(), pa.uint64(), pa.int64(), pa.bool_(), pa.string(),
-        pa.large_string(), pa.binary(), pa.null(), pa.date32(), pa.timestamp("ns"), pa.duration("s"), pa.time64("us"),
-        pa.decimal128(10, 3), pa.decimal256(60, 5), pa.dictionary(pa.int8(), pa.string()), pa.binary(4),
-        pa.string_view(), pa.month_day_nano_interval(), pa.dictionary(pa.int32(), pa.float64()),
-    )  # fmt: skip
+        pa.float64(),
+        pa.float32(),
+        pa.float16(),
+        pa.int8(),
+        pa.uint64(),
+        pa.int64(),
+        pa.bool_(),
+        pa.string(),
+        pa.large_string(),
+        pa.binary(),
+        pa.null(),
+        pa.date32(),
+        pa.timestamp("ns"),
+        pa.duration("s"),
+        pa.time64("us"),
+        pa.decimal128(10, 3),
+        pa.decimal256(60, 5),
+        pa.dictionary(pa.int8(), pa.string()),
+        pa.binary(4),
+        pa.string_view(),
+        pa.month_day_nano_interval(),
+        pa.dictionary(pa.int32(), pa.float64()),
+    )
     kind = rng.random()
     if depth > 2 or kind < 0.4:
         return rng.choice(plain)
     inner = wild_type(rng, depth + 1)
     makers: tuple[Callable[[Any], Any], ...] = (
-        pa.list_, pa.large_list, lambda t: pa.list_(t, rng.choice((0, 1, 2, 3))), lambda t: pa.struct([("a", t)]),
-        pa.list_view, pa.list_, lambda t: pa.run_end_encoded(pa.int32(), t),
-    )  # fmt: skip
+        pa.list_,
+        pa.large_list,
+        lambda t: pa.list_(t, rng.choice((0, 1, 2, 3))),
+        lambda t: pa.struct([("a", t)]),
+        pa.list_view,
+        pa.list_,
+        lambda t: pa.run_end_encoded(pa.int32(), t),
+    )
     return rng.choice(makers)(inner)
 
 
@@ -766,11 +813,45 @@ def npz_base(rng: Random) -> dict[str, Any]:
 
 
 DESCRIPTIONS = (
-    "'<f8'", "'>f4'", "'|O'", "'<i8'", "'|b1'", "'<c16'", "'<M8[ns]'", "'|V10'", "'<U9'", "'|S0'", "'<U0'", "'<U500000'",
-    "[('a', '<f8'), ('b', '<i4')]", "[('a', '|O')]", "('<f8', (2,))", "'f8,f8'", "None", "'<g16'", "'<f2'", "b'<f8'",
-)  # fmt: skip
-SHAPES = ("()", "(0,)", "(-1,)", "(3,)", "(6, 2)", "(2, 6)", "(99999999999, 2)", "(3, 2, 2)", "(1,)*9", "[6, 2]",
-          "(True, 12)", "(1.0,)", "(6L, 2L)", "(0, 99999999999999999999)", "(12,", "(" * 200 + ")" * 200)  # fmt: skip
+    "'<f8'",
+    "'>f4'",
+    "'|O'",
+    "'<i8'",
+    "'|b1'",
+    "'<c16'",
+    "'<M8[ns]'",
+    "'|V10'",
+    "'<U9'",
+    "'|S0'",
+    "'<U0'",
+    "'<U500000'",
+    "[('a', '<f8'), ('b', '<i4')]",
+    "[('a', '|O')]",
+    "('<f8', (2,))",
+    "'f8,f8'",
+    "None",
+    "'<g16'",
+    "'<f2'",
+    "b'<f8'",
+)
+SHAPES = (
+    "()",
+    "(0,)",
+    "(-1,)",
+    "(3,)",
+    "(6, 2)",
+    "(2, 6)",
+    "(99999999999, 2)",
+    "(3, 2, 2)",
+    "(1,)*9",
+    "[6, 2]",
+    "(True, 12)",
+    "(1.0,)",
+    "(6L, 2L)",
+    "(0, 99999999999999999999)",
+    "(12,",
+    "(" * 200 + ")" * 200,
+)
 
 
 def npz_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
@@ -830,7 +911,9 @@ def npz_finish(rng: Random, state: dict[str, Any]) -> Case:
 
 
 def zipped(rng: Random, files: list[tuple[str, bytes]], lies: list[int], bomb: int = 0) -> bytes:
-    """A zip archive; each lie changes what one header says, ``bomb`` MiB of zeros follow the first member's bytes."""
+    """A zip archive; each lie changes what one header says, ``bomb`` MiB of zeros follow the first
+    member's bytes.
+    """
     body, central = b"", b""
     for i, (name, data) in enumerate(files):
         packed, method, size, crc = data, 0, len(data), mutate.zlib.crc32(data)
@@ -855,8 +938,16 @@ def zipped(rng: Random, files: list[tuple[str, bytes]], lies: list[int], bomb: i
                 fields[which] = liar.choice(odd) & 0xFFFFFFFF
         raw = name.encode("utf-8", "surrogatepass")[:60_000]
         low = {k: v & 0xFFFF for k, v in fields.items()}
-        common = struct.pack("<HHHIIII", low["version"], low["flags"], low["method"], fields["date"], fields["crc"],
-                             fields["packed"], fields["size"])  # fmt: skip
+        common = struct.pack(
+            "<HHHIIII",
+            low["version"],
+            low["flags"],
+            low["method"],
+            fields["date"],
+            fields["crc"],
+            fields["packed"],
+            fields["size"],
+        )
         at = fields["at"]
         body += b"PK\3\4" + common + struct.pack("<HH", len(raw), 0) + raw + packed
         central += (
@@ -889,8 +980,15 @@ def babi_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
     if kind < 0.45:
         files[name] = mutate.retype(rng, files[name], " \t.")
     elif kind < 0.55:
-        where = rng.choice(("../outside/qa1_x_train.txt", "/tmp/qa1_x_train.txt", f"{mutate.word(rng)}/qa1_x_train.txt",
-                            "tasks/en/qa1_" + "x" * rng.choice((1, 120, 300)) + "_test.txt", mutate.word(rng)))  # fmt: skip
+        where = rng.choice(
+            (
+                "../outside/qa1_x_train.txt",
+                "/tmp/qa1_x_train.txt",
+                f"{mutate.word(rng)}/qa1_x_train.txt",
+                "tasks/en/qa1_" + "x" * rng.choice((1, 120, 300)) + "_test.txt",
+                mutate.word(rng),
+            )
+        )
         files[where] = files.pop(name)
     elif kind < 0.65:
         state["odd"] = [
@@ -974,8 +1072,23 @@ def tarred(files: list[tuple[str, bytes]], state: dict[str, Any]) -> bytes:
         ]
         if heads:
             at = liar.choice(heads)
-            field_at, size = liar.choice(((0, 100), (100, 8), (108, 8), (124, 12), (136, 12), (156, 1), (157, 100),
-                                          (257, 8), (329, 8), (345, 155), (386, 12), (482, 1), (483, 12)))  # fmt: skip
+            field_at, size = liar.choice(
+                (
+                    (0, 100),
+                    (100, 8),
+                    (108, 8),
+                    (124, 12),
+                    (136, 12),
+                    (156, 1),
+                    (157, 100),
+                    (257, 8),
+                    (329, 8),
+                    (345, 155),
+                    (386, 12),
+                    (482, 1),
+                    (483, 12),
+                )
+            )
             new = liar.choice(
                 (
                     b"77777777777",
@@ -1000,15 +1113,24 @@ def read_babi(folder: Path, options: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- checkpoints
 
 FAMILIES = (
-    {"encoder.layer.{}.attention.self.query.weight": (4, 4), "encoder.layer.{}.attention.self.key.weight": (4, 4),
-     "encoder.layer.{}.output.LayerNorm.weight": (4,)},
-    {"model.layers.{}.self_attn.q_proj.weight": (4, 4), "model.layers.{}.self_attn.k_proj.weight": (2, 4),
-     "model.layers.{}.input_layernorm.weight": (4,)},
+    {
+        "encoder.layer.{}.attention.self.query.weight": (4, 4),
+        "encoder.layer.{}.attention.self.key.weight": (4, 4),
+        "encoder.layer.{}.output.LayerNorm.weight": (4,),
+    },
+    {
+        "model.layers.{}.self_attn.q_proj.weight": (4, 4),
+        "model.layers.{}.self_attn.k_proj.weight": (2, 4),
+        "model.layers.{}.input_layernorm.weight": (4,),
+    },
     {"h.{}.attn.c_attn.weight": (4, 12), "h.{}.ln_1.weight": (4,)},
     {"layers.{}.attention.query_key_value.weight": (12, 4)},
     {"layers.{}.self_attn.qkv_proj.weight": (12, 4)},
-    {"encoder.block.{}.layer.0.SelfAttention.q.weight": (4, 4), "encoder.block.{}.layer.0.SelfAttention.k.weight": (4, 4)},
-)  # fmt: skip
+    {
+        "encoder.block.{}.layer.0.SelfAttention.q.weight": (4, 4),
+        "encoder.block.{}.layer.0.SelfAttention.k.weight": (4, 4),
+    },
+)
 
 
 def checkpoint_base(rng: Random) -> dict[str, Any]:
@@ -1212,26 +1334,58 @@ def stored() -> bytes:
 
 
 RESULTS = (
-    '{"error": NaN}', '{"error": "x"}', '{"error": null}', "[]", "null", "", "{", '{"error": 1e999}', '{"err": 1}', "7",
-    '{"error": [1]}', '{"error": true}', '{"error": -5}', "[" * 3000, '{"\\ud800": 1}', '{"error": ' + "9" * 5000 + "}",
-    '{"key": 0.5}', '{"dim": "x", "error": 0.5}', '{"error": 0.5, "more": {"a": 1}}',
-)  # fmt: skip
+    '{"error": NaN}',
+    '{"error": "x"}',
+    '{"error": null}',
+    "[]",
+    "null",
+    "",
+    "{",
+    '{"error": 1e999}',
+    '{"err": 1}',
+    "7",
+    '{"error": [1]}',
+    '{"error": true}',
+    '{"error": -5}',
+    "[" * 3000,
+    '{"\\ud800": 1}',
+    '{"error": ' + "9" * 5000 + "}",
+    '{"key": 0.5}',
+    '{"dim": "x", "error": 0.5}',
+    '{"error": 0.5, "more": {"a": 1}}',
+)
 STATEMENTS = (
-    "DROP TABLE results", "DROP TABLE timings", "ALTER TABLE results RENAME TO other",
-    "ALTER TABLE results RENAME COLUMN result TO outcome", "ALTER TABLE timings RENAME COLUMN seconds TO minutes",
+    "DROP TABLE results",
+    "DROP TABLE timings",
+    "ALTER TABLE results RENAME TO other",
+    "ALTER TABLE results RENAME COLUMN result TO outcome",
+    "ALTER TABLE timings RENAME COLUMN seconds TO minutes",
     "DROP TABLE results; CREATE VIEW results AS SELECT 'k' AS key, 'c' AS config, '{}' AS result",
-    "DROP TABLE results; CREATE VIEW results AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) "
-    "SELECT x AS key, x AS config, x AS result FROM c",
+    "DROP TABLE results; CREATE VIEW results AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT "
+    "x + 1 FROM c) SELECT x AS key, x AS config, x AS result FROM c",
     "CREATE TRIGGER t AFTER INSERT ON results BEGIN DELETE FROM results; END",
     "CREATE TRIGGER t BEFORE INSERT ON results BEGIN SELECT RAISE(FAIL, 'no'); END",
-    "CREATE TRIGGER t AFTER INSERT ON timings BEGIN INSERT INTO results SELECT randomblob(16), zeroblob(400000000), '{}'; END",
-    "DROP TABLE results; CREATE TABLE results (key TEXT)", "DROP TABLE results; CREATE TABLE results (result, config, key)",
-    "DROP TABLE results; CREATE TABLE results (key TEXT PRIMARY KEY, config TEXT, result TEXT) WITHOUT ROWID",
+    (
+        "CREATE TRIGGER t AFTER INSERT ON timings BEGIN INSERT INTO results SELECT randomblob(16), "
+        "zeroblob(400000000), '{}'; END"
+    ),
+    "DROP TABLE results; CREATE TABLE results (key TEXT)",
+    "DROP TABLE results; CREATE TABLE results (result, config, key)",
+    (
+        "DROP TABLE results; CREATE TABLE results (key TEXT PRIMARY KEY, config TEXT, result TEXT) "
+        "WITHOUT ROWID"
+    ),
     "DROP TABLE results; CREATE TABLE results (key, config, result AS (zeroblob(600000000)))",
-    "PRAGMA user_version = 99", "PRAGMA application_id = 1", "DELETE FROM results", "UPDATE timings SET seconds = 'x'",
-    "UPDATE results SET result = zeroblob(10)", "UPDATE results SET key = NULL", "CREATE INDEX i ON results (abs(key))",
-    "UPDATE results SET result = zeroblob(100000)", "UPDATE results SET key = key || 'x'",
-)  # fmt: skip
+    "PRAGMA user_version = 99",
+    "PRAGMA application_id = 1",
+    "DELETE FROM results",
+    "UPDATE timings SET seconds = 'x'",
+    "UPDATE results SET result = zeroblob(10)",
+    "UPDATE results SET key = NULL",
+    "CREATE INDEX i ON results (abs(key))",
+    "UPDATE results SET result = zeroblob(100000)",
+    "UPDATE results SET key = key || 'x'",
+)
 
 
 def store_base(rng: Random) -> dict[str, Any]:
@@ -1309,9 +1463,23 @@ def read_reproduce(folder: Path, options: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- --set and --target
 
 SETTINGS = (
-    "d=8", "N=4", "M=100", "n=256", "dim=4", "sizes=64,128", "powers=1,2", "repetitions=2", "level=0.3", "n_test=100",
-    "more_repetitions=1", "seed=3", "gammas=0,0.5,1", "n_keys=3", "largest=512", "heads=4,8",
-)  # fmt: skip
+    "d=8",
+    "N=4",
+    "M=100",
+    "n=256",
+    "dim=4",
+    "sizes=64,128",
+    "powers=1,2",
+    "repetitions=2",
+    "level=0.3",
+    "n_test=100",
+    "more_repetitions=1",
+    "seed=3",
+    "gammas=0,0.5,1",
+    "n_keys=3",
+    "largest=512",
+    "heads=4,8",
+)
 FIGURES = ("averages", "correlation", "rotation", "heads", "complexity", "dimension", "learner")
 
 
@@ -1463,7 +1631,9 @@ def command(*arguments: str) -> str:
 
 
 def put(folder: Path, files: dict[str, bytes]) -> None:
-    """Write files, all of one fixed time: what a command remembers of its input is its size and time."""
+    """Write files, all of one fixed time: what a command remembers of its input is its size and
+    time.
+    """
     import os
 
     for name, content in files.items():
@@ -1491,11 +1661,23 @@ FORMATS: dict[str, Format] = {
     **sequences.SEQUENCES,
 }
 READERS: dict[str, Callable[[Path, dict[str, Any]], None]] = {
-    "load": read_load, "table": read_a_table, "source": read_source, "predict": read_predict, "bags": read_bags,
-    "series": read_series, "molecules": read_molecules, "babi": read_babi, "heads": read_heads, "store": read_store,
-    "section": read_section, "reproduce": read_reproduce, "settings": read_settings, "target": read_target,
-    "theory": read_theory, **sequences.READERS,
-}  # fmt: skip
+    "load": read_load,
+    "table": read_a_table,
+    "source": read_source,
+    "predict": read_predict,
+    "bags": read_bags,
+    "series": read_series,
+    "molecules": read_molecules,
+    "babi": read_babi,
+    "heads": read_heads,
+    "store": read_store,
+    "section": read_section,
+    "reproduce": read_reproduce,
+    "settings": read_settings,
+    "target": read_target,
+    "theory": read_theory,
+    **sequences.READERS,
+}
 WRITES = {
     "predict": ("out.parquet", "out.parquet.parts"),
     "store": ("cells.sqlite", "tables"),
@@ -1512,7 +1694,9 @@ def format_of(seed: int, number: int) -> str:
 
 
 def draw(seed: int, number: int, kept: tuple[int, ...] | None = None) -> tuple[Case, int]:
-    """Case ``number`` of a seed, and how many mutations it has; with ``kept``, only those of them."""
+    """Case ``number`` of a seed, and how many mutations it has; with ``kept``, only those of
+    them.
+    """
     rng = Random(f"{seed}/{number}")
     name = rng.choices(list(FORMATS), [f.share for f in FORMATS.values()])[0]
     chosen = FORMATS[name]
@@ -1524,7 +1708,9 @@ def draw(seed: int, number: int, kept: tuple[int, ...] | None = None) -> tuple[C
 
 
 def warm() -> None:
-    """Import, compile and make all that cases share, and see that undamaged files of every format are read."""
+    """Import, compile and make all that cases share, and see that undamaged files of every format
+    are read.
+    """
     warnings.simplefilter("ignore")
     models(), interrupted(), stored(), cells(), setting_names(), cli()
     sequences.warm()

@@ -1,4 +1,7 @@
-"""Ways to damage bytes, text and JSON. Every choice is drawn from the `Random` that is passed in."""
+"""Ways to damage bytes, text and JSON.
+
+Every choice is drawn from the `Random` that is passed in.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,70 @@ INTEGERS = (
     2**63 - 1,
 )
 WORDS = (
-    "", " ", "0", "-1", "1e308", "1e999", "-0", "nan", "NaN", "inf", "-Infinity", "9" * 400, "0x10", "1_000", "١٢", "²",
-    "null", "true", "keys", "query", "y", "set", "None", "..", "../outside/precious", "/etc/passwd", "a,b", "a\nb",
-    "\x00", "\x1b[31m", "é", "\ud800", "𝒳", "%s%n", "{0}", "__class__", "x" * 5000, "'", '"', ";", ":", "?", "[bold]",
-)  # fmt: skip
+    "",
+    " ",
+    "0",
+    "-1",
+    "1e308",
+    "1e999",
+    "-0",
+    "nan",
+    "NaN",
+    "inf",
+    "-Infinity",
+    "9" * 400,
+    "0x10",
+    "1_000",
+    "١٢",
+    "²",
+    "null",
+    "true",
+    "keys",
+    "query",
+    "y",
+    "set",
+    "None",
+    "..",
+    "../outside/precious",
+    "/etc/passwd",
+    "a,b",
+    "a\nb",
+    "\x00",
+    "\x1b[31m",
+    "é",
+    "\ud800",
+    "𝒳",
+    "%s%n",
+    "{0}",
+    "__class__",
+    "x" * 5000,
+    "'",
+    '"',
+    ";",
+    ":",
+    "?",
+    "[bold]",
+)
 DEEP = "nested deeper than any reader goes"
 NUMBERS: tuple[Any, ...] = (
-    0, 1, -1, 2, 3, 10**6, 2**31, 2**62, 2**63, 10**30, 0.5, -0.0, 1e-300, 1e150, 1e308, float("nan"), float("inf"),
-)  # fmt: skip
+    0,
+    1,
+    -1,
+    2,
+    3,
+    10**6,
+    2**31,
+    2**62,
+    2**63,
+    10**30,
+    0.5,
+    -0.0,
+    1e-300,
+    1e150,
+    1e308,
+    float("nan"),
+    float("inf"),
+)
 
 
 def damage(rng: Random, data: bytes) -> bytes:

@@ -71,8 +71,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 """What each setting is drawn from, by itself; repeated where it should be drawn more often.
 
 ``estimator`` is that of `fit`, of `fit_batches` ("batches"), `AttentionFeatures` or over the norm
-ball. ``queries`` says whether sets have queries: of the dimension of the keys, of another one, or of
-another one with the pairs of coordinates named that mean the same. ``units`` multiplies y.
+ball. ``queries`` says whether sets have queries: of the dimension of the keys, of another one, or
+of another one with the pairs of coordinates named that mean the same. ``units`` multiplies y.
 """
 
 FIXED_ALPHA = 0.3

@@ -1,4 +1,7 @@
-"""Cases that once failed are fine, and so are some hundred fresh ones. `make fuzz` runs many more."""
+"""Cases that once failed are fine, and so are some hundred fresh ones.
+
+`make fuzz` runs many more.
+"""
 
 import subprocess
 import sys

@@ -1,8 +1,10 @@
-"""Random small problems over the product of all options, and the same layer fitted plainly, in extended precision.
+"""Random small problems over the product of all options, and the same layer fitted plainly, in
+extended precision.
 
-A `Configuration` is a row of plain values: printed by a test that fails, it makes the same problem again,
-``pose(Configuration(...))``. `Plain` scales tokens, makes queries, features and fits by the formulas of the docs,
-in long doubles, and says by how much rounding of size u may move each of its answers.
+A `Configuration` is a row of plain values: printed by a test that fails, it makes the same problem
+again, ``pose(Configuration(...))``. `Plain` scales tokens, makes queries, features and fits by the
+formulas of the docs, in long doubles, and says by how much rounding of size u may move each of its
+answers.
 """
 
 import itertools
@@ -35,11 +37,13 @@ CHOICES = {
     "outputs": ("one", "two", "two classes", "three classes", "balanced classes"),
     "penalty": ("fixed", "several", "loo"),
 }
-"""What is drawn from, each option by itself; repeated where it should be drawn more often. ``asked`` is the dimension
-of queries, 0 for that of the keys."""
+"""What is drawn from, each option by itself; repeated where it should be drawn more often.
+``asked`` is the dimension of queries, 0 for that of the keys."""
 
 EXTRAS_SCALE = 1.5
-"""Of extras, which a configuration names: one that is chosen is a matter of rounding where two are as good."""
+"""Of extras, which a configuration names: one that is chosen is a matter of rounding where two are
+as good.
+"""
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,9 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Problem:
-    """Samples for a configuration: what `fit` takes, which of them are copies, and sets that are not fitted."""
+    """Samples for a configuration: what `fit` takes, which of them are copies, and sets that are
+    not fitted.
+    """
 
     config: Configuration
     sets: object
@@ -316,7 +322,9 @@ def fit(problem, alpha):
 
 
 def penalties(problem, size):
-    """What to pass as alpha: in units of the size of the weighted Gram matrix, from 1e-9 (float32: 1e-2) to 10."""
+    """What to pass as alpha: in units of the size of the weighted Gram matrix, from 1e-9 (float32:
+    1e-2) to 10.
+    """
     config = problem.config
     low = math.log10(max(1e-9, 1e5 * config.rounding))
     alpha = float(size) * 10.0 ** (low + config.decades * (1 - low))
@@ -338,12 +346,13 @@ class Refit:
     Attributes
     ----------
     stable : array
-        To first order, by an error of one unit of what was given: what a backward stable method stays within.
+        To first order, by an error of one unit of what was given: what a backward stable method
+        stays within.
     by_condition : array
         The same with |y|/α for |a|: what may be lost where (K + α)⁻¹ is made, of condition |K|/α.
     by_residual : array
-        By a residual r of what an iteration certifies, one unit of |y|, which moves predictions by cᵀr in dual form;
-        in primal form by qᵀr, and there the certificate allows for 2√α of it.
+        By a residual r of what an iteration certifies, one unit of |y|, which moves predictions by
+        cᵀr in dual form; in primal form by qᵀr, and there the certificate allows for 2√α of it.
     """
 
     predictions: np.ndarray
@@ -353,19 +362,22 @@ class Refit:
 
 
 class Plain:
-    """Features or kernel of a problem by the book, in long doubles, and every fit that leaves something out.
+    """Features or kernel of a problem by the book, in long doubles, and every fit that leaves
+    something out.
 
     Attributes
     ----------
     gram : array (n + new, n + new)
         K of the training samples, then of the new ones.
     sizes : array (n + new,)
-        A bound on the length of the features of each sample with every sign made positive: what their rounding
-        is in proportion to.
+        A bound on the length of the features of each sample with every sign made positive: what
+        their rounding is in proportion to.
     copies : array (n,)
-        Samples of one number are copies of each other, once their tokens are scaled: the same sets and outputs.
+        Samples of one number are copies of each other, once their tokens are scaled: the same sets
+        and outputs.
     undecided : bool
-        Whether a score lies within rounding of the jump of the step, so that no precision can tell its side.
+        Whether a score lies within rounding of the jump of the step, so that no precision can tell
+        its side.
     """
 
     def __init__(self, problem, scaling=None, query=None):
@@ -454,20 +466,24 @@ class Plain:
 
     @property
     def size(self):
-        """Σ w |Φ|², which bounds the weighted Gram matrix and is what its rounding is in proportion to."""
+        """Σ w |Φ|², which bounds the weighted Gram matrix and is what its rounding is in proportion
+        to.
+        """
         return float(self.weights @ np.square(self.sizes[: self.config.n]))
 
     def fit_without(self, out, who, alpha):
-        """Predictions for samples ``who`` of the fit without samples ``out``, and what rounding may do to them.
+        """Predictions for samples ``who`` of the fit without samples ``out``, and what rounding may
+        do to them.
 
         In the coordinates of √w, with K~ = W^½ K W^½ and s = √w, the fit solves
 
             [K~ + α  s] [a]   [W^½ y]             [K~ + α  s] [c]   [W^½ k]
             [sᵀ      0] [b] = [  0  ],            [sᵀ      0] [·] = [  1  ]
 
-        and predicts kᵀW^½ a + b = cᵀ W^½ y. To first order an error of u|K~| in K~ moves that by u |K~| |a| |c|, one of
-        as much in k, which has passed through 1/√w_i, by u |K~| |a| / √w_i; one of u|K~| in the p × p matrix ΦᵀWΦ by
-        u |K~| |v| |q| with v = Φᵀa and q = (φ − Φᵀc)/α; one of u|y| in y by u |W^½ y| (|c| + 1/√w_i).
+        and predicts kᵀW^½ a + b = cᵀ W^½ y. To first order an error of u|K~| in K~ moves that by u
+        |K~| |a| |c|, one of as much in k, which has passed through 1/√w_i, by u |K~| |a| / √w_i;
+        one of u|K~| in the p × p matrix ΦᵀWΦ by u |K~| |v| |q| with v = Φᵀa and q = (φ − Φᵀc)/α;
+        one of u|y| in y by u |W^½ y| (|c| + 1/√w_i).
         """
         config, y = self.config, self.problem.columns.astype(LONG)
         w = self.weights.astype(LONG)
@@ -510,7 +526,9 @@ class Plain:
         return Refit(*(x.astype(float) for x in (predictions, moved, worst, by_residual)))
 
     def left_out(self, alpha, together=None):
-        """Each sample predicted by the fit without it and without all of its number in ``together``."""
+        """Each sample predicted by the fit without it and without all of its number in
+        ``together``.
+        """
         if together is None:
             together = self.copies if self.problem.groups is None else self.problem.groups
         found = Refit(*(np.empty(self.problem.columns.shape) for _ in fields(Refit)))
@@ -527,9 +545,11 @@ class Plain:
 
 
 def solve(matrix, right):
-    """The solution of a linear system in long doubles: elimination with pivots, then back substitution.
+    """The solution of a linear system in long doubles: elimination with pivots, then back
+    substitution.
 
-    Not Gauss and Jordan at once, whose residual grows with the condition: predictions would be off by its square.
+    Not Gauss and Jordan at once, whose residual grows with the condition: predictions would be off
+    by its square.
     """
     work = np.concatenate([matrix, right], axis=1)
     k = len(matrix)
@@ -555,7 +575,9 @@ def _pairs(batch):
 
 
 def _scalings(samples, weights, scaling):
-    """tokens → scaled tokens, for keys and for queries, which are scaled on their own if they are of another kind."""
+    """tokens → scaled tokens, for keys and for queries, which are scaled on their own if they are
+    of another kind.
+    """
     if scaling == "none":
         return (lambda x: x,) * 2
     if scaling == "sphere":
@@ -599,7 +621,9 @@ def _ready(sample, scale, scale_query, query, pooling):
 
 
 def _copies(samples, columns, extras):
-    """Number the samples, copies alike: equal multisets of sets, to twelve digits, with equal outputs and extras."""
+    """Number the samples, copies alike: equal multisets of sets, to twelve digits, with equal
+    outputs and extras.
+    """
     names = []
     more = columns if extras is None else np.concatenate([columns, extras], axis=1)
     for sample, own in zip(samples, more, strict=True):
@@ -619,7 +643,9 @@ def _kernel_queries(flat):
 
 
 def _weigh(activation, scores, reach):
-    """σ of the scores, times N for softmax, and how far rounding in proportion to ``reach`` may carry it."""
+    """σ of the scores, times N for softmax, and how far rounding in proportion to ``reach`` may
+    carry it.
+    """
     if activation == "softmax":
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights *= scores.shape[1] / weights.sum(axis=1, keepdims=True)

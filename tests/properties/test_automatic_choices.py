@@ -1,7 +1,8 @@
 """Automatic choices depend on the training samples as a weighted collection, and on nothing else.
 
-The order of the samples, duplicates in the place of weights, and rows of weight 0 may not change what is chosen. Every
-test compares public attributes of two fits, below and above the number of samples that choices are made by.
+The order of the samples, duplicates in the place of weights, and rows of weight 0 may not change
+what is chosen. Every test compares public attributes of two fits, below and above the number of
+samples that choices are made by.
 """
 
 import math
@@ -61,7 +62,9 @@ SIZES.append(("conjugate gradients", BELOW))
 
 
 def choices(model):
-    """What a fit has chosen by itself: names that must be equal, and numbers that must be so but for rounding."""
+    """What a fit has chosen by itself: names that must be equal, and numbers that must be so but
+    for rounding.
+    """
     rule = model.tokens_
     names = {"scaling": rule.scaling, "query": rule.query}
     numbers = {"extras scale": rule.extras_scale}
@@ -117,7 +120,9 @@ def test_a_duplicate_is_a_weight_of_two(name, n, rng):
 
 
 def test_duplicates_do_not_make_a_standard_error_smaller(rng):
-    """Nine duplicates of each sample: counted as ten samples, a head distribution would seem better by three times as many errors."""
+    """Nine duplicates of each sample: counted as ten samples, a head distribution would seem better
+    by three times as many errors.
+    """
     for _ in range(6):
         sets, y = draw_samples(rng, 40)
         rows = np.repeat(np.arange(40), 10)
@@ -175,7 +180,8 @@ def test_groups_keep_their_choices_under_another_order_and_with_weights_for_dupl
     groups = rng.integers(0, n // 4, n)
     weights = np.where(rng.random(n) < 0.3, 2.0, 1.0)
     rows = rng.permutation(np.repeat(np.arange(n), weights.astype(int)))
-    # a group that has no weight, before all others, changes the numbers of the groups and nothing else
+    # a group that has no weight, before all others, changes the numbers of the groups and nothing
+    # else
     with_zeros = np.concatenate([np.arange(n), np.arange(5)])
     labels = np.concatenate([groups, np.full(5, -1)])
     zeros = np.concatenate([weights, np.zeros(5)])
@@ -187,7 +193,9 @@ def test_groups_keep_their_choices_under_another_order_and_with_weights_for_dupl
 
 
 def test_units_of_y_do_not_change_who_is_asked(rng):
-    """Choices above the draft size are made by part of the samples: the same part in every unit and from any origin."""
+    """Choices above the draft size are made by part of the samples: the same part in every unit and
+    from any origin.
+    """
     sets, y = draw_samples(rng, ABOVE)
     names, _ = choices(MODELS["16 heads"]().fit(sets, y))
     for unit, origin in ((1000.0, 0.0), (1.8, 32.0)):
@@ -230,7 +238,9 @@ def test_a_chooser_that_counts_duplicates_twice_is_caught(rng):
 
 
 def test_infinitely_many_heads_or_finitely_many_are_chosen_by_distinct_samples(rng):
-    """Sizes near which the exact kernel stops being cheaper: duplicates and rows of weight 0 cost a fit nothing."""
+    """Sizes near which the exact kernel stops being cheaper: duplicates and rows of weight 0 cost a
+    fit nothing.
+    """
     sets, y = draw_samples(rng, 40, queries=False)
     rows = np.repeat(np.arange(40), 60)
     options = {

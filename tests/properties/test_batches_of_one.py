@@ -22,7 +22,9 @@ TOLERANCE = 1e-8
 NOISE_LEVELS = (0.0, 1e-6, 1e-3, 0.1, 1.0)
 
 ROUTES = ("primal", "dual", "kernel", "kernel", "stream", "cg")
-"""Routes that are drawn from, the exact kernel more often: its predictions are sums that may cancel."""
+"""Routes that are drawn from, the exact kernel more often: its predictions are sums that may
+cancel.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +130,8 @@ def disagreements(case):
 
 @dataclasses.dataclass(frozen=True)
 class Refit:
-    """What one fit says of some samples, and how far one unit of rounding may move it, to first order.
+    """What one fit says of some samples, and how far one unit of rounding may move it, to first
+    order.
 
     Attributes
     ----------
@@ -155,7 +158,8 @@ class PlainRefits:
     shares : array (k,)
         One over the number of samples of the group.
     without : list of Refit
-        For each of these samples, what the fit without it says of it, first, and of the new samples.
+        For each of these samples, what the fit without it says of it, first, and of the new
+        samples.
     whole : Refit
         What the fit to all samples says of the new ones.
     """
@@ -332,12 +336,13 @@ COVERAGE = 0.8
 
 OF_REFITS = 1e-7
 """What is allowed between a fit and a refit in long doubles, as a share of the spread of y, or of a
-prediction beyond it. Rounding in the factorisation may move predictions by as much at a penalty that
-leave-one-out chooses (`keyhole.ridge.gram.FACTOR_SHARE`)."""
+prediction beyond it. Rounding in the factorisation may move predictions by as much at a penalty
+that leave-one-out chooses (`keyhole.ridge.gram.FACTOR_SHARE`)."""
 
 UNITS = 64
-"""Units of rounding of kernel or features that are allowed beside it: an entry of the exact kernel is off by up to 36
-(an arc cosine, roots and products of lengths), and one of exp by as many as its exponent is large."""
+"""Units of rounding of kernel or features that are allowed beside it: an entry of the exact kernel
+is off by up to 36 (an arc cosine, roots and products of lengths), and one of exp by as many as its
+exponent is large."""
 
 
 def rounding_of(case, plain):
@@ -351,8 +356,8 @@ def rounding_of(case, plain):
 def beside_refits(case, change=0.0):
     """How far predictions, intervals, deviations and ranks are from plain refits in long doubles.
 
-    Each as a share of what is allowed: `OF_REFITS` of the spread of y and `UNITS` units of rounding.
-    Refits are at a penalty that is larger by the share ``change``.
+    Each as a share of what is allowed: `OF_REFITS` of the spread of y and `UNITS` units of
+    rounding. Refits are at a penalty that is larger by the share ``change``.
     """
     problem, model = fitted(case)
     if model is None or case.config.route not in ("primal", "dual", "kernel"):
@@ -384,7 +389,8 @@ def beside_refits(case, change=0.0):
         shares["interval"] = off.max(initial=0.0) / allowed
     if not model.training_.refits().has_variance:
         return shares
-    # deviations: by the shares of errors, of variances and of left-out variances that rounding may move
+    # deviations: by the shares of errors, of variances and of left-out variances that rounding may
+    # move
     alpha = float(refits.alpha)
     wanted = refits.deviations()
     of_errors = allowed / np.sqrt(np.square(refits.errors).mean(axis=0))
@@ -405,7 +411,9 @@ NAMES = ("alone", "contributions", "prediction", "contribution", "interval", "de
 
 
 def check(case):
-    """Raise unless both comparisons of a case are within what is allowed; return their shares of it."""
+    """Raise unless both comparisons of a case are within what is allowed; return their shares of
+    it.
+    """
     shares = {name: off / TOLERANCE for name, off in disagreements(case).items()}
     shares |= beside_refits(case)
     for name, share in shares.items():

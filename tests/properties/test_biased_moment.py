@@ -1,4 +1,6 @@
-"""The moment of rectified Gaussians around any mean, and the kernels made of it, equal their double integrals."""
+"""The moment of rectified Gaussians around any mean, and the kernels made of it, equal their double
+integrals.
+"""
 
 import mpmath
 import numpy as np
@@ -23,11 +25,13 @@ INNER_NODES, INNER_WEIGHTS = rule(np.array([0.0, 0.05, 0.15, 0.3, 0.5, 0.7, 1.0]
 
 
 def double_integral(h, k, one_minus, one_plus, power=1):
-    """E[(h+U)_+^p (k+V)_+^p], p = 1 or 0, by Gauss–Legendre in both variables. All terms are positive.
+    """E[(h+U)_+^p (k+V)_+^p], p = 1 or 0, by Gauss–Legendre in both variables.
 
-    With y = (h+U)/r and x = (k+V)/r the weight is exp(−(ry−h)²/2 − (x−w)²/2), w = (k−ρh)/r + ρy. It has four
-    special places along y (zero, its two centres and the kink w = 0), around each of which the intervals shrink
-    geometrically; along x the intervals follow the one peak there is.
+    All terms are positive.
+
+    With y = (h+U)/r and x = (k+V)/r the weight is exp(−(ry−h)²/2 − (x−w)²/2), w = (k−ρh)/r + ρy. It
+    has four special places along y (zero, its two centres and the kink w = 0), around each of which
+    the intervals shrink geometrically; along x the intervals follow the one peak there is.
     """
     rho, r = (one_plus - one_minus) / 2, np.sqrt(one_minus * one_plus)
     if rho > 0.5:
@@ -57,7 +61,9 @@ def double_integral(h, k, one_minus, one_plus, power=1):
 
 
 def random_pair(rng):
-    """A mean, another and a correlation, biased towards every corner: tails, ρ near ±1 and 0, h near ±k."""
+    """A mean, another and a correlation, biased towards every corner: tails, ρ near ±1 and 0, h
+    near ±k.
+    """
     h, k = rng.normal(size=2) * rng.choice([0.5, 1.0, 3.0, 10.0, 25.0])
     gap = 10.0 ** rng.uniform(-15.5, 0.0)
     corner = rng.integers(6)
@@ -123,11 +129,13 @@ def test_a_draw_of_pairs_has_the_moment(rng):
     assert off < 5, f"off by {off:.1f} standard errors, 5 allowed"
 
 
-# --- kernels ---------------------------------------------------------------------------------------------------------
+# --- kernels --------------------------------------------------------------------------------------
 
 
 def exact_kernel(sets, distribution):
-    """K by double integrals over correlations known to 40 digits, so that 1 ∓ ρ is right for near-duplicates."""
+    """K by double integrals over correlations known to 40 digits, so that 1 ∓ ρ is right for
+    near-duplicates.
+    """
     mean, scale = distribution.moments(sets.dim)
     mean = np.zeros((sets.dim + 1, sets.dim + 1)) if mean is None else mean
     with mpmath.workdps(40):
@@ -192,7 +200,9 @@ def relative_error(sets, distribution):
 
 
 def random_heads(rng, dim):
-    """A mean of strength up to 10, of the identity's form or any, and a scale between 0.05 and 2."""
+    """A mean of strength up to 10, of the identity's form or any, and a scale between 0.05
+    and 2.
+    """
     scale = 10.0 ** rng.uniform(np.log10(0.05), np.log10(2.0))
     strength = 10.0 ** rng.uniform(-1, 1)
     if rng.random() < 0.5:

@@ -1,4 +1,6 @@
-"""Biased heads: the moment E[σ(μ+u)σ(ν+v)] = Σ ρ^k/k! h_k(μ) h_k(ν), and norms that do not grow with d."""
+"""Biased heads: the moment E[σ(μ+u)σ(ν+v)] = Σ ρ^k/k! h_k(μ) h_k(ν), and norms that do not grow
+with d.
+"""
 
 import math
 from itertools import pairwise
@@ -74,7 +76,9 @@ def biased_gram(batch, n_terms):
 
 @pytest.mark.parametrize("q", [1, 2])
 def test_the_function_behind_the_bound_has_that_norm_and_that_error(q, seed):
-    """The bound comes with a function: it is within the error of the target and its norm within the bound."""
+    """The bound comes with a function: it is within the error of the target and its norm within the
+    bound.
+    """
     dim, n = 3, 600
     target = Correlation(q, dim)
     allowed = 0.01 * pair_powers(target).sum()
@@ -124,7 +128,9 @@ def test_bias_helps_less_the_more_the_keys_are_turned():
 
 
 def test_without_bias_it_is_the_bound_with_named_constants():
-    """At c = 0 every h_k is a number, and the cheapest sum of them costs 1/b_rs, less the error's due."""
+    """At c = 0 every h_k is a number, and the cheapest sum of them costs 1/b_rs, less the error's
+    due.
+    """
     got = biased_norm_bound(TokenPower(2, 8), error=1e-12, mean=0.0).norm
     assert math.isclose(got, 1 / kernel_coefficient(0, 2), rel_tol=1e-4)
     assert biased_norm_bound(Correlation(1, 8), error=1e-12, mean=0.0).norm <= rkhs_norm_bound(
@@ -133,7 +139,9 @@ def test_without_bias_it_is_the_bound_with_named_constants():
 
 
 def test_free_of_the_dimension_powers_cost_without_limit_as_the_error_falls():
-    """μ is not among Σ c_k h_k(μ): without the terms μ^a, a > 0, each digit of accuracy costs a factor."""
+    """μ is not among Σ c_k h_k(μ): without the terms μ^a, a > 0, each digit of accuracy costs a
+    factor.
+    """
     nodes = np.linspace(-1, 1, 201)
     functions = fitted_functions(_Group(Correlation(0, 8).terms[0], {1: 1.0}), nodes, 8, 1.0)[0]
     norms = []
@@ -173,7 +181,9 @@ def test_nodes_are_those_of_products_of_unit_vectors(dim):
 
 
 def test_parts_of_one_degree_from_series_of_two_lengths_are_added():
-    """μ^a Q of two groups meet in a degree, and their series differ in length; a smaller error asks for more norm."""
+    """μ^a Q of two groups meet in a degree, and their series differ in length; a smaller error asks
+    for more norm.
+    """
     target = parse_target("(corr + token + query + 1)^2", 4).target
     near, far = (biased_norm_bound(target, error).norm for error in (1e-4, 1e-2))
     assert near > far > 0

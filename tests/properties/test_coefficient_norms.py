@@ -10,7 +10,9 @@ from keyhole.theory.targets import KEY, PAIR, Correlation, RotatedCorrelation, T
 
 
 def tensor(term, dim, symmetrise=True):
-    """The coefficient tensor of a term: query slots, then key slots, averaged over permutations of each."""
+    """The coefficient tensor of a term: query slots, then key slots, averaged over permutations of
+    each.
+    """
     r, s = term.degrees
     entries, query_slots, key_slots = np.array(term.coefficient), [], []
     for factor, power in term.powers:

@@ -1,4 +1,6 @@
-"""What keys and columns of extras add to a prediction, with the intercept, is the prediction: in every setting."""
+"""What keys and columns of extras add to a prediction, with the intercept, is the prediction: in
+every setting.
+"""
 
 import math
 from dataclasses import replace
@@ -11,9 +13,11 @@ import keyhole as kh
 
 
 def check_sums(model, sets, expected, allowed, rounding=0.0):
-    """Contributions of keys, of extras and the intercept add up to what is expected, in units of their sizes.
+    """Contributions of keys, of extras and the intercept add up to what is expected, in units of
+    their sizes.
 
-    With infinitely many heads predictions are sums Σ_j a_j K(x, x_j) that may cancel: both have the rounding of these.
+    With infinitely many heads predictions are sums Σ_j a_j K(x, x_j) that may cancel: both have the
+    rounding of these.
     """
     parts, extras = model.contributions(sets), model.extras_contributions(sets)
     assert [len(part) for part in parts] == sets.token_counts.tolist()
@@ -64,7 +68,9 @@ def draw(rng, n=12, dim=3, longest=5, extras=None):
     ("pooling", "query"), [("mean", "given"), ("sum", "mean"), ("mean", "each"), ("sum", "each")]
 )
 def test_contributions_are_the_formula(activation, pooling, query, rng):
-    """c_i = Σ_m M^{-1/2} w_mi <v_m, x~_i>, summed over queries; also for sets of more keys than are done at once."""
+    """c_i = Σ_m M^{-1/2} w_mi <v_m, x~_i>, summed over queries; also for sets of more keys than are
+    done at once.
+    """
     sets, y = draw(rng, longest=80 if query == "given" else 5), rng.standard_normal((12, 2))
     options = {
         "pooling": pooling,

@@ -1,4 +1,6 @@
-"""The first M heads of a longer draw with the same seed are the same heads, whatever the block size."""
+"""The first M heads of a longer draw with the same seed are the same heads, whatever the block
+size.
+"""
 
 from itertools import pairwise
 

@@ -1,7 +1,9 @@
-"""Head distributions that hold for every input, tried on random configurations over the product of all options.
+"""Head distributions that hold for every input, tried on random configurations over the product of
+all options.
 
-Hypothesis draws a few of each head distribution in every run, from the suite's ``--seed``, and shrinks what fails; `make test-slow`
-draws 5,000 of leave-one-out against refits. A configuration that fails is printed as a line that makes it again.
+Hypothesis draws a few of each head distribution in every run, from the suite's ``--seed``, and
+shrinks what fails; `make test-slow` draws 5,000 of leave-one-out against refits. A configuration
+that fails is printed as a line that makes it again.
 """
 
 import collections
@@ -26,9 +28,9 @@ import keyhole as kh
 OUT = Path(__file__).parents[2] / "out" / "trust"
 
 UNITS = 8
-"""Units of rounding allowed: y − r/(1 − h) alone, with its weight and mean, is as many operations. The unit is no
-tolerance: it is what an error of one unit in the last place of features, kernel and y does to that prediction, computed
-from the refit itself (`Plain.fit_without`)."""
+"""Units of rounding allowed: y − r/(1 − h) alone, with its weight and mean, is as many operations.
+The unit is no tolerance: it is what an error of one unit in the last place of features, kernel and
+y does to that prediction, computed from the refit itself (`Plain.fit_without`)."""
 
 STABLE, PRIMAL = ("stable", "u |K| |a||c|"), ("stable", "u |K| (|a||c| + |v||q|)")
 RESIDUAL = "|y| max(|c|, 2√α |q|)"
@@ -39,7 +41,8 @@ BOUNDS = {
     "kernel": (STABLE, STABLE),
     "torch dual": (STABLE, STABLE),
     "torch kernel": (STABLE, STABLE),
-    # residuals are divided by 1 − h, here what is left of one: u/(1 − h) is lost, at most the condition
+    # residuals are divided by 1 − h, here what is left of one: u/(1 − h) is lost, at most the
+    # condition
     "primal": (CONDITION, PRIMAL),
     "stream": (CONDITION, PRIMAL),
     # blocks of (K + α)⁻¹ are inverted, which costs its condition
@@ -47,12 +50,15 @@ BOUNDS = {
     # what is solved for by iteration is off by the residual it reports, beside rounding
     "cg": (("by_residual", f"tolerance {RESIDUAL}"), ("by_residual", f"residual_ {RESIDUAL}")),
 }
-"""Route → the bounds on rounding of its predictions: attribute of `Refit`, and the formula, u being 2.2e-16 or 1.2e-7
-(√u where the kernel of the step meets equal tokens that were scaled), the other letters as in `Plain.fit_without`."""
+"""Route → the bounds on rounding of its predictions: attribute of `Refit`, and the formula, u being
+2.2e-16 or 1.2e-7 (√u where the kernel of the step meets equal tokens that were scaled), the other
+letters as in `Plain.fit_without`."""
 
 
 def bound_of(config, refit, model, *, layer):
-    """What rounding may do to predictions of samples left out, or of the ``layer``, which "cg" makes by iteration."""
+    """What rounding may do to predictions of samples left out, or of the ``layer``, which "cg"
+    makes by iteration.
+    """
     row = "by groups" if config.groups else "dual" if config.route == "cg" else config.route
     bound = UNITS * config.rounding * getattr(refit, BOUNDS[row][layer][0])
     return bound + model.residual_ * refit.by_residual if layer and config.route == "cg" else bound
@@ -81,13 +87,16 @@ class Trial:
         if not (share <= 1).all():
             i = int(np.argmax(~(share <= 1)))
             raise DisagreementError(
-                f"{what}, entry {i}: got {np.ravel(got)[i]!r}, refit {np.ravel(wanted)[i]!r}, off by "
-                f"{np.ravel(share)[i]:.3g} times what rounding may do. {self.problem.config!r} makes it again."
+                f"{what}, entry {i}: got {np.ravel(got)[i]!r}, refit {np.ravel(wanted)[i]!r}, off "
+                f"by {np.ravel(share)[i]:.3g} times what rounding may do. {self.problem.config!r} "
+                "makes it again."
             )
 
 
 def attempt(config):
-    """Fit a configuration, or None where rounding decides: at a jump of the step, or below its own size."""
+    """Fit a configuration, or None where rounding decides: at a jump of the step, or below its own
+    size.
+    """
     problem = pose(config)
     guess = (
         "none" if config.scaling == "auto" else None,
@@ -97,7 +106,8 @@ def attempt(config):
         plain = Plain(problem, *guess)
     except OverflowError:
         plain = None
-    # the kernel of exp grows with the exponential of a fourth power of the tokens: beyond its precision it says so
+    # the kernel of exp grows with the exponential of a fourth power of the tokens: beyond its
+    # precision it says so
     beyond = (
         "kernel" in config.route and np.abs(plain.gram).max() > np.finfo(config.dtype).max
         if plain
@@ -113,7 +123,8 @@ def attempt(config):
     except (ValueError, UserWarning):  # the latter is a ResidualWarning
         if "auto" not in (config.scaling, config.query) or alpha == "loo":
             raise
-        # penalties were meant for other tokens than were chosen: where they are below rounding, a word of it is right
+        # penalties were meant for other tokens than were chosen: where they are below rounding, a
+        # word of it is right
         others = [
             Plain(problem, s, q) for s in ("none", "sphere", "standard") for q in ("given", "mean")
         ]
@@ -128,7 +139,9 @@ def attempt(config):
 
 
 def leave_one_out_is_refits(config, spoil=None):
-    """Compare what a fit says of samples left out, and its layer, with plain refits, which ``spoil`` may break."""
+    """Compare what a fit says of samples left out, and its layer, with plain refits, which
+    ``spoil`` may break.
+    """
     trial = attempt(config)
     if trial is None:
         return None
@@ -181,7 +194,9 @@ def mean_square(trial, predictions, bound, rows=slice(None)):
 
 
 def _compare_held_out(trial):
-    """Conjugate gradients hold out a tenth of the distinct samples: some tenth gives all the errors they report."""
+    """Conjugate gradients hold out a tenth of the distinct samples: some tenth gives all the errors
+    they report.
+    """
     plain, model = trial.plain, trial.model
     distinct = np.unique(plain.copies[plain.weights > 0])
     found = 0
@@ -202,12 +217,15 @@ def _compare_held_out(trial):
     trial.compared += len(model.selection_.alphas)
     if not found:
         raise DisagreementError(
-            f"errors {model.selection_.errors} are those of no tenth held out: {trial.problem.config!r}"
+            f"errors {model.selection_.errors} are those of no tenth held out: "
+            f"{trial.problem.config!r}"
         )
 
 
 def configurations(**fixed):
-    """Configurations as hypothesis draws and shrinks them; torch, which is slow to load, is for `make test-slow`."""
+    """Configurations as hypothesis draws and shrinks them; torch, which is slow to load, is for
+    `make test-slow`.
+    """
     numbers = {
         "seed": st.integers(0, 2**31 - 1),
         "n": st.integers(6, 14),
@@ -319,7 +337,9 @@ def new_predictions(trial):
 
 
 def same_predictions(trial, problem, alpha, spoil=None):
-    """The fit to another problem, which is the same by a head distribution, predicts the new samples alike."""
+    """The fit to another problem, which is the same by a head distribution, predicts the new
+    samples alike.
+    """
     predictions, bound = new_predictions(trial)
     other = fit(problem if spoil is None else spoil(problem), alpha)
     trial.compare(
@@ -431,7 +451,8 @@ def test_predictions_in_blocks_are_those_of_all_at_once(config, cuts):
         return
     predictions, bound = new_predictions(trial)
     for got in in_blocks(trial.model, trial.problem.new, cuts):
-        # features do not depend on the batch by one bit; products with values may be added up in another order
+        # features do not depend on the batch by one bit; products with values may be added up in
+        # another order
         trial.compare("in blocks", got, predictions, bound)
 
 
@@ -491,7 +512,9 @@ def test_partial_fit_in_any_cut_is_one_pass(config, cuts, asked_between):
 
 
 def in_parts(trial, cuts, asked_between, forget=None):
-    """The same estimator by `partial_fit`; ``asked_between``: predictions are asked for while samples are missing."""
+    """The same estimator by `partial_fit`; ``asked_between``: predictions are asked for while
+    samples are missing.
+    """
     problem, config = trial.problem, trial.problem.config
     model = estimator(config, trial.model.alpha_)
     w = np.ones(config.n) if problem.weights is None else problem.weights
@@ -607,7 +630,8 @@ def test_with_standard_scaling_units_of_tokens_are_nothing(config, decades, shif
     predictions, bound = new_predictions(trial)
     problem = in_other_units(trial.problem, units, shift)
     model = fit(problem, trial.model.alpha_)
-    # tokens far from their origin have lost digits before anybody saw them: in units of their spread
+    # tokens far from their origin have lost digits before anybody saw them: in units of their
+    # spread
     tokens = _tokens(trial.problem.sets)
     lost = 1 + (np.abs(tokens).max() + abs(shift)) / tokens.std(axis=0).min()
     trial.compare("in other units", decisions(model, problem.new), predictions, (1 + lost) * bound)
@@ -631,7 +655,9 @@ def test_without_scaling_units_matter(seed):
 
 
 def outcome(config):
-    """One configuration, in a process of its own pool: (numbers compared, worst share of a bound, what went wrong)."""
+    """One configuration, in a process of its own pool: (numbers compared, worst share of a bound,
+    what went wrong).
+    """
     import torch
 
     torch.set_num_threads(1)  # two of them wait for each other at every small matrix
@@ -645,7 +671,9 @@ def outcome(config):
 
 @pytest.mark.slow
 def test_five_thousand_configurations_of_leave_one_out_are_refits(seed, request, capsys):
-    """Zero disagreements beyond the bounds of `BOUNDS`; counts go to the terminal and to out/trust."""
+    """Zero disagreements beyond the bounds of `BOUNDS`; counts go to the terminal and to
+    out/trust.
+    """
     pytest.importorskip("torch")
     rng = np.random.default_rng([12, seed])
     tried, worst, compared, failures = (
@@ -698,6 +726,7 @@ def test_five_thousand_configurations_of_leave_one_out_are_refits(seed, request,
         for line in ["", *(row.format(**part) for part in table)]:
             writer.line(line)
         writer.line(
-            f"{counts['configurations']} tried, {skipped} more left to rounding, {len(failures)} failed"
+            f"{counts['configurations']} tried, {skipped} more left to rounding, {len(failures)} "
+            "failed"
         )
     assert not failures, "\n".join([f"{len(failures)} disagree; the first three:", *failures[:3]])

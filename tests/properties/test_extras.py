@@ -1,4 +1,6 @@
-"""Columns of the sample itself: solved for in the same ridge as the values of heads, on every route."""
+"""Columns of the sample itself: solved for in the same ridge as the values of heads, on every
+route.
+"""
 
 import math
 
@@ -16,7 +18,9 @@ N = 60
 
 
 def draw(rng, n=N, groups=False):
-    """Ragged sets whose y is a function of the keys, and of two columns that say nothing of them."""
+    """Ragged sets whose y is a function of the keys, and of two columns that say nothing of
+    them.
+    """
     keys = [rng.normal(size=(int(rng.integers(1, 5)), 3)) for _ in range(2 * n if groups else n)]
     extras = rng.normal(size=(n, 2)) * [3.0, 0.1] + [100.0, -1.0]
     sets = kh.SetBatch(keys, rng.normal(size=(len(keys), 2)))
@@ -72,11 +76,14 @@ def fit(route, sets, y, **options):
 @pytest.mark.parametrize("fit_intercept", [True, False])
 @pytest.mark.parametrize("route", ROUTES)
 def test_zero_keys_leave_ridge_on_the_columns(route, fit_intercept, rng):
-    """One key of zeros in every set says nothing: scikit-learn's ridge on the standardised columns is what remains."""
+    """One key of zeros in every set says nothing: scikit-learn's ridge on the standardised columns
+    is what remains.
+    """
     extras, weights = rng.normal(size=(N, 3)) * [1, 20, 0.1] + [0, 50, -2], rng.uniform(0.5, 2.0, N)
     y = extras @ [1.0, -0.2, 3.0] + rng.normal(size=N)
     sets = kh.SetBatch(np.zeros((N, 1, 2)), extras=extras)
-    # the feature of a zero key is the same for all: without an intercept it must be none, by a step that is never taken
+    # the feature of a zero key is the same for all: without an intercept it must be none, by a step
+    # that is never taken
     distribution = kh.GaussianHeads(mean=-1e3 * np.eye(3), scale=1e-3)
     options = {
         "alpha": 0.7,

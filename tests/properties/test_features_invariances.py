@@ -1,7 +1,8 @@
-"""Features belong to a set: not to the order or the count of its keys, its neighbours, or how work is cut.
+"""Features belong to a set: not to the order or the count of its keys, its neighbours, or how work
+is cut.
 
-Each head distribution is a number of roundings between two ways of computing the same features, and each has a broken twin:
-features that look alike and do not obey it.
+Each head distribution is a number of roundings between two ways of computing the same features, and
+each has a broken twin: features that look alike and do not obey it.
 """
 
 import numpy as np
@@ -40,7 +41,7 @@ def roundings(a, b):
     return float((abs(a - b) / (np.finfo(float).eps * size)).max())
 
 
-# ---- the order of keys -----------------------------------------------------------------------------------
+# ---- the order of keys ---------------------------------------------------------------------------
 
 
 def moved_by_permutation(features, rng, lengths):
@@ -72,7 +73,7 @@ def test_the_order_of_keys_would_matter_if_position_did(rng, seed):
     assert moved_by_permutation(positional, rng, [30] * 12) > BROKEN
 
 
-# ---- the count of keys -----------------------------------------------------------------------------------
+# ---- the count of keys ---------------------------------------------------------------------------
 
 
 def moved_by_duplication(features, rng, times):
@@ -104,7 +105,7 @@ def test_duplicating_one_key_does_change_the_features(rng, seed):
     assert roundings(a, b) > BROKEN
 
 
-# ---- the neighbours --------------------------------------------------------------------------------------
+# ---- the neighbours ------------------------------------------------------------------------------
 
 
 def moved_by_splitting(features, rng, query):
@@ -150,7 +151,7 @@ def test_splitting_a_batch_would_change_padded_features(rng, seed):
     assert moved_by_splitting(padded, rng, True) > BROKEN
 
 
-# ---- the blocks ------------------------------------------------------------------------------------------
+# ---- the blocks ----------------------------------------------------------------------------------
 
 
 def by_blocks(batch, draw, budget):

@@ -1,4 +1,6 @@
-"""A random layer and its infinite limit are two faces of one object: E[ΦΦᵀ] = K, and ‖ΦΦᵀ − K‖ falls like M^(−1/2)."""
+"""A random layer and its infinite limit are two faces of one object: E[ΦΦᵀ] = K, and ‖ΦΦᵀ − K‖
+falls like M^(−1/2).
+"""
 
 import numpy as np
 import pytest
@@ -75,7 +77,8 @@ def test_a_kernel_one_percent_off_would_be_seen(sets, distribution, seed):
 
 
 def test_the_wrong_law_would_be_seen(sets, seed):
-    # not the identity mean: against the constant query it has mean score zero, and is no other head distribution
+    # not the identity mean: against the constant query it has mean score zero, and is no other head
+    # distribution
     products = products_per_head(
         sets, kh.GaussianHeads(mean=arbitrary_mean(seed)), "relu", 20_000, seed
     )
@@ -105,7 +108,9 @@ def distance_slope(distances, counts):
 
 
 def mean_distances(sets, distribution, kernel, counts, seed, repeats=12):
-    """Root mean square over repetitions of the Frobenius distance to the kernel, for nested numbers of heads."""
+    """Root mean square over repetitions of the Frobenius distance to the kernel, for nested numbers
+    of heads.
+    """
     squared = np.zeros(len(counts))
     for repeat in range(repeats):
         products = products_per_head(sets, distribution, "relu", counts[-1], 1000 * seed + repeat)

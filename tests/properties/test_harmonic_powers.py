@@ -47,7 +47,9 @@ def mixed_target(rng, dim):
 
 
 def standard_errors_off(target, powers, rng):
-    """How far the powers are from N_k N_l E[F(x) F(x') P_k(<x_0,x_0'>) P_l(<x_i,x_i'>)], by Monte Carlo."""
+    """How far the powers are from N_k N_l E[F(x) F(x') P_k(<x_0,x_0'>) P_l(<x_i,x_i'>)], by Monte
+    Carlo.
+    """
     n, d = 4000, target.dim
     a, b = (sphere_sets(n, 1, d, seed=int(s)) for s in rng.integers(2**31, size=2))
     product = target(a) * target(b)
@@ -82,7 +84,9 @@ def test_closed_forms_agree_with_joinings(dim):
 
 @pytest.mark.parametrize("dim", [2, 3, 7])
 def test_closed_products_of_two_terms_agree_with_joinings(dim, rng):
-    """Directions of any length and angle, of the query and of the key, and correlations, each against each."""
+    """Directions of any length and angle, of the query and of the key, and correlations, each
+    against each.
+    """
     b, c = 0.3 * rng.standard_normal((2, dim))
     targets = [
         TokenPower(0, dim),
@@ -163,7 +167,9 @@ def test_correlation_has_the_moment_of_a_projection(dim):
 
 
 def test_two_directions_meet_at_their_angle(rng):
-    """<β,x>² and <γ,x>³ with different β, γ: Funk–Hecke against the joinings of the same polynomial."""
+    """<β,x>² and <γ,x>³ with different β, γ: Funk–Hecke against the joinings of the same
+    polynomial.
+    """
     dim = 4
     b, c = rng.standard_normal((2, dim))
     square = TokenPower(2, dim, b) + TokenPower(2, dim, c)
@@ -186,7 +192,9 @@ def test_rounding_is_reported_not_returned():
 
 
 def test_the_cost_adds_up_over_pairs_of_terms():
-    """Terms of other parities do not meet, several matrices cost more than one, closed forms cost nothing."""
+    """Terms of other parities do not meet, several matrices cost more than one, closed forms cost
+    nothing.
+    """
     b = np.array([0.0, 1.0, 0.0])
     stretch = np.diag([1.0, 2.0, 3.0])
     plain = monomial(3, 1.0, [(None, 2)], [(b, 1)], [(b, 1)])  # degrees (3, 3)
@@ -211,7 +219,9 @@ def test_the_cost_adds_up_over_pairs_of_terms():
     ],
 )
 def test_the_cost_follows_the_work(text, monkeypatch):
-    """Products of numbers in the exponential, at 6 µs each, and calls of it at 15 µs: within a factor of three."""
+    """Products of numbers in the exponential, at 6 µs each, and calls of it at 15 µs: within a
+    factor of three.
+    """
     seconds = 0.0
     product = targets._shifted_product
 

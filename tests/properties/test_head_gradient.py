@@ -1,4 +1,6 @@
-"""The gradient that a head distribution is learned along is that of the leave-one-out error, whatever the activation."""
+"""The gradient that a head distribution is learned along is that of the leave-one-out error,
+whatever the activation.
+"""
 
 import numpy as np
 import pytest
@@ -183,7 +185,9 @@ def test_gradient_with_queries_of_their_own_kind_and_extras(rng):
 
 
 def test_broken_twin_residuals_in_the_place_of_the_gradient_are_seen(rng):
-    """Descending along leave-one-out residuals with the values held fixed is not descending the error."""
+    """Descending along leave-one-out residuals with the values held fixed is not descending the
+    error.
+    """
     batch = sets(rng, n=20)
     y = rng.normal(size=(20, 1))
     heads = 0.5 * rng.normal(size=(6, 4, 4))
@@ -203,7 +207,9 @@ def test_broken_twin_residuals_in_the_place_of_the_gradient_are_seen(rng):
 
 
 def test_softmax_is_pulled_back_however_large_the_scores(rng):
-    """One number added to all scores of a set changes no weight: here 1e4, whose exponential overflows."""
+    """One number added to all scores of a set changes no weight: here 1e4, whose exponential
+    overflows.
+    """
     batch, heads = sets(rng), 0.3 * rng.normal(size=(5, 4, 4))
     cotangent, higher = rng.normal(size=(12, 20)), heads.copy()
     higher[:, -1, -1] += 1e4
@@ -213,7 +219,7 @@ def test_softmax_is_pulled_back_however_large_the_scores(rng):
     )
 
 
-# ---- several hops -----------------------------------------------------------------------------------------
+# ---- several hops --------------------------------------------------------------------------------
 
 
 def hops_of(rng, asked=2, dim=3, patterns=2, hops=3):
@@ -268,7 +274,9 @@ def test_gradient_through_all_looks(activation, grouped, rng):
 
 
 def test_broken_twin_a_look_whose_query_has_no_gradient_is_seen(rng, monkeypatch):
-    """What a later hop says of what an earlier one found is a part of the gradient of the earlier one."""
+    """What a later hop says of what an earlier one found is a part of the gradient of the earlier
+    one.
+    """
     whole = HopTrace.pullback
 
     def forgetful(self, cotangent):
@@ -302,7 +310,9 @@ def test_looks_of_samples_of_several_sets(pooling, rng):
 
 
 def test_a_look_that_is_switched_off_changes_nothing(rng):
-    """Zeros in the rows of what it finds: the same error and the same gradient as without it, and none of its own."""
+    """Zeros in the rows of what it finds: the same error and the same gradient as without it, and
+    none of its own.
+    """
     task = Task.of(sets(rng, n=20), rng.normal(size=(20, 2)), None, "softmax", True)
     hops, means, noise = hops_of(rng, asked=3, hops=2)
     for matrix in (means, noise):

@@ -1,4 +1,6 @@
-"""Intervals, sets and variances from one factorisation are those of n fits that leave something out, everywhere."""
+"""Intervals, sets and variances from one factorisation are those of n fits that leave something
+out, everywhere.
+"""
 
 import math
 from dataclasses import replace
@@ -78,7 +80,9 @@ class Refitted:
         return linear if a.extras is None else linear + a.extras @ b.extras.T
 
     def variance(self, rest, batch):
-        """v(x) = k(x, x) − kᵀCk + (1 − 1ᵀCk)²/(1ᵀC1), C = (K + alpha/w)⁻¹, of all samples: copies are so many."""
+        """v(x) = k(x, x) − kᵀCk + (1 − 1ᵀCk)²/(1ᵀC1), C = (K + alpha/w)⁻¹, of all samples: copies
+        are so many.
+        """
         train, one = self.ready[rest], np.ones(len(rest))
         inverse = np.linalg.inv(
             self.kernel(train, train) + np.diag(self.model.alpha_ / self.w[rest])
@@ -130,14 +134,17 @@ class Refitted:
         ahead = chances(self.left)[np.arange(len(labels)), labels][:, None, None] - chances(
             self.new
         )
-        # where only one sample is left, predictions are its output everywhere: ties, which rounding breaks
+        # where only one sample is left, predictions are its output everywhere: ties, which rounding
+        # breaks
         return [
             np.einsum("k,kmc->mc", self.shares, ahead > tie) < self.most for tie in (-1e-9, 1e-9)
         ]
 
 
 def configurations(rng):
-    """Every route, and every value of every other option, dealt out at random; penalties that refits can resolve."""
+    """Every route, and every value of every other option, dealt out at random; penalties that
+    refits can resolve.
+    """
     n = len(ROUTES)
     dealt = {
         name: rng.permutation(np.resize(list(dict.fromkeys(v)), n)).tolist()
@@ -297,7 +304,8 @@ def test_labels_without_a_factor(tmp_path, rng):
         [(1 - model.jackknife_errors_ > chance).sum() < 0.7 * 61 for chance in row] for row in p
     ]
     np.testing.assert_array_equal(found, expected)
-    # exchangeable samples: the sets of all leave-one-out fits hold the right label about as often as asked for
+    # exchangeable samples: the sets of all leave-one-out fits hold the right label about as often
+    # as asked for
     assert model.predict_set(x, 0.99).mean() >= model.predict_set(x, 0.7).mean()
 
 
@@ -329,7 +337,9 @@ def test_precision_of_features_and_penalties_at_the_edge(rng):
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("n_heads", [2, 60, math.inf])  # primal, dual, kernel
 def test_variances_of_weighted_samples_are_those_of_fits_without_them(seed, rng, grouped, n_heads):
-    """v(x_i) = K_ii − K_iR (K_RR + alpha/w)⁻¹ K_Ri over the rest R, which `novelty` and adaptive widths start from."""
+    """v(x_i) = K_ii − K_iR (K_RR + alpha/w)⁻¹ K_Ri over the rest R, which `novelty` and adaptive
+    widths start from.
+    """
     sets, weights = (
         kh.targets.sphere_sets(12, n_keys=3, dim=3, seed=seed),
         rng.uniform(0.3, 3.0, 12),

@@ -1,4 +1,6 @@
-"""What an exact kernel must not notice, and what it must be: symmetric, positive semidefinite, blind to key order."""
+"""What an exact kernel must not notice, and what it must be: symmetric, positive semidefinite,
+blind to key order.
+"""
 
 import numpy as np
 import pytest
@@ -22,7 +24,9 @@ def distribution(request):
 
 @pytest.fixture
 def keys(rng):
-    """Ragged sets, one of them longer than a block of rows and all chunks of columns, and one of a single key."""
+    """Ragged sets, one of them longer than a block of rows and all chunks of columns, and one of a
+    single key.
+    """
     return [rng.normal(size=(n, 4)) * 0.5 for n in (1, 3, 17, 5, 600, 2, 130, 1, 8)]
 
 
@@ -73,10 +77,18 @@ def test_a_sum_instead_of_a_mean_notices_doubled_keys(keys, query):
 def test_batches_and_budgets_change_nothing(keys, query, distribution, activation):
     sets = kh.SetBatch(keys, query)
     kernel = kh.attention_kernel(sets, None, distribution, activation)
-    parts = np.block([[kh.attention_kernel(sets[:4], sets[:5], distribution, activation),
-                       kh.attention_kernel(sets[:4], sets[5:], distribution, activation)],
-                      [kh.attention_kernel(sets[4:], sets[:5], distribution, activation),
-                       kh.attention_kernel(sets[4:], sets[5:], distribution, activation)]])  # fmt: skip
+    parts = np.block(
+        [
+            [
+                kh.attention_kernel(sets[:4], sets[:5], distribution, activation),
+                kh.attention_kernel(sets[:4], sets[5:], distribution, activation),
+            ],
+            [
+                kh.attention_kernel(sets[4:], sets[:5], distribution, activation),
+                kh.attention_kernel(sets[4:], sets[5:], distribution, activation),
+            ],
+        ]
+    )
     assert difference(parts, kernel) < ROUNDING
     tight = kh.attention_kernel(sets, None, distribution, activation, memory_budget=10_000)
     assert difference(tight, kernel) < ROUNDING

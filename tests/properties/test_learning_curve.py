@@ -1,4 +1,6 @@
-"""Predicted test errors against fitted kernel ridge regression, attention heads and MLPs, on the sphere."""
+"""Predicted test errors against fitted kernel ridge regression, attention heads and MLPs, on the
+sphere.
+"""
 
 import math
 
@@ -49,7 +51,9 @@ def head_errors(target, n, n_keys, n_heads, ridge, fits, seed):
 
 
 def deviation(predicted, errors):
-    """How far the prediction is off, as a share, beyond five standard errors of the measured mean."""
+    """How far the prediction is off, as a share, beyond five standard errors of the measured
+    mean.
+    """
     mean, standard_error = errors.mean(), errors.std(ddof=1) / math.sqrt(len(errors))
     return max(abs(predicted - mean) - 5 * standard_error, 0.0) / mean
 
@@ -150,7 +154,9 @@ def test_the_best_ridge_is_best():
 
 
 def test_an_empirical_spectrum_predicts_too(seed):
-    """Gram matrices of 400 samples: right to six percent on average, and their standard error is a spread."""
+    """Gram matrices of 400 samples: right to six percent on average, and their standard error is a
+    spread.
+    """
     target, n_keys, sizes = TokenPower(2, 8), 4, [25, 50, 100]
     exact = learning_curve(target, sizes, n_keys, ridge=1e-4)
     curves = []
@@ -171,7 +177,9 @@ def test_an_empirical_spectrum_predicts_too(seed):
 
 @pytest.mark.slow
 def test_prediction_over_a_grid(seed):
-    """d in {8, 16}, three targets, n from 100 to 800: the median deviation of the mean of eight fits."""
+    """d in {8, 16}, three targets, n from 100 to 800: the median deviation of the mean of eight
+    fits.
+    """
     off = []
     for dim in (8, 16):
         for target in (TokenPower(2, dim), Correlation(1, dim), Correlation(3, dim)):

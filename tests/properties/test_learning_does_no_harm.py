@@ -1,4 +1,6 @@
-"""Where the zero-mean head distribution is right, a learned head distribution is no worse; where another is right, it is better."""
+"""Where the zero-mean head distribution is right, a learned head distribution is no worse; where
+another is right, it is better.
+"""
 
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ FAST = {"steps": 15, "n_heads": 24}
 
 
 def errors(target, distribution, seed, n=200, noise=0.3):
-    """Test errors of the zero-mean head distribution and of a head distribution that is fitted, with the same heads."""
+    """Test errors of the zero-mean head distribution and of a head distribution that is fitted,
+    with the same heads.
+    """
     rng = np.random.default_rng(seed)
     train, test = (
         kh.targets.sphere_sets(size, n_keys=4, dim=3, seed=2 * seed + k)
@@ -49,7 +53,9 @@ def test_broken_twin_a_law_that_is_kept_come_what_may_does_harm(seed):
 
 
 def test_a_law_is_learned_where_there_is_one(seed):
-    """The answer is the coordinate of the key that the query points at, through a permutation nobody told us."""
+    """The answer is the coordinate of the key that the query points at, through a permutation
+    nobody told us.
+    """
     rng = np.random.default_rng(seed)
     turn = np.eye(5)[rng.permutation(5)]
 

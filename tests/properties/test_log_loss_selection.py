@@ -1,4 +1,6 @@
-"""Classifiers choose by the log-loss of calibrated left-out scores: the same as refits, one temperature at a time."""
+"""Classifiers choose by the log-loss of calibrated left-out scores: the same as refits, one
+temperature at a time.
+"""
 
 import numpy as np
 import pytest
@@ -82,7 +84,8 @@ def test_choice_by_log_loss_is_brute_force_over_refits(rng, n_classes, weighted,
 def test_temperatures_of_a_path_are_those_of_its_parts(rng):
     labels, weights = rng.integers(3, size=40), rng.uniform(size=40)
     truth = np.eye(3)[labels]
-    # noise alone, little and much of the truth, nothing but the truth, the opposite, and no scores at all
+    # noise alone, little and much of the truth, nothing but the truth, the opposite, and no scores
+    # at all
     shares = [0.0, 0.3, 3.0, 1e6, -1.0]
     scores = np.array(
         [share * truth + rng.standard_normal((40, 3)) for share in shares] + [np.zeros((40, 3))]
@@ -195,7 +198,9 @@ def test_very_many_samples_are_judged_by_some_of_them(rng, monkeypatch):
 
 @pytest.mark.parametrize("weight", [0.5, 10.0, 1e4, 1e9, 1e20])
 def test_scores_that_are_always_right_are_as_sure_as_their_weight(weight):
-    """Of a class of weight w a share (w + 1)/(w + 2) counts as its own: with a margin of one, e^c = w + 1."""
+    """Of a class of weight w a share (w + 1)/(w + 2) counts as its own: with a margin of one, e^c =
+    w + 1.
+    """
     labels = np.array([0, 0, 1, 1])
     found, losses = calibrate(np.eye(2)[labels][None], labels, np.full(4, weight / 2))
     np.testing.assert_allclose(found, np.log1p(weight), rtol=1e-9)

@@ -16,7 +16,8 @@ EPS = float(np.finfo(np.float64).eps)
 
 
 def exact_kernel(a, b):
-    """K of two sets of one key on a line and no query, zero-mean ReLU heads of scale 1/2, in mpmath.
+    """K of two sets of one key on a line and no query, zero-mean ReLU heads of scale 1/2, in
+    mpmath.
 
     x~ = [x; 1] and x~_0 = [0; √2]: m = τ_u τ_v κ(ρ), τ_u = |x~_0| |x~| / 2, ρ = cos(x~, x~').
     """
@@ -29,7 +30,8 @@ def exact_kernel(a, b):
 
 
 def exact_variances(x, alpha):
-    """v(x) of the new samples, and v_{−i}(x_i) of those fitted, from the bordered matrix in 40 digits.
+    """v(x) of the new samples, and v_{−i}(x_i) of those fitted, from the bordered matrix in 40
+    digits.
 
     With M = [[K + α, 1], [1, 0]] and r = [k(x); 1], v(x) = k(x, x) − rᵀM⁻¹r, and
     v_{−i}(x_i) = 1/(M⁻¹)_ii − α.
@@ -69,7 +71,8 @@ def test_variances_and_novelty_are_those_of_forty_digits(seed, alpha):
     refits = model.training_.refits()
     ready = model.tokens_.apply(kh.SetBatch(x[N_TRAINING:, None, :]))
     [(_, _, hat, found)] = refits.predictions(ready, 2**20, variances=True)
-    # v(x) = |φ(x) − Σ_i h_i φ_i|² + α |h|²: an error of u in every K, of size one, moves it by u (1 + Σ_i |h_i|)²
+    # v(x) = |φ(x) − Σ_i h_i φ_i|² + α |h|²: an error of u in every K, of size one, moves it by u
+    # (1 + Σ_i |h_i|)²
     bound = 64 * EPS * np.square(1 + np.abs(hat).sum(axis=1))
     assert (np.abs(found - variances) <= bound).all()
     np.testing.assert_allclose(refits.own_variances(), left_out, rtol=1e-3)
@@ -84,7 +87,9 @@ def test_variances_and_novelty_are_those_of_forty_digits(seed, alpha):
 @pytest.mark.parametrize("n_heads", [40, math.inf])
 @pytest.mark.parametrize("groups", [None, np.arange(N_TRAINING) // 2])
 def test_a_variance_is_at_least_what_the_penalty_makes_it(seed, n_heads, groups):
-    """v(x) is the least of |φ(x) − Σ_i h_i φ_i|² + α Σ_i h_i² / w_i, and so at least the second term."""
+    """v(x) is the least of |φ(x) − Σ_i h_i φ_i|² + α Σ_i h_i² / w_i, and so at least the second
+    term.
+    """
     rng = np.random.default_rng([seed, 7])
     x = rng.uniform(-1, 1, size=(N_TRAINING, 2))
     model = kh.AttentionRegressor(
@@ -102,7 +107,9 @@ def test_a_variance_is_at_least_what_the_penalty_makes_it(seed, n_heads, groups)
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("alpha", [1e8, 1e20])
 def test_far_above_the_kernel_variances_are_those_of_the_kernel(seed, n_heads, grouped, alpha):
-    """As α grows v_{−i}(x_i) becomes k(x_i, x_i): 1/Q_ii − α loses it, being a difference of numbers like α."""
+    """As α grows v_{−i}(x_i) becomes k(x_i, x_i): 1/Q_ii − α loses it, being a difference of
+    numbers like α.
+    """
     rng = np.random.default_rng([seed, 8])
     x = rng.uniform(-1, 1, size=(N_TRAINING, 2))
     groups = np.arange(N_TRAINING) // 2 if grouped else None
@@ -126,7 +133,9 @@ def test_far_above_the_kernel_variances_are_those_of_the_kernel(seed, n_heads, g
 
 
 def test_a_kernel_of_many_sizes_ranks_small_samples_too(seed):
-    """The kernel of exp on tokens as they are spans 30 orders: most leverages are below rounding."""
+    """The kernel of exp on tokens as they are spans 30 orders: most leverages are below
+    rounding.
+    """
     rng = np.random.default_rng([seed, 9])
     x = 3.0 * rng.normal(size=(N_TRAINING, 3))
     sizes = kh.attention_kernel(
@@ -166,8 +175,8 @@ def test_a_penalty_that_we_chose_has_variances(seed, grouped):
     refits = model.training_.refits()
     ready = model.tokens_.apply(sets)
     found = np.concatenate([part[3] for part in refits.predictions(ready, 2**20, variances=True)])
-    # the penalty is near the rounding of what varies, and far below that of the features themselves,
-    # which would make some of them hundreds of times as large
+    # the penalty is near the rounding of what varies, and far below that of the features
+    # themselves, which would make some of them hundreds of times as large
     assert (found < 3 * expected).all()
     assert (found > expected / 3).all()
     assert (model.predict_std(sets) > 0).all()

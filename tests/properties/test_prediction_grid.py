@@ -1,4 +1,6 @@
-"""Predicted test errors over a grid of fitted models: within the tolerance of the dimension and sampling error."""
+"""Predicted test errors over a grid of fitted models: within the tolerance of the dimension and
+sampling error.
+"""
 
 import math
 from dataclasses import replace
@@ -32,7 +34,9 @@ def computed(config):
 
 
 def beyond(row, predicted):
-    """How far a prediction is off, as a share of the measured mean, beyond five standard errors of that."""
+    """How far a prediction is off, as a share of the measured mean, beyond five standard errors of
+    that.
+    """
     off = abs(predicted - row["measured"]) - 5 * row["standard_error"]
     return max(off, 0.0) / row["measured"]
 
@@ -120,7 +124,9 @@ def test_a_summary_counts_its_cells(rows):
 
 
 def gaussian_feature_errors(target, n_keys, n, n_features, ridge, seed, fits=10):
-    """Test errors of ridge on Gaussian random functions whose covariance is the attention kernel."""
+    """Test errors of ridge on Gaussian random functions whose covariance is the attention
+    kernel.
+    """
     errors = []
     for fit in range(fits):
         batch = sphere_sets(n + 400, n_keys, target.dim, 1000 * seed + fit)
@@ -133,7 +139,10 @@ def gaussian_feature_errors(target, n_keys, n, n_features, ridge, seed, fits=10)
 
 
 def test_gaussian_features_are_predicted_where_few_heads_are_not(seed):
-    """The outliers of the grid: heads are no Gaussian functions. Gaussian ones with their kernel fit the theory."""
+    """The outliers of the grid: heads are no Gaussian functions.
+
+    Gaussian ones with their kernel fit the theory.
+    """
     target, n_keys, n, n_heads, ridge = Correlation(1, 16), 16, 100, 20, 1e-5
     predicted = float(learning_curve(target, n, n_keys, ridge, n_heads=n_heads))
     errors = gaussian_feature_errors(target, n_keys, n, n_heads * 17, ridge, seed)
@@ -143,7 +152,9 @@ def test_gaussian_features_are_predicted_where_few_heads_are_not(seed):
 
 @pytest.mark.slow
 def test_the_whole_grid(seed):
-    """What the documentation states: median 6 %; 90 % of the cells within 12 % at d ≥ 8, and 20 % at d = 4."""
+    """What the documentation states: median 6 %; 90 % of the cells within 12 % at d ≥ 8, and 20 %
+    at d = 4.
+    """
     config = replace(prediction.PRESETS["full"], seed=seed, ratio_keys=())
     rows = prediction.grid_rows(config, computed(config))
     off = {

@@ -1,4 +1,6 @@
-"""Queries of another dimension than the keys: the same head distributions as for queries of their kind, on every route."""
+"""Queries of another dimension than the keys: the same head distributions as for queries of their
+kind, on every route.
+"""
 
 import itertools
 import math
@@ -43,7 +45,9 @@ def weigh(activation, scores):
 
 
 def quadrature_kernel(a, b, mean, scale, activation):
-    """E over W by quadrature: u given, v is Gaussian, and its rectified moments are integrated on both sides of 0."""
+    """E over W by quadrature: u given, v is Gaussian, and its rectified moments are integrated on
+    both sides of 0.
+    """
     out = np.zeros((len(a), len(b)))
     for i, x in enumerate(a):
         for j, y in enumerate(b):
@@ -62,14 +66,17 @@ def quadrature_kernel(a, b, mean, scale, activation):
 
 
 def moment(activation, means, covariance):
-    """E σ(u)σ(v): smooth σ by Gauss–Hermite in two dimensions, the others by polar angle about the kinks' corner."""
+    """E σ(u)σ(v): smooth σ by Gauss–Hermite in two dimensions, the others by polar angle about the
+    kinks' corner.
+    """
     a, b, c = covariance
     if activation in ("linear", "square", "exp"):
         root = math.sqrt(a)
         u = means[0] + root * NODES[:, None]
         v = means[1] + b / root * NODES[:, None] + math.sqrt(max(c - b * b / a, 0.0)) * NODES
         return WEIGHTS @ (weigh(activation, u) * weigh(activation, v)) @ WEIGHTS / (2 * math.pi)
-    # over u > 0 of the density of u times the conditional moment of v, in closed form and one dimension
+    # over u > 0 of the density of u times the conditional moment of v, in closed form and one
+    # dimension
     root, rest = math.sqrt(a), math.sqrt(max(c - b * b / a, 0.0))
 
     def integrand(u):
@@ -105,7 +112,9 @@ def test_the_kernel_is_its_integral(activation, distribution, rng):
 @pytest.mark.parametrize("asked", [1, 2, 9])
 @pytest.mark.parametrize("distribution", ["zero mean", "identity", "pairs", "matrix"])
 def test_zeros_for_what_is_missing_change_nothing(asked, distribution, rng):
-    """The query of smaller dimension padded with zeros, and W with rows for them, is the same layer and kernel."""
+    """The query of smaller dimension padded with zeros, and W with rows for them, is the same layer
+    and kernel.
+    """
     sets, distribution = draw_sets(rng, asked=asked), distributions(rng, asked=asked)[distribution]
     width = max(asked, DIM)
     keys = [
@@ -177,7 +186,9 @@ def test_draws_nest_and_are_what_they_were(distribution):
 
 @pytest.mark.parametrize("dim", [2, 40])
 def test_the_last_row_is_drawn_alone(dim):
-    """Sets without a query see the last row of each head, and only that is drawn: the bits are those of the whole."""
+    """Sets without a query see the last row of each head, and only that is drawn: the bits are
+    those of the whole.
+    """
     distribution = kh.GaussianHeads(
         mean=np.arange((dim + 1.0) ** 2).reshape(dim + 1, dim + 1), scale=0.3
     )
@@ -201,7 +212,9 @@ def test_pairs_of_coordinates():
 
 
 def candidates(rng, n=60):
-    """Histories and candidates of another kind: y is how coordinate 4 of one meets coordinate 1 of the other."""
+    """Histories and candidates of another kind: y is how coordinate 4 of one meets coordinate 1 of
+    the other.
+    """
     sets = draw_sets(rng, n, size=1.0)
     y = np.array([(one.query[0, 4] * one.tokens[:, 1]).mean() for one in sets]) + 0.01 * rng.normal(
         size=n
@@ -382,7 +395,9 @@ def test_parquet_keeps_queries_of_their_own(rng, tmp_path):
 
 
 def test_a_default_estimator_pairs_what_the_sets_pair(rng, tmp_path):
-    """The target looks up the key that resembles the query: coordinate 2 of the query is coordinate 0 of a key."""
+    """The target looks up the key that resembles the query: coordinate 2 of the query is coordinate
+    0 of a key.
+    """
     keys, query = rng.normal(size=(160, 4, 2)), rng.normal(size=(160, 3))
     weights = np.maximum(3 * query[:, 2:] * keys[:, :, 0], 0)
     y = (weights * keys[:, :, 1]).mean(axis=1)

@@ -54,7 +54,9 @@ def problem(rng, n, p, weighted):
 
 
 def predictions_off(v, b, design, y, alpha, fit_intercept, weights):
-    """Largest difference of predictions and of values to scikit-learn's, each in units of the largest."""
+    """Largest difference of predictions and of values to scikit-learn's, each in units of the
+    largest.
+    """
     model = Ridge(alpha=alpha, fit_intercept=fit_intercept, solver="svd").fit(
         design, y, sample_weight=weights
     )

@@ -31,7 +31,9 @@ def test_the_ball_has_the_rademacher_average_of_its_trace(seed):
 
 
 def test_the_bound_holds_for_constrained_least_absolute_deviations(seed):
-    """Minimise the mean absolute loss in the ball by subgradient steps; its excess risk obeys the bound."""
+    """Minimise the mean absolute loss in the ball by subgradient steps; its excess risk obeys the
+    bound.
+    """
     target, n, n_keys = TokenPower(1, 4), 100, 2
     batch = sphere_sets(n + 1000, n_keys, 4, seed)
     train, test = batch[:n], batch[n:]

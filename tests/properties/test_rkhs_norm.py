@@ -1,4 +1,6 @@
-"""yᵀK⁻¹y rises to the exact norm from below; the norm never exceeds the bound with named constants."""
+"""yᵀK⁻¹y rises to the exact norm from below; the norm never exceeds the bound with named
+constants.
+"""
 
 import math
 from itertools import pairwise
@@ -51,7 +53,9 @@ def interpolation_norms(targets, dim, sizes, seed, n_keys=1):
 
 
 def check_convergence(dim, sizes, seed, scale=1.0):
-    """Return how many targets had converged; each of them must be within three percent of scale × norm."""
+    """Return how many targets had converged; each of them must be within three percent of scale ×
+    norm.
+    """
     converged = 0
     targets = families(dim)
     for target, values in zip(targets, interpolation_norms(targets, dim, sizes, seed), strict=True):
@@ -136,7 +140,9 @@ def test_bound_is_never_below_the_norm(dim, rng):
 
 
 def test_paper_complexity_against_the_bound():
-    """B ÷ bound over the families: it does not depend on d, and is below one only where C_1 = 4 < 1/b_10."""
+    """B ÷ bound over the families: it does not depend on d, and is below one only where C_1 = 4 <
+    1/b_10.
+    """
     ratios = {}
     for dim in (4, 64):
         for target in (

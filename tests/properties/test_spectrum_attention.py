@@ -1,4 +1,6 @@
-"""The exact spectrum of the attention kernel against its integrals, its trace, and Gram matrices."""
+"""The exact spectrum of the attention kernel against its integrals, its trace, and Gram
+matrices.
+"""
 
 import math
 from itertools import pairwise
@@ -85,7 +87,9 @@ def test_trace_is_the_mean_diagonal(dim):
 
 @pytest.mark.parametrize("dim", [2, 3, 4])
 def test_eigenvalues_add_up_to_the_trace(dim):
-    """Σ N_k N_l μ_kl = 1: partial sums to degree K, and their own extrapolation in 1/K, reach it to 1e-10."""
+    """Σ N_k N_l μ_kl = 1: partial sums to degree K, and their own extrapolation in 1/K, reach it to
+    1e-10.
+    """
     degrees = np.array([64, 96, 128, 192, 256, 384, 512])
     values = pair_eigenvalues(dim, int(degrees[-1]))
     counts = np.array([attention_multiplicity(dim, k) for k in range(degrees[-1] + 1)])
@@ -107,7 +111,8 @@ def attention_multiplicity(dim, degree):
 
 
 def expected_eigenvalues(spectrum, n):
-    """Levels of a Gram matrix of n samples: second-order perturbation, λ (1 + (1/n) Σ_j λ_j/(λ−λ_j)).
+    """Levels of a Gram matrix of n samples: second-order perturbation, λ (1 + (1/n) Σ_j
+    λ_j/(λ−λ_j)).
 
     A sample's eigenvalues repel each other; the remainder lifts them all by its n-th part.
     """

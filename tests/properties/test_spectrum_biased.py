@@ -1,4 +1,6 @@
-"""The exact spectrum of heads with a mean: the algebra of its blocks, its limits, its trace, and Gram matrices."""
+"""The exact spectrum of heads with a mean: the algebra of its blocks, its limits, its trace, and
+Gram matrices.
+"""
 
 import itertools
 import math
@@ -57,7 +59,9 @@ from keyhole.theory.targets import (
 
 
 def commutator(dim, a, b, degree, scale=1.0):
-    """[[Δ_0, u], u] − 2(1 − u²) in a block, on the states whose neighbours' neighbours are all there."""
+    """[[Δ_0, u], u] − 2(1 − u²) in a block, on the states whose neighbours' neighbours are all
+    there.
+    """
     states = block_states(dim, a, b, degree)
     u = scale * correlation_matrix(dim, a, b, states).toarray()
     p = np.abs(states[:, 0])
@@ -103,7 +107,9 @@ def test_irreps_fill_the_products_of_harmonics(dim):
 
 @pytest.mark.parametrize(("dim", "mean"), [(3, 1.0), (6, 2.0)])
 def test_a_block_is_its_quadrature(dim, mean):
-    """The block (0, 0) by Gauss's quadrature in u: A = 2 Σ_k <h_k p_i p_s> g_k(s) g_{k+1}(s) <p_s p_j h_k>/k!."""
+    """The block (0, 0) by Gauss's quadrature in u: A = 2 Σ_k <h_k p_i p_s> g_k(s) g_{k+1}(s) <p_s
+    p_j h_k>/k!.
+    """
     u, weights = roots_jacobi(300, (dim - 3) / 2, (dim - 3) / 2)
     zonal = orthonormal_zonal(dim, 60, u)
     moments = hermite_moments(mean * u + 0.2, 900)
@@ -151,7 +157,9 @@ def block_by_spectrum(dim, bias, label, degree, margin, terms):
     ],
 )
 def test_blocks_are_their_formula(dim, bias, degree, margin, terms):
-    """All blocks to the accuracy they claim, and the largest diagonal entries of all that lie beyond them."""
+    """All blocks to the accuracy they claim, and the largest diagonal entries of all that lie
+    beyond them.
+    """
     found = biased_blocks(dim, bias, degree)
     listed = {block.label: block for block in found.listed}
     beyond = pair_eigenvalues(dim, degree + 1)
@@ -184,7 +192,9 @@ def test_blocks_are_their_formula(dim, bias, degree, margin, terms):
 
 @pytest.mark.parametrize("dim", [2, 3, 9])
 def test_terms_are_left_out_when_their_sum_is_small(dim):
-    """2 Σ_{k>K} sup h_k²/k! j_k j_{k+1} is below what is allowed, and not far below: K is no larger than it must be."""
+    """2 Σ_{k>K} sup h_k²/k! j_k j_{k+1} is below what is allowed, and not far below: K is no larger
+    than it must be.
+    """
     scores = np.concatenate([np.linspace(0, 0.3, 1001), np.linspace(0.3, 8, 1000)])
     order = np.arange(1000.0)
     weights = 2 * np.exp(log_moment(order, dim) + log_moment(order + 1, dim))
@@ -300,7 +310,9 @@ def test_the_largest_diagonal_is_that_of_the_largest_score():
 
 @pytest.mark.parametrize("dim", [2, 3, 5, 64])
 def test_without_a_mean_it_is_the_spectrum_of_zero_mean_heads(dim):
-    """At c = 0 the level (k, l) splits into its irreps, eigenvalues unchanged; small c changes them little."""
+    """At c = 0 the level (k, l) splits into its irreps, eigenvalues unchanged; small c changes them
+    little.
+    """
     plain = attention_spectrum(dim, 4, max_degree=4)
     for slope, tolerance in ((1e-9, 1e-3), (1e-3, 0.02)):
         distribution = GaussianHeads(mean=slope)
@@ -337,7 +349,9 @@ def test_the_scale_only_multiplies():
 
 
 def mean_diagonal_by_quadrature(dim, mean, corner):
-    """E K(x,x) for two keys: half of E 2σ(m+z)², and half of the closed moment over two keys of one query."""
+    """E K(x,x) for two keys: half of E 2σ(m+z)², and half of the closed moment over two keys of one
+    query.
+    """
     u, wu = roots_jacobi(40, (dim - 3) / 2, (dim - 3) / 2)
     v, wv = roots_jacobi(60, (dim - 4) / 2, (dim - 4) / 2)
     wu, wv = wu / wu.sum(), wv / wv.sum()
@@ -370,7 +384,9 @@ def test_the_trace_is_the_mean_diagonal(dim, mean, corner):
 
 @pytest.mark.parametrize("dim", [2, 3, 8])
 def test_the_trace_is_continuous_and_exhausted(dim):
-    """It meets the zero-mean trace to 1e-9 as c → 0, and levels up to rising degrees approach it to 1e-3."""
+    """It meets the zero-mean trace to 1e-9 as c → 0, and levels up to rising degrees approach it to
+    1e-3.
+    """
     assert math.isclose(
         attention_trace(dim, 3, GaussianHeads(mean=1e-12)), attention_trace(dim, 3), rel_tol=1e-9
     )
@@ -386,7 +402,9 @@ LEVELS = 8
 
 
 def standard_errors_off(dim, n_keys, mean, n, draws, seed, of=None):
-    """Mean eigenvalues of Gram matrices by level, in standard errors from second-order perturbation theory."""
+    """Mean eigenvalues of Gram matrices by level, in standard errors from second-order perturbation
+    theory.
+    """
     distribution = GaussianHeads(mean=mean)
     spectrum = attention_spectrum(dim, n_keys, max_degree=8, heads=of or distribution)
     values, counts = spectrum.eigenvalues, spectrum.multiplicities
@@ -500,7 +518,9 @@ def test_contractions_take_a_target_apart_as_its_closed_form_does(target):
     "target", [Correlation(1, 4), Correlation(2, 5), monomial(3, pairs=[(None, 3)])], ids=repr
 )
 def test_products_of_operators_are_the_same_in_the_blocks_and_by_joinings(target):
-    """[O F, O' F] for every pair of operators, from the closed form of the parts of F and from its contractions."""
+    """[O F, O' F] for every pair of operators, from the closed form of the parts of F and from its
+    contractions.
+    """
     dim, (r, s) = target.dim, target.degrees
     raised = [target]
     for _ in range(min(r, s)):
@@ -534,7 +554,9 @@ def turned(dim, gamma, power):
 
 @pytest.mark.parametrize(("dim", "gamma", "power"), [(4, 1.0, 1), (5, 0.5, 2), (3, 0.7, 2)])
 def test_parts_of_any_target_are_its_harmonic_powers(dim, gamma, power):
-    """By states they add up to |P_pq F|², and <F, u F>, <F, u² F> are those of u·F as a polynomial."""
+    """By states they add up to |P_pq F|², and <F, u F>, <F, u² F> are those of u·F as a
+    polynomial.
+    """
     target = turned(dim, gamma, power)
     vectors, found = target_vectors(target, 6), np.zeros((7, 7))
     for label, columns in vectors.items():
@@ -588,8 +610,9 @@ def test_bias_helps_less_the_more_the_keys_are_turned():
 def test_norms_settle_and_interpolation_stays_below(seed):
     """Block (0, 0), d = 3, c = 1: 1, u, u²; block (1, 0), d = 6, c = 1/2: the correlation family.
 
-    The specification has 53.5, 134, 346 and 14.43, 80.9, 547, 2911, with its series cut at about k = 60; the
-    quadrature of test_a_block_is_its_quadrature, with 3000 terms and 20 states, has 53.320, 132.743, 342.389.
+    The specification has 53.5, 134, 346 and 14.43, 80.9, 547, 2911, with its series cut at about
+    k = 60; the quadrature of test_a_block_is_its_quadrature, with 3000 terms and 20 states, has
+    53.320, 132.743, 342.389.
     """
     distribution = GaussianHeads(mean=1.0)
     norms = [rkhs_norm(monomial(3, pairs=[(None, q)]), distribution) for q in range(3)]
@@ -629,7 +652,9 @@ def relative(target, n_keys):
 
 
 def test_the_advantage_of_the_bias_grows_with_the_power():
-    """d = 5, N = 8, 5 % error: 220, 2.9e3, 1.0e4 samples without and 294, 1.4e3, 2.5e3 with a bias, q = 1, 2, 3."""
+    """d = 5, N = 8, 5 % error: 220, 2.9e3, 1.0e4 samples without and 294, 1.4e3, 2.5e3 with a bias,
+    q = 1, 2, 3.
+    """
     ratios = []
     for q in (1, 2, 3):
         target = Correlation(q, 5)
@@ -640,7 +665,9 @@ def test_the_advantage_of_the_bias_grows_with_the_power():
 
 
 def test_the_bias_helps_first_and_hinders_later():
-    """f_{2,2}, d = N = 10: the best c falls with n, and far beyond the samples needed c = 0 wins."""
+    """f_{2,2}, d = N = 10: the best c falls with n, and far beyond the samples needed c = 0
+    wins.
+    """
     best = best_bias(Correlation(2, 10), [1e4, 1e6], 10, means=(0.5, 1.0))
     assert best.mean.tolist() == [1.0, 0.0]
     assert best.error[0] < 0.3 * best.unbiased[0]
@@ -651,7 +678,9 @@ def test_the_bias_helps_first_and_hinders_later():
 
 @pytest.mark.parametrize(("mean", "n"), [(0.5, 1e5), (3.0, 1e5)])
 def test_degrees_that_a_curve_does_not_list_do_not_matter(mean, n):
-    """The next finer blocks change an error by less than a percent; the coarsest ones, at c = 3, by much more."""
+    """The next finer blocks change an error by less than a percent; the coarsest ones, at c = 3, by
+    much more.
+    """
     target, distribution = Correlation(2, 12), GaussianHeads(mean=mean)
     chosen = float(learning_curve(target, n, 12, 1e-9, heads=distribution))
     finer = list(itertools.islice(problems(target, 12, "attention", distribution), 4))
@@ -665,7 +694,9 @@ def test_degrees_that_a_curve_does_not_list_do_not_matter(mean, n):
 
 
 def test_prediction_meets_kernel_ridge(seed):
-    """Kernel ridge with biased heads, d = 6, N = 4, f_{2,1} and f_{2,2}: within 10 % and five standard errors."""
+    """Kernel ridge with biased heads, d = 6, N = 4, f_{2,1} and f_{2,2}: within 10 % and five
+    standard errors.
+    """
     distribution = GaussianHeads(mean=1.0)
     for q, ridge in ((1, 1e-4), (2, 1e-5)):
         target, n = Correlation(q, 6), 250
@@ -720,7 +751,10 @@ def test_prediction_meets_kernel_ridge(seed):
         (lambda: best_bias(Correlation(1, 3), 10, 2, means=(1.0, 0.5)), "rising order"),
         (
             lambda: target_vectors(Correlation(1, 3) * QueryPower(1, 3) + TokenPower(1, 3), 4),
-            "no product of a power of <x_0, x_i> and a power of one direction.*same degrees.*empirical_curve",
+            (
+                "no product of a power of <x_0, x_i> and a power of one direction.*same "
+                "degrees.*empirical_curve"
+            ),
         ),
     ],
 )

@@ -94,7 +94,9 @@ def test_norm_is_the_limit_of_interpolation(seed):
 
 
 def test_series_of_tokens_are_multiplied_to_their_last_term(monkeypatch):
-    """e^{z/(N+2)} B_0^idle and Π B_l by repeated squaring and by parts, against one factor after the other."""
+    """e^{z/(N+2)} B_0^idle and Π B_l by repeated squaring and by parts, against one factor after
+    the other.
+    """
     dim, n_keys = 2, 97  # asked for by no other test: what is kept of short series serves nobody
     monkeypatch.setattr(mlp, "_ORDER", 40)
     alone = [mlp._token_series(dim, n_keys, degree) for degree in range(4)]

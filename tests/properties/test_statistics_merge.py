@@ -1,4 +1,6 @@
-"""Sums over samples add: any cut, any order, any bracketing gives the moments, and the fit, of all samples at once."""
+"""Sums over samples add: any cut, any order, any bracketing gives the moments, and the fit, of all
+samples at once.
+"""
 
 from dataclasses import replace
 
@@ -75,7 +77,9 @@ def test_only_moments_of_one_kind_add():
 
 
 def test_the_size_of_outputs_and_the_coarsest_rounding_are_remembered(rng):
-    """What the resolution of errors is made of: the largest |y| of any batch, the largest unit of any dtype."""
+    """What the resolution of errors is made of: the largest |y| of any batch, the largest unit of
+    any dtype.
+    """
     first, second = DesignMoments.empty(2, 1), DesignMoments.empty(2, 1)
     rows = rng.standard_normal((3, 2))
     first.add_rows(rows, np.array([[1.0], [-7.0], [2.0]]))
@@ -123,7 +127,8 @@ def merge_all(parts):
 
 @pytest.mark.parametrize("fit_intercept", [True, False])
 def test_the_fit_from_sums_is_the_fit_from_the_design(rng, fit_intercept):
-    # without an intercept an offset is an eigenvalue of its size squared, and costs every route those digits
+    # without an intercept an offset is an eigenvalue of its size squared, and costs every route
+    # those digits
     design, y, weights = problem(rng, offset=1e3 if fit_intercept else 1.0)
     path = design_path(design, y, ALPHAS, fit_intercept=fit_intercept, weights=weights)
     axes = PrincipalAxes.of(
@@ -175,7 +180,9 @@ def test_generalised_cross_validation_is_its_definition(rng, n, p, fit_intercept
 
 
 def test_generalised_errors_have_room_for_the_rounding_of_their_sums(rng):
-    """ε (4 Σ w (y − ȳ)² + 3 λ_max |v|²) is added to the residual sum; where n − tr H is lost to it, nothing is said."""
+    """ε (4 Σ w (y − ȳ)² + 3 λ_max |v|²) is added to the residual sum; where n − tr H is lost to it,
+    nothing is said.
+    """
     design, y, weights = problem(rng)
     plain = PrincipalAxes.of(moments_of(design, y, weights, np.arange(120)))
     alphas, exact = np.array([0.1, 10.0]), replace(plain, rounding=0.0)
@@ -197,7 +204,9 @@ def test_generalised_errors_have_room_for_the_rounding_of_their_sums(rng):
 
 
 def test_a_perfect_fit_is_not_preferred_for_its_rounding(rng):
-    """A noiseless target: generalised errors of tiny penalties are rounding, and the largest of equals is taken."""
+    """A noiseless target: generalised errors of tiny penalties are rounding, and the largest of
+    equals is taken.
+    """
     design = rng.standard_normal((300, 5))
     axes = PrincipalAxes.of(
         moments_of(design, design @ rng.standard_normal((5, 1)) + 2, None, np.arange(300))
@@ -208,7 +217,9 @@ def test_a_perfect_fit_is_not_preferred_for_its_rounding(rng):
 
 
 def test_float32_products_in_float64_sums_keep_their_digits(rng):
-    """Features in float32: the sum over many blocks is no worse than that of one, because it is float64."""
+    """Features in float32: the sum over many blocks is no worse than that of one, because it is
+    float64.
+    """
     design = rng.standard_normal((4000, 20)).astype(np.float32) + np.float32(3)
     y = rng.standard_normal((4000, 1))
     exact = moments_of(design.astype(np.float64), y, None, np.arange(4000)).gram
@@ -244,7 +255,9 @@ def test_kept_samples_are_those_of_the_data_whatever_the_batches(rng, seed):
 
 
 def test_axes_without_length_are_none_to_a_penalty_of_zero(rng):
-    """Where two columns are equal one axis has no length: without a penalty its inverse is 0, as that of pinv."""
+    """Where two columns are equal one axis has no length: without a penalty its inverse is 0, as
+    that of pinv.
+    """
     design = rng.normal(size=(20, 3))[:, [0, 1, 1]]
     y = rng.normal(size=(20, 1))
     axes = PrincipalAxes.of(moments_of(design, y, np.ones(20), np.arange(20), False))

@@ -1,4 +1,6 @@
-"""Leave-one-out is not fooled by rounding: the penalty it chooses predicts as well as the best of a grid."""
+"""Leave-one-out is not fooled by rounding: the penalty it chooses predicts as well as the best of a
+grid.
+"""
 
 import mpmath
 import numpy as np
@@ -8,19 +10,25 @@ from ridges import design_path, gram_fixed, gram_path
 GRID = np.concatenate([[0.0], np.geomspace(1e-20, 1e3, 47)])
 GRIDS = pytest.mark.parametrize("alphas", [GRID, None], ids=["down to zero", "default grid"])
 EXACT = 1e-18
-"""Test errors below this part of the variance count as exact recovery: rounding decides among them."""
+"""Test errors below this part of the variance count as exact recovery: rounding decides among
+them.
+"""
 N_TEST = 400
 
 
 def low_rank(rng, n, rank, offset=0.0):
-    """Noiseless linear targets of 200 features that span ``rank`` directions; the last rows are for tests."""
+    """Noiseless linear targets of 200 features that span ``rank`` directions; the last rows are for
+    tests.
+    """
     mix = rng.standard_normal((rank, 200)) * np.geomspace(1, 0.1, rank)[:, None] / np.sqrt(200)
     design = rng.standard_normal((n + N_TEST, rank)) @ mix + offset
     return design, design @ rng.standard_normal((200, 20)) + 3
 
 
 def smooth_kernel(rng, n):
-    """Noiseless smooth targets on the sphere; the eigenvalues of exp(<x, x'>) fall through the floor."""
+    """Noiseless smooth targets on the sphere; the eigenvalues of exp(<x, x'>) fall through the
+    floor.
+    """
     x, centres = rng.standard_normal((n + N_TEST, 3)), rng.standard_normal((40, 3))
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     centres /= np.linalg.norm(centres, axis=1, keepdims=True)
@@ -35,7 +43,9 @@ CASES = {
 
 
 def predict_off(features, y, fits):
-    """Test error of each fit (coefficients, intercept), in units of the variance of the test outputs."""
+    """Test error of each fit (coefficients, intercept), in units of the variance of the test
+    outputs.
+    """
     square = [np.mean((features @ coef + b - y) ** 2) for coef, b in fits]
     return np.array(square) / y.var(axis=0).mean()
 
@@ -70,7 +80,9 @@ def test_choice_is_within_a_tenth_of_the_best_for_a_kernel_that_decays_fast(rng,
 
 
 def naive_over_best(gram, y, *, subtract):
-    """The same choice from eigenvalues as they come: residuals over 1 − h, or the ratio of inverses."""
+    """The same choice from eigenvalues as they come: residuals over 1 − h, or the ratio of
+    inverses.
+    """
     n = gram.shape[1]
     train, target = gram[:n], y[:n]
     centre = np.eye(n) - 1 / n
@@ -100,7 +112,9 @@ def test_eigenvalues_taken_as_they_come_are_fooled(rng, subtract):
 
 
 def exact_loo(gram, y, alpha):
-    """Leave-one-out residuals with intercept in 60 digits, from the inverse of the bordered matrix."""
+    """Leave-one-out residuals with intercept in 60 digits, from the inverse of the bordered
+    matrix.
+    """
     n = len(y)
     with mpmath.workdps(60):
         bordered = mpmath.matrix(n + 1, n + 1)
@@ -133,7 +147,8 @@ def test_above_the_floor_leave_one_out_is_right_to_the_rounding_of_the_gram_matr
 
 
 def test_a_leverage_within_rounding_of_one_disqualifies_the_penalty(rng):
-    # sample 0 has a feature of its own, the others share 3: at alpha = 0 nothing is left of it to judge by
+    # sample 0 has a feature of its own, the others share 3: at alpha = 0 nothing is left of it to
+    # judge by
     design = np.zeros((20, 4))
     design[0, 0], design[1:, 1:] = 1.0, rng.standard_normal((19, 3))
     y = rng.standard_normal((20, 1))
@@ -188,7 +203,8 @@ def test_without_penalty_leave_one_out_of_full_rank_is_n_refits(rng, alpha):
 
 @pytest.mark.parametrize("alpha", [0.0, 1e-10, 1.0])
 def test_below_the_floor_leave_one_out_is_right_within_a_tenth_or_infinite(seed, alpha):
-    # samples of a kernel that grows like exp|x|² differ by 30 orders: few are above the floor, one sets it
+    # samples of a kernel that grows like exp|x|² differ by 30 orders: few are above the floor, one
+    # sets it
     judged = 0
     for case in range(30):
         rng = np.random.default_rng([seed, case])

@@ -1,4 +1,6 @@
-"""Units are the user's: y → a·y + b gives a·f + b, and with scaling="standard" units of tokens change nothing."""
+"""Units are the user's: y → a·y + b gives a·f + b, and with scaling="standard" units of tokens
+change nothing.
+"""
 
 import math
 

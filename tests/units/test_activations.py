@@ -33,7 +33,9 @@ def test_names_are_checked():
 
 
 def hermite_moment(name, mean_u, mean_v, std_u, std_v, rho):
-    """E[σ(u)σ(v)] by Gauss–Hermite in both variables: exact for polynomials, good for entire functions."""
+    """E[σ(u)σ(v)] by Gauss–Hermite in both variables: exact for polynomials, good for entire
+    functions.
+    """
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     weights = weights / weights.sum()
     u = mean_u + std_u * nodes[:, None]
@@ -151,7 +153,7 @@ def test_bad_moments_are_named(arguments, words):
         gaussian_moment("relu", *arguments)
 
 
-# --- the compiled tables, against forty digits ----------------------------------------------------------------------
+# --- the compiled tables, against forty digits ----------------------------------------------------
 
 
 def test_arcs_are_accurate_to_their_last_digits(rng):

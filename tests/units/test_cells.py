@@ -80,7 +80,9 @@ PINNED = {
 
 
 def test_the_numbers_behind_a_key_do_not_move():
-    """If this fails, a change moved what stored results mean: raise ARITHMETIC of the learner, then pin anew."""
+    """If this fails, a change moved what stored results mean: raise ARITHMETIC of the learner, then
+    pin anew.
+    """
     found = {
         cell: values.get("error", values.get("mean_square"))
         for job in group(PINNED)
@@ -177,8 +179,8 @@ def test_a_number_that_is_none_is_refused(tmp_path):
         "UPDATE results SET result = '[]'",
         "UPDATE results SET result = '{'",
         "UPDATE results SET result = x'ff00'",
-        "DROP TABLE results; CREATE VIEW results AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) "
-        "SELECT x AS key, x AS config, x AS result FROM c",
+        "DROP TABLE results; CREATE VIEW results AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL "
+        "SELECT x + 1 FROM c) SELECT x AS key, x AS config, x AS result FROM c",
         "CREATE TRIGGER t AFTER INSERT ON results BEGIN DELETE FROM results; END",
     ],
 )

@@ -1,4 +1,6 @@
-"""Checkpoints of every naming scheme, planted heads recovered, and files that are not what they say."""
+"""Checkpoints of every naming scheme, planted heads recovered, and files that are not what they
+say.
+"""
 
 import json
 import struct
@@ -149,7 +151,7 @@ def test_parts_of_a_checkpoint_are_found_by_their_index(rng, tmp_path):
         open_checkpoint(tmp_path, HEADS)
 
 
-# ---- the statistic -----------------------------------------------------------------------------------------------
+# ---- the statistic -------------------------------------------------------------------------------
 
 
 def test_products_of_small_matrices_say_what_the_whole_matrix_says(rng):
@@ -228,7 +230,9 @@ def test_a_large_coordinate_feigns_a_lean_for_rotations_and_not_for_signs(rng):
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_planted_identity_is_recovered(sign, rng):
-    """W = c·I + noise, of full rank: z is c √d · √d over the norm, and the alignment is that over d."""
+    """W = c·I + noise, of full rank: z is c √d · √d over the norm, and the alignment is that over
+    d.
+    """
     noise = rng.standard_normal((DIM, DIM)) / np.sqrt(DIM)
     matrix = sign * 0.5 * np.eye(DIM) + noise
     lean = lean_of_layer(np.eye(DIM)[None], matrix[None])
@@ -261,7 +265,7 @@ def test_scale_does_not_matter_and_nothing_leans_nowhere(rng):
     assert np.isfinite(lean_of_model([lean, lean]).z)
 
 
-# ---- layer norms -------------------------------------------------------------------------------------------------
+# ---- layer norms ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -308,7 +312,7 @@ def test_the_norm_before_attention_is_folded_in(scheme, norms, config, offset, r
         np.testing.assert_array_equal(layer.query, query)
 
 
-# ---- files -------------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 
 def raw(path, header, data=b""):
@@ -428,7 +432,7 @@ def test_refusals_say_what_to_do(rng, tmp_path):
         open_checkpoint(tmp_path / "empty")
 
 
-# ---- the figure and the command ----------------------------------------------------------------------------------
+# ---- the figure and the command ------------------------------------------------------------------
 
 
 def leaning(folder, rng, lean):
@@ -456,9 +460,19 @@ def test_the_command(rng, tmp_path):
 
     answer = json.loads(invoke(path, "--json", "--out", tmp_path / "out").stdout)
     assert list(answer) == [
-        "checkpoint", "model_type", "heads_per_layer", "dim", "head_dim", "fold_norm", "layers_folded",
-        "model", "model_otherwise", "layers", "heads", "verdict",
-    ]  # fmt: skip
+        "checkpoint",
+        "model_type",
+        "heads_per_layer",
+        "dim",
+        "head_dim",
+        "fold_norm",
+        "layers_folded",
+        "model",
+        "model_otherwise",
+        "layers",
+        "heads",
+        "verdict",
+    ]
     assert (answer["heads_per_layer"], answer["dim"], answer["head_dim"], len(answer["heads"])) == (
         HEADS,
         DIM,

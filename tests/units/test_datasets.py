@@ -25,7 +25,10 @@ STORY = (
     "1 Sandra left.\n2 Where is Sandra?\toutside\t1\n"
 )
 WATER = "3\nenergy=-1.5\nO 0 0 0\nH 0.76 0.59 0\nH -0.76 0.59 0\n"
-SERIES = "# words\n@problemName Tiny\n@univariate false\n@classLabel true a b\n@data\n1,2,3:4,5,6:a\n7,8:9,?:b\n"
+SERIES = (
+    "# words\n@problemName Tiny\n@univariate false\n@classLabel true a "
+    "b\n@data\n1,2,3:4,5,6:a\n7,8:9,?:b\n"
+)
 BAGS = "bag,f1,f2,class\na,1,2,0\nb,3,4,0\na,5,6,1\n"
 
 
@@ -296,7 +299,9 @@ def member(name, content=b"", **more):
 
 
 def test_archives_are_limited_in_what_they_hold_together(tmp_path, monkeypatch):
-    """Twelve members that are each small enough are too much together; so are members that nobody wants."""
+    """Twelve members that are each small enough are too much together; so are members that nobody
+    wants.
+    """
     monkeypatch.setattr(archives, "LARGEST", 1000)
     monkeypatch.setattr(archives, "MOST_PASSED", 100_000)
     monkeypatch.setattr(archives, "MOST_MEMBERS", 50)

@@ -1,4 +1,6 @@
-"""No settings: what is chosen, by what, and that Python, batches and the command line agree on it."""
+"""No settings: what is chosen, by what, and that Python, batches and the command line agree on
+it.
+"""
 
 import inspect
 import math
@@ -122,7 +124,9 @@ def test_heads_are_finite_where_there_is_no_kernel(bags, options):
 
 
 def test_heads_are_fewer_where_a_fit_would_take_long():
-    """Sizes of the ratings of examples/movielens.py: 512 heads would take half an hour of one core."""
+    """Sizes of the ratings of examples/movielens.py: 512 heads would take half an hour of one
+    core.
+    """
     tokens, query = (
         np.broadcast_to(np.zeros(d), (n, d)) for n, d in ((77_000 * 43, 23), (77_000, 22))
     )  # no memory
@@ -188,7 +192,9 @@ def test_the_command_line_has_no_defaults_of_its_own():
 def test_where_units_differ_tokens_are_standardised_unless_that_is_worse_beyond_doubt(
     where: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Years beside stars: the drafts of other scalings may win by luck, and then hear the years alone."""
+    """Years beside stars: the drafts of other scalings may win by luck, and then hear the years
+    alone.
+    """
     keys, query = rng.uniform(0, 5, (60, 4, 3)), rng.uniform(0, 5, (60, 3))
     (keys if where == "keys" else query)[..., 0] = 2000 + rng.normal(
         size=(60, 4) if where == "keys" else 60
@@ -208,7 +214,9 @@ def test_where_units_differ_tokens_are_standardised_unless_that_is_worse_beyond_
 
 
 def test_softmax_heads_that_differ_in_what_they_compare(rng):
-    """Four columns name the key that is asked for and four are noise: one multiple of the identity suits neither."""
+    """Four columns name the key that is asked for and four are noise: one multiple of the identity
+    suits neither.
+    """
     kind, asked, value = (
         rng.integers(0, 4, (240, 5)),
         rng.integers(0, 4, 240),
@@ -237,22 +245,39 @@ def test_softmax_heads_that_differ_in_what_they_compare(rng):
         (
             kh.LearnedHeads,
             {
-                "n_means": 1, "scale": 0.25, "steps": 100, "n_heads": "auto", "covariance": "auto",
-                "learning_rate": 0.1, "shrinkage": 1e-4, "hops": 1, "patterns": 1, "ages": "auto", "jitter": 0.1,
-                "augment": None, "strengths": (0.0, 1.0, 3.0), "validation": 0.2, "max_samples": 600,
-                "seconds": None, "callback": None, "verbose": False,
+                "n_means": 1,
+                "scale": 0.25,
+                "steps": 100,
+                "n_heads": "auto",
+                "covariance": "auto",
+                "learning_rate": 0.1,
+                "shrinkage": 1e-4,
+                "hops": 1,
+                "patterns": 1,
+                "ages": "auto",
+                "jitter": 0.1,
+                "augment": None,
+                "strengths": (0.0, 1.0, 3.0),
+                "validation": 0.2,
+                "max_samples": 600,
+                "seconds": None,
+                "callback": None,
+                "verbose": False,
             },
         ),
         (
             kh.IdentityHeads,
             {
-                "strengths": (0.0, 1.0, 3.0, 10.0, 30.0), "scales": (0.5,), "n_heads": 128, "max_samples": 1000,
+                "strengths": (0.0, 1.0, 3.0, 10.0, 30.0),
+                "scales": (0.5,),
+                "n_heads": 128,
+                "max_samples": 1000,
                 "pairs": None,
             },
         ),
         (kh.GaussianHeads, {"mean": 0.0, "scale": 0.5, "pairs": None}),
     ],
-)  # fmt: skip
+)
 def test_laws_without_settings(made, defaults):
     """What a head distribution is unless told is a promise: a change belongs into CHANGELOG."""
     distribution = made()

@@ -52,7 +52,8 @@ def test_importance_is_the_error_of_refits_on_permuted_samples(grouped, rng):
     assert np.isnan(found.within[3:]).all()
     assert np.isfinite(found.across_error).all()
     assert found.baseline == pytest.approx(model.loo_error_)
-    # nothing permuted, nothing lost; and the losses are those of refits on other samples in their place
+    # nothing permuted, nothing lost; and the losses are those of refits on other samples in their
+    # place
     rows = model.training_.refits().rows
     changed = kh.SetBatch([k[:, ::-1] for k in keys], sets.query, sets.extras)[rows]
     ready = model.tokens_.apply(sets)

@@ -33,7 +33,9 @@ def same(a, b, relative=1e-9):
 
 @pytest.fixture(scope="module", autouse=True)
 def swept():
-    """What clusters leave to the garbage collector is collected here, and not in somebody else's test."""
+    """What clusters leave to the garbage collector is collected here, and not in somebody else's
+    test.
+    """
     yield
     gc.collect()
 
@@ -219,7 +221,9 @@ def test_queries_of_their_own_kind_and_extras(here, rng, tmp_path):
 
 @pytest.fixture
 def drifting(rng):
-    """1,300 samples whose first partitions are unlike the rest, with weights, a fifth of them zero."""
+    """1,300 samples whose first partitions are unlike the rest, with weights, a fifth of them
+    zero.
+    """
     size = np.geomspace(0.02, 20, 1300)
     keys = rng.normal(size=(1300, 3, 2)) * size[:, None, None] + [5.0, 0.0]
     sets = kh.SetBatch(keys, rng.normal(size=(1300, 2)), pairs=[(0, 1), (1, 0)])

@@ -107,7 +107,9 @@ def test_samples_are_drawn_alike_in_any_order(rng):
 
 
 def test_every_seed_draws_a_fair_part_of_its_own(rng):
-    """Each of 400 samples, of ten sets, is among the first hundred of 400 orders about a hundred times."""
+    """Each of 400 samples, of ten sets, is among the first hundred of 400 orders about a hundred
+    times.
+    """
     sets, y = (
         SetBatch(np.repeat(rng.normal(size=(10, 2, 2)), 40, axis=0)),
         rng.normal(size=(400, 1)),
@@ -151,7 +153,9 @@ def test_hashes_tell_samples_apart_and_fill_their_range(rng):
 
 
 def test_sets_of_short_numbers_have_hashes_of_their_own():
-    """What is kept of a stream tells samples apart by their hashes alone: sums over keys may not be regular."""
+    """What is kept of a stream tells samples apart by their hashes alone: sums over keys may not be
+    regular.
+    """
     powers, whole = 2.0 ** np.arange(12), np.arange(-3.0, 4.0)
     for numbers, size in ((powers, 2), (whole, 4), (np.array([0.0, 1.0]), 9)):
         keys = np.array(list(itertools.combinations_with_replacement(numbers, size)))

@@ -20,7 +20,9 @@ TARGETS = ("corr * token", "token^2 - 0.5 * query", "rotated(0.5) * token")
 
 
 def random_state(rng, k):
-    """Each view and head distribution in turn, few targets, whose spectra are remembered; any sizes, heads, penalty and noise."""
+    """Each view and head distribution in turn, few targets, whose spectra are remembered; any
+    sizes, heads, penalty and noise.
+    """
     return ExploreState(
         view=list(VIEWS)[k % len(VIEWS)],
         target=TARGETS[0]
@@ -199,7 +201,9 @@ def test_measured_points_are_the_cells_of_reproduce():
 
 
 def test_finished_cells_appear_as_points_with_bars(seed, tmp_path: Path):
-    """The repetitions in the store make the mean of a size and its standard error; of one there is no point."""
+    """The repetitions in the store make the mean of a size and its standard error; of one there is
+    no point.
+    """
     rng, state = np.random.default_rng(seed), ExploreState(noise=0.25, bias=0.5)
     finished = {("attention", 25): 8, ("attention", 200): 3, ("biased", 400): 2, ("biased", 800): 1}
     put = {}

@@ -67,13 +67,14 @@ def roundings(found, batch, heads, activation):
     return float((abs(found - expected) / (unit * size)).max())
 
 
-# ---- attention_features: the formula ---------------------------------------------------------------------
+# ---- attention_features: the formula -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("activation", [a for a in ACTIVATIONS if a != "step"])
 def test_features_are_the_formula(rng, activation, dtype):
-    # lengths about the 32 keys handled at a time, numbers of heads about a vector and a tile of them
+    # lengths about the 32 keys handled at a time, numbers of heads about a vector and a tile of
+    # them
     for dim, n_heads, query in [
         (1, 1, True),
         (3, 5, False),
@@ -169,7 +170,8 @@ def test_softmax_is_stable(dtype):
 def test_the_exponential_is_right_to_the_last_place(rng, dtype, limit):
     scores = rng.uniform(-limit, limit, size=5000).astype(dtype)
     scores[:3] = [0.0, limit, -limit]
-    # one key at the origin and the zero query: the score is the last entry of W, the feature its exponential
+    # one key at the origin and the zero query: the score is the last entry of W, the feature its
+    # exponential
     heads = np.zeros((5000, 2, 2), dtype)
     heads[:, 1, 1] = scores
     batch = kh.SetBatch(np.zeros((1, 1, 1)), np.zeros((1, 1)))
@@ -244,7 +246,7 @@ def test_features_may_be_asked_for_from_several_threads_at_once(rng):
     )
 
 
-# ---- feature_blocks --------------------------------------------------------------------------------------
+# ---- feature_blocks ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("budget", [1, 10_000, 40_000, 2**30])
@@ -290,7 +292,7 @@ def test_blocks_are_checked_before_the_first_is_asked_for(rng):
         feature_blocks(batch, np.ones((2, 4, 4)), memory_budget=0)
 
 
-# ---- apply_values ----------------------------------------------------------------------------------------
+# ---- apply_values --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -337,7 +339,7 @@ def test_applying_values_never_holds_the_features(rng, n_outputs):
     assert 400 * 500 * 8 * 8 > 12 * 2**20  # what the features would take
 
 
-# ---- mlp_features ----------------------------------------------------------------------------------------
+# ---- mlp_features --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -362,42 +364,91 @@ def test_mlp_features_do_not_depend_on_the_budget(rng, monkeypatch):
     assert np.allclose(mlp_features(batch, weights), expected, rtol=1e-13, atol=1e-15)
 
 
-# ---- bad input -------------------------------------------------------------------------------------------
+# ---- bad input -----------------------------------------------------------------------------------
 
 DIM = 3
 BATCH = kh.SetBatch(np.ones((4, 2, DIM)))
 HEADS = np.ones((5, 4, 4))
 VALUES = np.ones((20, 1))
 BAD = [
-    (lambda: attention_features(BATCH, HEADS, "gelu"), "`activation` must be one of 'relu', .*: got 'gelu'"),
-    (lambda: attention_features(BATCH, HEADS, dtype="int32"), "must be 'float32' or 'float64': got 'int32'"),
-    (lambda: attention_features(BATCH, HEADS, dtype="half"), "must be 'float32' or 'float64': got 'half'"),
-    (lambda: attention_features(BATCH, HEADS, dtype="real"), "must be 'float32' or 'float64': got 'real'"),
-    (lambda: attention_features(BATCH, np.ones((5, 3, 3))),
-     r"`heads` must have shape \(M, D, D\) .* D = d \+ 1 = 4 .*: got shape \(5, 3, 3\)"),
+    (
+        lambda: attention_features(BATCH, HEADS, "gelu"),
+        "`activation` must be one of 'relu', .*: got 'gelu'",
+    ),
+    (
+        lambda: attention_features(BATCH, HEADS, dtype="int32"),
+        "must be 'float32' or 'float64': got 'int32'",
+    ),
+    (
+        lambda: attention_features(BATCH, HEADS, dtype="half"),
+        "must be 'float32' or 'float64': got 'half'",
+    ),
+    (
+        lambda: attention_features(BATCH, HEADS, dtype="real"),
+        "must be 'float32' or 'float64': got 'real'",
+    ),
+    (
+        lambda: attention_features(BATCH, np.ones((5, 3, 3))),
+        r"`heads` must have shape \(M, D, D\) .* D = d \+ 1 = 4 .*: got shape \(5, 3, 3\)",
+    ),
     (lambda: attention_features(BATCH, np.ones((5, 4, 3))), r"got shape \(5, 4, 3\)"),
     (lambda: attention_features(BATCH, np.ones((4, 4))), r"got shape \(4, 4\)"),
     (lambda: attention_features(BATCH, np.ones((0, 4, 4))), r"M ≥ 1 .* got shape \(0, 4, 4\)"),
-    (lambda: attention_features(BATCH, HEADS * np.nan), r"`heads` must be finite: found NaN .*\(0, 0, 0\)"),
+    (
+        lambda: attention_features(BATCH, HEADS * np.nan),
+        r"`heads` must be finite: found NaN .*\(0, 0, 0\)",
+    ),
     (lambda: attention_features(BATCH, HEADS + 1j), "`heads` must be real"),
     (lambda: attention_features(BATCH, HEADS.astype(str)), "`heads` must hold numbers: got dtype"),
-    (lambda: attention_features(BATCH, HeadDraw(GaussianHeads(), 5, 7, 0)),
-     "`heads` must be drawn for the dimension of the tokens: the draw is for 7, the tokens have 3. Draw"),
-    (lambda: apply_values(BATCH, HEADS, np.ones(20)),
-     r"must have shape \(M·D, t\) = \(20, t\) or \(M, D, t\) = \(5, 4, t\) .*: got shape \(20,\). A single"),
+    (
+        lambda: attention_features(BATCH, HeadDraw(GaussianHeads(), 5, 7, 0)),
+        (
+            "`heads` must be drawn for the dimension of the tokens: the draw is for 7, the tokens "
+            "have 3. Draw"
+        ),
+    ),
+    (
+        lambda: apply_values(BATCH, HEADS, np.ones(20)),
+        (
+            r"must have shape \(M·D, t\) = \(20, t\) or \(M, D, t\) = \(5, 4, t\) .*: got shape "
+            r"\(20,\). A single"
+        ),
+    ),
     (lambda: apply_values(BATCH, HEADS, np.ones((19, 1))), r"got shape \(19, 1\)"),
     (lambda: apply_values(BATCH, HEADS, np.ones((4, 5, 1))), r"got shape \(4, 5, 1\)"),
-    (lambda: apply_values(BATCH, HEADS, VALUES * np.inf), r"`values` must be finite: found infinity"),
-    (lambda: apply_values(BATCH, HEADS, VALUES, memory_budget=0), "`memory_budget` must be at least 1"),
-    (lambda: mlp_features(kh.SetBatch([np.ones((k, 3)) for k in (2, 2, 5)]), np.ones((4, 10))),
-     "the same number of keys: set 0 of `batch` has 2 and set 2 of `batch` has 5. Use attention_features"),
-    (lambda: mlp_features(BATCH, np.ones((4, 9))),
-     r"`weights` must have shape .* = \(p, 10\) for sets of 2 keys of dimension 3: got shape \(4, 9\)"),
+    (
+        lambda: apply_values(BATCH, HEADS, VALUES * np.inf),
+        r"`values` must be finite: found infinity",
+    ),
+    (
+        lambda: apply_values(BATCH, HEADS, VALUES, memory_budget=0),
+        "`memory_budget` must be at least 1",
+    ),
+    (
+        lambda: mlp_features(kh.SetBatch([np.ones((k, 3)) for k in (2, 2, 5)]), np.ones((4, 10))),
+        (
+            "the same number of keys: set 0 of `batch` has 2 and set 2 of `batch` has 5. Use "
+            "attention_features"
+        ),
+    ),
+    (
+        lambda: mlp_features(BATCH, np.ones((4, 9))),
+        (
+            r"`weights` must have shape .* = \(p, 10\) for sets of 2 keys of dimension 3: got "
+            r"shape \(4, 9\)"
+        ),
+    ),
     (lambda: mlp_features(BATCH, np.ones(10)), r"`weights` must have shape .*: got shape \(10,\)"),
-    (lambda: mlp_features(BATCH, np.ones((0, 10))), r"`weights` must have shape .*: got shape \(0, 10\)"),
+    (
+        lambda: mlp_features(BATCH, np.ones((0, 10))),
+        r"`weights` must have shape .*: got shape \(0, 10\)",
+    ),
     (lambda: mlp_features(BATCH, np.full((4, 10), np.nan)), "`weights` must be finite: found NaN"),
-    (lambda: mlp_features(BATCH, np.ones((4, 10)), dtype="f2"), "must be 'float32' or 'float64': got 'f2'"),
-]  # fmt: skip
+    (
+        lambda: mlp_features(BATCH, np.ones((4, 10)), dtype="f2"),
+        "must be 'float32' or 'float64': got 'f2'",
+    ),
+]
 
 
 @pytest.mark.parametrize(("call", "message"), BAD)
@@ -428,7 +479,7 @@ def test_integer_and_object_heads_are_numbers():
     )
 
 
-# ---- overflow is never silent ----------------------------------------------------------------------------
+# ---- overflow is never silent --------------------------------------------------------------------
 
 
 def large(scale, query=1.0):

@@ -1,4 +1,6 @@
-"""From a table in memory to sets: text, dates and gaps; two tables joined; what was learned reads another table."""
+"""From a table in memory to sets: text, dates and gaps; two tables joined; what was learned reads
+another table.
+"""
 
 import datetime
 from pathlib import Path
@@ -87,8 +89,16 @@ def test_samples_and_tokens_are_joined_by_id():
     tokens = pd.DataFrame(
         {"user": ["b", "a", "b", "z"], "genre": ["x", "y", "y", "x"], "year": [1.0, 2.0, 3.0, 9.0]}
     )
-    samples = pd.DataFrame({"user": ["a", "b", "a"], "year": [5, 6, 7], "genre": ["y", "y", "x"],
-                            "age": [20, 30, 21], "liked": [1.0, 2.0, 3.0], "note": ["-", "-", "-"]})  # fmt: skip
+    samples = pd.DataFrame(
+        {
+            "user": ["a", "b", "a"],
+            "year": [5, 6, 7],
+            "genre": ["y", "y", "x"],
+            "age": [20, 30, 21],
+            "liked": [1.0, 2.0, 3.0],
+            "note": ["-", "-", "-"],
+        }
+    )
     data = kh.read_table(
         samples,
         tokens=tokens,
@@ -122,8 +132,14 @@ def test_samples_and_tokens_are_joined_by_id():
     with pytest.raises(
         SchemaError, match="'year' holds numbers among tokens and text among samples"
     ):
-        kh.read_table(samples.assign(year=["a", "b", "c"]), tokens=tokens, set_id="user", keys="year", query="year",
-                      missing="impute")  # fmt: skip
+        kh.read_table(
+            samples.assign(year=["a", "b", "c"]),
+            tokens=tokens,
+            set_id="user",
+            keys="year",
+            query="year",
+            missing="impute",
+        )
 
 
 def test_gaps_are_refused_dropped_or_filled():
@@ -295,7 +311,9 @@ CELLS = {
 
 @st.composite
 def frames(draw, rows=6):
-    """A table with an id, and columns of any kind under any names, twice the same perhaps, constant in sets perhaps."""
+    """A table with an id, and columns of any kind under any names, twice the same perhaps, constant
+    in sets perhaps.
+    """
     kinds = draw(st.lists(st.sampled_from(list(CELLS)), min_size=1, max_size=4))
     names = draw(
         st.lists(ODD, min_size=len(kinds), max_size=len(kinds), unique=draw(st.integers(0, 4)) > 0)

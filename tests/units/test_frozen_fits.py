@@ -1,4 +1,6 @@
-"""What a fit used is frozen with it: arrays and parameters that change afterwards change nothing."""
+"""What a fit used is frozen with it: arrays and parameters that change afterwards change
+nothing.
+"""
 
 import math
 import pickle
@@ -60,9 +62,19 @@ OTHER_PARAMETERS = {
 """Another value for every parameter but ``device``, which may not be there, and ``loss``."""
 
 ANSWERS = (
-    "predict", "decision_function", "predict_proba", "predict_log_proba", "predict_interval", "predict_set",
-    "predict_std", "novelty", "contributions", "extras_contributions", "transform", "hop_weights",
-)  # fmt: skip
+    "predict",
+    "decision_function",
+    "predict_proba",
+    "predict_log_proba",
+    "predict_interval",
+    "predict_set",
+    "predict_std",
+    "novelty",
+    "contributions",
+    "extras_contributions",
+    "transform",
+    "hop_weights",
+)
 
 
 class Inputs:

@@ -31,7 +31,7 @@ def z_scores(samples, mean):
     return (samples.mean(axis=0) - mean) / (samples.std(axis=0) / np.sqrt(len(samples)))
 
 
-# ---- the head distributions --------------------------------------------------------------------------------------------
+# ---- the head distributions ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_seed_is_the_same_draw_on_every_machine():
     assert np.allclose(pinned, expected, rtol=1e-13, atol=0)
 
 
-# ---- HeadDraw --------------------------------------------------------------------------------------------
+# ---- HeadDraw ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
@@ -165,7 +165,7 @@ def test_any_law_with_sample_can_be_drawn_from():
     assert np.array_equal(draw.block(1, 3), 2 * GaussianHeads().sample(4, DIM, 0)[1:3])
 
 
-# ---- parameters, as scikit-learn wants them --------------------------------------------------------------
+# ---- parameters, as scikit-learn wants them ------------------------------------------------------
 
 
 def test_parameters_can_be_read_and_set():
@@ -201,35 +201,88 @@ def test_a_zero_mean_is_no_mean():
     assert scale == 0.25
 
 
-# ---- bad input -------------------------------------------------------------------------------------------
+# ---- bad input -----------------------------------------------------------------------------------
 
 BAD = [
-    (lambda: GaussianHeads(np.eye(3)).sample(2, DIM, 0), ValueError,
-     r"`mean` must be a number or a \(D, D\) matrix with D = d \+ 1: got shape \(3, 3\) .* so D = 4"),
-    (lambda: GaussianHeads(np.full((4, 4), np.nan)).sample(2, DIM, 0), ValueError,
-     r"`mean` must be finite: found NaN .* at index \(0, 0\)"),
+    (
+        lambda: GaussianHeads(np.eye(3)).sample(2, DIM, 0),
+        ValueError,
+        (
+            r"`mean` must be a number or a \(D, D\) matrix with D = d \+ 1: got shape \(3, 3\) .* "
+            r"so D = 4"
+        ),
+    ),
+    (
+        lambda: GaussianHeads(np.full((4, 4), np.nan)).sample(2, DIM, 0),
+        ValueError,
+        r"`mean` must be finite: found NaN .* at index \(0, 0\)",
+    ),
     (lambda: GaussianHeads(np.nan).sample(2, DIM, 0), ValueError, "`mean` must be finite: got nan"),
     (lambda: GaussianHeads(np.inf).sample(2, DIM, 0), ValueError, "`mean` must be finite: got inf"),
-    (lambda: GaussianHeads(scale=0.0).sample(2, DIM, 0), ValueError, "`scale` must be larger than 0: got 0"),
-    (lambda: GaussianHeads(scale=-1.0).sample(2, DIM, 0), ValueError, "`scale` must be larger than 0"),
-    (lambda: GaussianHeads(scale=np.nan).sample(2, DIM, 0), ValueError, "`scale` must be finite: got nan"),
-    (lambda: GaussianHeads((0.0, 1.0)).sample(2, DIM, 0), ValueError, r"`mean\[0\]` must be larger than 0: got 0"),
-    (lambda: GaussianHeads((3.0, 1.0)).sample(2, DIM, 0), ValueError, r"\(low, high\) with low ≤ high: got \(3, 1\)"),
-    (lambda: GaussianHeads((1.0, 3.0)).moments(DIM), ValueError, "no kernel in closed form: use a finite `n_heads`"),
+    (
+        lambda: GaussianHeads(scale=0.0).sample(2, DIM, 0),
+        ValueError,
+        "`scale` must be larger than 0: got 0",
+    ),
+    (
+        lambda: GaussianHeads(scale=-1.0).sample(2, DIM, 0),
+        ValueError,
+        "`scale` must be larger than 0",
+    ),
+    (
+        lambda: GaussianHeads(scale=np.nan).sample(2, DIM, 0),
+        ValueError,
+        "`scale` must be finite: got nan",
+    ),
+    (
+        lambda: GaussianHeads((0.0, 1.0)).sample(2, DIM, 0),
+        ValueError,
+        r"`mean\[0\]` must be larger than 0: got 0",
+    ),
+    (
+        lambda: GaussianHeads((3.0, 1.0)).sample(2, DIM, 0),
+        ValueError,
+        r"\(low, high\) with low ≤ high: got \(3, 1\)",
+    ),
+    (
+        lambda: GaussianHeads((1.0, 3.0)).moments(DIM),
+        ValueError,
+        "no kernel in closed form: use a finite `n_heads`",
+    ),
     (lambda: GaussianHeads().sample(0, DIM, 0), ValueError, "`n_heads` must be at least 1: got 0"),
-    (lambda: GaussianHeads().sample(-3, DIM, 0), ValueError, "`n_heads` must be at least 1: got -3"),
+    (
+        lambda: GaussianHeads().sample(-3, DIM, 0),
+        ValueError,
+        "`n_heads` must be at least 1: got -3",
+    ),
     (lambda: GaussianHeads().sample(2, 0, 0), ValueError, "`dim` must be at least 1: got 0"),
     (lambda: GaussianHeads().sample(2, DIM, -1), ValueError, "`seed` must be at least 0: got -1"),
-    (lambda: GaussianHeads().sample(2, DIM, 0, start=-1), ValueError, "`start` must be at least 0: got -1"),
+    (
+        lambda: GaussianHeads().sample(2, DIM, 0, start=-1),
+        ValueError,
+        "`start` must be at least 0: got -1",
+    ),
     (lambda: QueryKeyHeads(0).sample(2, DIM, 0), ValueError, "`rank` must be at least 1: got 0"),
-    (lambda: QueryKeyHeads(2, scale=0.0).sample(2, DIM, 0), ValueError, "`scale` must be larger than 0"),
-    (lambda: HeadDraw(GaussianHeads(), 0, DIM, 0), ValueError, "`n_heads` must be at least 1: got 0"),
+    (
+        lambda: QueryKeyHeads(2, scale=0.0).sample(2, DIM, 0),
+        ValueError,
+        "`scale` must be larger than 0",
+    ),
+    (
+        lambda: HeadDraw(GaussianHeads(), 0, DIM, 0),
+        ValueError,
+        "`n_heads` must be at least 1: got 0",
+    ),
     (lambda: HeadDraw(GaussianHeads(), 2, 0, 0), ValueError, "`dim` must be at least 1: got 0"),
-    (lambda: HeadDraw(GaussianHeads(), 2, DIM, -1), ValueError, "`seed` must be at least 0: got -1"),
+    (
+        lambda: HeadDraw(GaussianHeads(), 2, DIM, -1),
+        ValueError,
+        "`seed` must be at least 0: got -1",
+    ),
     (lambda: sample_mlp_weights(0, 2, DIM, 0), ValueError, "`width` must be at least 1: got 0"),
     (lambda: sample_mlp_weights(2, 0, DIM, 0), ValueError, "`n_keys` must be at least 1: got 0"),
     (lambda: sample_mlp_weights(2, 2, 0, 0), ValueError, "`dim` must be at least 1: got 0"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("call", "error", "message"), BAD)
@@ -240,14 +293,35 @@ def test_bad_numbers_are_named(call, error, message):
 
 WRONG_TYPE = [
     (lambda: GaussianHeads("a").sample(2, DIM, 0), "`mean` must be a number: got 'a' of type str"),
-    (lambda: GaussianHeads(scale=None).sample(2, DIM, 0), "`scale` must be a number: got None of type"),
-    (lambda: GaussianHeads().sample(2.0, DIM, 0), "`n_heads` must be an integer .* got 2.0 of type float"),
-    (lambda: GaussianHeads().sample(True, DIM, 0), "`n_heads` must be an integer .* got True of type bool"),
-    (lambda: GaussianHeads().sample(2, DIM, None), "`seed` must be an integer of at least 0: got None"),
-    (lambda: QueryKeyHeads(1.5).sample(2, DIM, 0), "`rank` must be an integer of at least 1: got 1.5"),
-    (lambda: HeadDraw(3, 2, DIM, 0), r"`heads` must be a head distribution, with a method sample.*: got 3. Use kh."),
-    (lambda: HeadDraw(GaussianHeads, 2, DIM, 0), r"`heads` must be a head distribution.*got <class .*GaussianHeads"),
-]  # fmt: skip
+    (
+        lambda: GaussianHeads(scale=None).sample(2, DIM, 0),
+        "`scale` must be a number: got None of type",
+    ),
+    (
+        lambda: GaussianHeads().sample(2.0, DIM, 0),
+        "`n_heads` must be an integer .* got 2.0 of type float",
+    ),
+    (
+        lambda: GaussianHeads().sample(True, DIM, 0),
+        "`n_heads` must be an integer .* got True of type bool",
+    ),
+    (
+        lambda: GaussianHeads().sample(2, DIM, None),
+        "`seed` must be an integer of at least 0: got None",
+    ),
+    (
+        lambda: QueryKeyHeads(1.5).sample(2, DIM, 0),
+        "`rank` must be an integer of at least 1: got 1.5",
+    ),
+    (
+        lambda: HeadDraw(3, 2, DIM, 0),
+        r"`heads` must be a head distribution, with a method sample.*: got 3. Use kh.",
+    ),
+    (
+        lambda: HeadDraw(GaussianHeads, 2, DIM, 0),
+        r"`heads` must be a head distribution.*got <class .*GaussianHeads",
+    ),
+]
 
 
 @pytest.mark.parametrize(("call", "message"), WRONG_TYPE)
@@ -258,7 +332,9 @@ def test_wrong_types_are_named(unchecked, call, message):
 
 @pytest.fixture
 def unchecked():
-    """Turn the shape checks of the tests off, so that the library's own answer to a wrong type is seen."""
+    """Turn the shape checks of the tests off, so that the library's own answer to a wrong type is
+    seen.
+    """
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)

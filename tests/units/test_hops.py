@@ -22,7 +22,9 @@ OPTIONS = {"activation": "softmax", "scaling": "none", "query": "given", "random
 
 
 def carried(rng, n=160):
-    """Three things, each carried by somebody, and three people, each somewhere: where is the thing asked for?"""
+    """Three things, each carried by somebody, and three people, each somewhere: where is the thing
+    asked for?
+    """
     eye = np.eye(3)
     who, where = rng.integers(3, size=(2, n, 3))
     things = np.concatenate(
@@ -69,7 +71,9 @@ def test_two_facts_need_two_looks_and_are_shown(rng):
 
 
 def test_layers_and_searches_look_alike(sets, rng):
-    """The queries that a fitted model extends, in float64, are those that the gradient goes through."""
+    """The queries that a fitted model extends, in float64, are those that the gradient goes
+    through.
+    """
     distribution = two_hops(rng)
     stacks, seen = key_stacks(sets, 1, sets.dtype), pass_hops(sets, distribution.hops_)
     trace = HopTrace.of(sets, distribution.hops_, stacks)
@@ -205,7 +209,7 @@ def test_without_a_query_there_is_one_look(rng):
         )
 
 
-# ---- ages ---------------------------------------------------------------------------------------------------
+# ---- ages ----------------------------------------------------------------------------------------
 
 
 def aged(rng, n=40, n_ages=5):
@@ -245,7 +249,9 @@ def test_where_all_is_zero_one_coordinate_is_used():
 
 
 def test_a_while_passes_before_some_keys(rng):
-    """Keys keep their order; one becomes older only if all older ones do; words and the empty token stay."""
+    """Keys keep their order; one becomes older only if all older ones do; words and the empty token
+    stay.
+    """
     sets = aged(rng)
     ages = Ages.of(sets)
     moved = ages.moved(sets, 0.3, rng)
@@ -357,9 +363,12 @@ def test_a_law_is_learned_in_the_coordinates_that_are_used(rng, monkeypatch):
     assert (found.means_.shape[2], narrow.means_.shape[2]) == (12, 10)
 
     learned = FittedHeads(
-        rng.normal(size=(1, 13, 10)), 0.1, hops_=(rng.normal(size=(1, 4, 10)),), key_scales_=rng.uniform(1, 2, 10),
+        rng.normal(size=(1, 13, 10)),
+        0.1,
+        hops_=(rng.normal(size=(1, 4, 10)),),
+        key_scales_=rng.uniform(1, 2, 10),
         query_scales_=rng.uniform(1, 2, 13),
-    )  # fmt: skip
+    )
     monkeypatch.setattr("keyhole.attention.learned._fit", lambda *_: learned)
     found = distribution.fit(wide, columns, activation="softmax")
     across, down = np.append(used, 11), np.concatenate([np.arange(3), 11 + used, [22]])

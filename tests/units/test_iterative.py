@@ -85,7 +85,9 @@ def test_the_certificate_bounds_the_error(rng, n, p, primal):
 
 @pytest.mark.parametrize("alpha", [0.04, 9.0])
 def test_the_certificate_is_the_residual_of_the_system(rng, alpha):
-    """|r| / (2 √alpha |√w (y − ȳ)|) for p unknowns, |r| / |√w (y − ȳ)| for n; the worst of the outputs."""
+    """|r| / (2 √alpha |√w (y − ȳ)|) for p unknowns, |r| / |√w (y − ȳ)| for n; the worst of the
+    outputs.
+    """
     design, y, weights = (
         rng.standard_normal((30, 12)),
         rng.standard_normal((30, 3)),
@@ -103,7 +105,8 @@ def test_the_certificate_is_the_residual_of_the_system(rng, alpha):
     assert fit.n_iter == 3
     assert fit.residual == pytest.approx(want, rel=1e-6)
     [fit] = ridge_cg(Plain(design), problem, no_preconditioner(30), primal=False, max_iter=3)
-    # what is known of the dual solution is Φᵀa, and Φ times the residual: Φᵀ r = Φᵀ y − (ΦᵀΦ + alpha) v
+    # what is known of the dual solution is Φᵀa, and Φ times the residual: Φᵀ r = Φᵀ y −
+    # (ΦᵀΦ + alpha) v
     left = phi.T @ centred - (phi.T @ phi + alpha * np.eye(12)) @ fit.coef
     least = (np.linalg.norm(left[:, :2], axis=0) / np.linalg.norm(phi, 2) / sizes).max()
     assert least * (1 - 1e-9) <= fit.residual <= 1.0
@@ -370,10 +373,15 @@ def test_one_sample_has_a_layer_and_nothing_to_leave_out(sets, y, n_heads):
             )  # fmt: skip
 
 
-@pytest.mark.parametrize(("n", "p", "dtype", "needed"), [
-    (100, 10, "float64", 4 * 100 * 8), (100, 10, "float32", 4 * 100 * 4), (10, 100, "float64", 1.5 * 100 * 8),
-    (10, 10, "float64", 1.5 * 100 * 8),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n", "p", "dtype", "needed"),
+    [
+        (100, 10, "float64", 4 * 100 * 8),
+        (100, 10, "float32", 4 * 100 * 4),
+        (10, 100, "float64", 1.5 * 100 * 8),
+        (10, 10, "float64", 1.5 * 100 * 8),
+    ],
+)
 def test_a_gram_matrix_and_its_factors_may_take_four_fifths_of_the_memory(
     n, p, dtype, needed, monkeypatch
 ):

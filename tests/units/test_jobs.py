@@ -143,14 +143,18 @@ def test_workers_fit_into_memory(monkeypatch):
 
 
 def test_memory_is_counted_high_enough():
-    """The Gram matrix, the copy that is reduced, and the kernel of the test sets are there at once."""
+    """The Gram matrix, the copy that is reduced, and the kernel of the test sets are there at
+    once.
+    """
     [job] = group([Cell("attention", "token", 3, 2, 5, 1000, 1000, 100, 0, 0)])
     assert job.memory > 8 * (2 * 1000**2 + 1000 * 100)
 
 
 @pytest.mark.parametrize("n_heads", [None, 40])
 def test_biased_cells_have_their_mean(n_heads):
-    """Ridge by hand on the kernel or the features of that mean; the job of another mean is another."""
+    """Ridge by hand on the kernel or the features of that mean; the job of another mean is
+    another.
+    """
     cells = [
         Cell("biased", "corr * token", 3, 2, n_heads, 20, 20, 30, 0, 0, "fixed", ridge=1e-3, mean=c)
         for c in (0.5, 2.0)

@@ -1,4 +1,6 @@
-"""The surface of the kernels: formulas against a double loop, shapes, precision, budgets, messages."""
+"""The surface of the kernels: formulas against a double loop, shapes, precision, budgets,
+messages.
+"""
 
 import mpmath
 import numpy as np
@@ -149,7 +151,9 @@ def exact_arc(a, b, activation):
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("apart", [0.05, 1e-3, 1e-5, 1e-8])
 def test_near_copies_and_near_opposites_keep_their_digits(activation, sign, apart, rng):
-    """1 − |ρ| is made of what keys and queries differ by, each; far out, opposite tokens make ρ nearly −1."""
+    """1 − |ρ| is made of what keys and queries differ by, each; far out, opposite tokens make ρ
+    nearly −1.
+    """
     key, query = rng.normal(size=(2, 3))
     for far in ("keys", "queries"):
         size = 1e5 if sign < 0 else 1.0
@@ -173,7 +177,9 @@ def test_near_copies_and_near_opposites_keep_their_digits(activation, sign, apar
 @pytest.mark.parametrize("activation", ["relu", "step"])
 @pytest.mark.parametrize("other", [-1.0, -0.2, 0.5, 2.0])
 def test_a_series_in_one_correlation_has_terms_enough_for_it(activation, other):
-    """One pair alone decides how many: with [3; 1] these keys have a cosine of −0.4, 0.1, 0.7 and 0.99."""
+    """One pair alone decides how many: with [3; 1] these keys have a cosine of −0.4, 0.1, 0.7 and
+    0.99.
+    """
     a, b = (kh.SetBatch(np.array([[[x]]]), np.ones((1, 1))) for x in (3.0, other))
     for strength in (0.3, -0.3):
         distribution = kh.GaussianHeads(strength, 0.4)
@@ -197,7 +203,7 @@ def test_no_temporary_holds_all_pairs(rng):
     assert peak < kernel.nbytes + 5 * a.nbytes + 2**20
 
 
-# --- MLP ------------------------------------------------------------------------------------------------------------
+# --- MLP ------------------------------------------------------------------------------------------
 
 
 def looped_mlp(a, b):
@@ -227,7 +233,7 @@ def test_the_mlp_kernel_is_its_definition(query, budget, rng):
     assert (kh.mlp_kernel(a, a) == kh.mlp_kernel(a)).all()
 
 
-# --- messages ---------------------------------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------
 
 
 def test_laws_without_a_closed_form_name_the_remedy(rng):

@@ -217,7 +217,9 @@ def test_estimators_leave_groups_out(n_heads, task):
 
 
 def test_scales_of_coordinates(rng):
-    """The answer is at the key whose first coordinate meets the query's; heads should keep out of the other seven."""
+    """The answer is at the key whose first coordinate meets the query's; heads should keep out of
+    the other seven.
+    """
     keys, query = rng.normal(size=(400, 5, 8)), rng.normal(size=(400, 8))
     sets = kh.SetBatch(keys / 2, query / 2)
     best = (query[:, :1] * keys[:, :, 0]).argmax(axis=1)
@@ -400,7 +402,7 @@ def test_threads_change_no_bit(task, monkeypatch):
     np.testing.assert_array_equal(*found)
 
 
-# ---- the descent, step by step -----------------------------------------------------------------------------
+# ---- the descent, step by step -------------------------------------------------------------------
 
 
 def plan_of(n=100, dim=2, seed=3, meant_for=None, **options):
@@ -564,7 +566,9 @@ def test_a_penalty_that_float32_cannot_carry_is_raised(task, monkeypatch):
 
 
 def counting(n_samples, seed):
-    """Sets of 12 symbols out of 8 as one-hot keys; the query is a symbol, the output how often it occurs."""
+    """Sets of 12 symbols out of 8 as one-hot keys; the query is a symbol, the output how often it
+    occurs.
+    """
     rng = np.random.default_rng(seed)
     keys = rng.integers(8, size=(n_samples, 12))
     query = rng.integers(8, size=n_samples)
@@ -575,7 +579,9 @@ def counting(n_samples, seed):
 @pytest.mark.parametrize("alpha", [1e-30, 1e-12, 1e-6])
 @pytest.mark.parametrize("grouped", [False, True])
 def test_a_law_is_judged_at_a_penalty_that_float32_carries(alpha, grouped):
-    """Without noise a descent may end at any penalty: of 256 features that repeat each other none is too small."""
+    """Without noise a descent may end at any penalty: of 256 features that repeat each other none
+    is too small.
+    """
     sets, y = counting(200, seed=0)
     groups = np.arange(200) // 2 if grouped else None
     weights = np.linspace(0.1, 10.0, 200)
@@ -667,11 +673,13 @@ def test_a_task_is_centred_scaled_and_without_samples_of_no_weight(task, rng):
     assert found.at_most(len(found), 1) is found
 
 
-# ---- the search, with fits that are told what to find ------------------------------------------------------
+# ---- the search, with fits that are told what to find --------------------------------------------
 
 
 class Told:
-    """A search whose hops find the held-out errors that they are told, and whose steps take a second each."""
+    """A search whose hops find the held-out errors that they are told, and whose steps take a
+    second each.
+    """
 
     def __init__(self, monkeypatch, errors):
         self.clock, self.errors, self.steps = 100.0, errors, []
@@ -754,7 +762,9 @@ def test_a_search_looks_at_its_last_step(task, monkeypatch):
 def test_a_search_leaves_time_for_the_descent_on_all_samples(
     parts, seconds, last, task, monkeypatch
 ):
-    """A round of five descents takes five seconds here, and the descent on all samples one more for each round."""
+    """A round of five descents takes five seconds here, and the descent on all samples one more for
+    each round.
+    """
     whole = Task.of(task[0], task[1][:, None], None, "relu", True)
     history, _, _ = search(
         Told(monkeypatch, [2.0 - 0.1 * k for k in range(20)]), whole, parts, seconds=seconds
@@ -773,11 +783,13 @@ def test_weights_count_in_what_a_search_says(task, monkeypatch, rng):
     )
 
 
-# ---- the choice without learning ---------------------------------------------------------------------------
+# ---- the choice without learning -----------------------------------------------------------------
 
 
 def chosen_from(monkeypatch, losses, weights=None, groups=None):
-    """What is chosen of c = 0, 1 and scale 0.5, 0.2 where the leave-one-out errors of each are these."""
+    """What is chosen of c = 0, 1 and scale 0.5, 0.2 where the leave-one-out errors of each are
+    these.
+    """
     sets = kh.SetBatch(np.ones((4, 1, 1)))
     whole = Task(sets, np.zeros((4, 1)), weights, "relu", True, groups)
 
@@ -872,7 +884,9 @@ def test_every_sample_is_held_out_in_turn_where_there_are_few(monkeypatch, seed)
 
 
 def test_what_is_learned_is_told_with_the_law(monkeypatch, task):
-    """Few samples: the descent on all of them takes the steps of the best check, from where the search started."""
+    """Few samples: the descent on all of them takes the steps of the best check, from where the
+    search started.
+    """
     sets, y = task
     history = (Step(0, 1.0, 1.0), Step(1, 0.9, 0.9), Step(3, 0.8, 0.2), Step(5, 0.7, 0.3))
     known = {}

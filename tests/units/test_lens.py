@@ -62,7 +62,9 @@ def test_attention_does_not_pay_where_the_mean_tells_all(seed):
 
 
 def test_enough_is_enough(seed):
-    """One coordinate, much noise: what there is to know is known from a hundred sets, and by a few heads."""
+    """One coordinate, much noise: what there is to know is known from a hundred sets, and by a few
+    heads.
+    """
     rng = np.random.default_rng([seed, 2])
     keys = rng.uniform(-1, 1, size=(200, 3, 1))
     y = keys.mean(axis=(1, 2)) + 0.7 * rng.standard_normal(200)
@@ -92,7 +94,9 @@ def test_noise_is_called_noise(seed):
 
 
 def test_extras_are_heard_by_everyone(rng):
-    """The target is a column of the samples themselves: whoever did not hear it would leave all of it."""
+    """The target is a column of the samples themselves: whoever did not hear it would leave all of
+    it.
+    """
     keys, extras = rng.normal(size=(60, 2, 2)), rng.normal(size=(60, 1))
     found = look(
         Dataset(kh.SetBatch(keys, None, extras), extras[:, 0]),
@@ -133,7 +137,9 @@ def test_a_budget_is_kept_by_leaving_things_out():
 
 
 def test_no_clock_has_a_say(monkeypatch):
-    """Same data, same seed, same findings: on a machine that stands still, and on one where an hour passes per look."""
+    """Same data, same seed, same findings: on a machine that stands still, and on one where an hour
+    passes per look.
+    """
     data, config = (
         data_of(kh.targets.Correlation(1, DIM), 0, n=60),
         LensConfig("regression", budget=7.0, n_heads=4),
@@ -198,7 +204,9 @@ def test_groups_stay_whole_and_time_runs_forward(rng):
 
 
 def test_copies_in_one_group_tell_nothing_of_each_other(seed):
-    """Noise, every set three times: folds that part copies call it learned, folds of whole groups do not."""
+    """Noise, every set three times: folds that part copies call it learned, folds of whole groups
+    do not.
+    """
     rng = np.random.default_rng([seed, 3])
     sets = kh.SetBatch(np.repeat(rng.normal(size=(20, 2, 3)), 3, axis=0))
     y, groups = np.repeat(rng.normal(size=20), 3), np.repeat(np.arange(20), 3)
@@ -252,7 +260,9 @@ SIZES = (20, 28, 40, 57, 80)
 
 
 def test_intervals_hold_where_the_truth_is_known():
-    """Curves of a damped trend, 0/1 losses of samples that differ: nine intervals in ten hold what came."""
+    """Curves of a damped trend, 0/1 losses of samples that differ: nine intervals in ten hold what
+    came.
+    """
     rng = np.random.default_rng(0)
     held, said, n = [], [], 300
     for _ in range(200):
@@ -354,7 +364,9 @@ def test_the_command(tmp_path, monkeypatch):
 
 
 def test_samples_are_taken_apart(seed):
-    """Bags with one witness: it is the first key of those found rightly, and rows are those of the data."""
+    """Bags with one witness: it is the first key of those found rightly, and rows are those of the
+    data.
+    """
     rng = np.random.default_rng(seed)
     keys, labels = rng.normal(size=(80, 4, 2)), np.arange(80) % 2
     keys[labels == 1, 2, 0] += 6.0

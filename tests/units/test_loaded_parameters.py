@@ -60,7 +60,9 @@ def fitted(model, samples):
 
 
 def places(document):
-    """Where parameters stand in a document: those of the estimator, and those of its head distribution."""
+    """Where parameters stand in a document: those of the estimator, and those of its head
+    distribution.
+    """
     for name, value in document["parameters"].items():
         yield ("parameters", name)
         if isinstance(value, dict) and "object" in value:

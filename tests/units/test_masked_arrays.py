@@ -1,4 +1,6 @@
-"""A masked entry has no value: it is refused wherever arrays enter, and never read from under its mask."""
+"""A masked entry has no value: it is refused wherever arrays enter, and never read from under its
+mask.
+"""
 
 import numpy as np
 import pytest
@@ -144,7 +146,9 @@ def test_a_mask_that_hides_nothing_changes_nothing(keys, table):
 
 
 def test_masked_tokens_are_missing_tokens(keys):
-    """What drop_missing does to NaN it does to what is masked: a token with a masked coordinate is dropped."""
+    """What drop_missing does to NaN it does to what is masked: a token with a masked coordinate is
+    dropped.
+    """
     padded = masked(keys)
     holes = keys.copy()
     holes[0, 2, 0] = np.nan

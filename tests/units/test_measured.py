@@ -48,7 +48,9 @@ def test_what_is_not_reached_is_not_made_up():
 
 
 def test_spread_is_the_standard_error(rng):
-    """Resampling a mean of r gives its standard error; the average over draws is within a few percent."""
+    """Resampling a mean of r gives its standard error; the average over draws is within a few
+    percent.
+    """
     found, true = [], []
     for _ in range(40):
         runs = rng.standard_normal((6, 1)) + 10
@@ -65,7 +67,9 @@ def test_one_repetition_has_no_spread():
 
 
 def test_repetitions_of_different_reach_are_resampled_apart():
-    """Two long repetitions among many short ones: every resampled curve still has its last point."""
+    """Two long repetitions among many short ones: every resampled curve still has its last
+    point.
+    """
     runs = np.full((8, 4), np.nan)
     runs[:2] = 8 / X
     runs[2:, :2] = 8 / X[:2]

@@ -1,4 +1,6 @@
-"""Saved models: the same to the last bit, refused with a message when anything about the file is wrong."""
+"""Saved models: the same to the last bit, refused with a message when anything about the file is
+wrong.
+"""
 
 import base64
 import copy
@@ -123,10 +125,17 @@ def test_scales_of_coordinates_are_kept(rng, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "labels", [np.array(["no", "yes", "häh?"]), np.array([3, -5]), np.array([True, False]), np.array([0.0, 1.0, 9.0]),
-               np.array(["a", "b"], dtype=object), np.array([1, 2, 3], dtype=np.uint8)],
+    "labels",
+    [
+        np.array(["no", "yes", "häh?"]),
+        np.array([3, -5]),
+        np.array([True, False]),
+        np.array([0.0, 1.0, 9.0]),
+        np.array(["a", "b"], dtype=object),
+        np.array([1, 2, 3], dtype=np.uint8),
+    ],
     ids=lambda a: str(a.dtype),
-)  # fmt: skip
+)
 @pytest.mark.parametrize("heads", [5, math.inf])
 def test_classifiers_keep_their_labels(labels, heads, rng, tmp_path):
     train, test = sets_of(rng, query=False), sets_of(rng, query=False)
@@ -249,7 +258,9 @@ def test_a_failed_save_leaves_nothing(rng, tmp_path):
 
 
 def rewrite(path, change):
-    """Change the document and give the file a digest that fits, as somebody with bad intentions would."""
+    """Change the document and give the file a digest that fits, as somebody with bad intentions
+    would.
+    """
     document, arrays = read_container(path)
     change(document, arrays)
     write_container(path, document, arrays, overwrite=True)
@@ -338,7 +349,9 @@ def test_features_count_their_extras(count, rng, tmp_path):
 def test_a_long_text_among_short_ones_asks_for_no_more_memory_than_the_file_fills(
     saved, rng, tmp_path
 ):
-    """NumPy makes all texts of an array as wide as the longest: width × count, 2 GB here out of a few hundred kB."""
+    """NumPy makes all texts of an array as wide as the longest: width × count, 2 GB here out of a
+    few hundred kB.
+    """
     texts = {"strings": ["x" * 50_000, *"ab" * 5_000], "shape": [10_001], "as": "text"}
     for wide in (
         texts,
@@ -366,11 +379,18 @@ def test_a_long_text_among_short_ones_asks_for_no_more_memory_than_the_file_fill
 @pytest.mark.parametrize(
     ("active", "words"),
     [
-        ([0, 0], "no increasing"), ([1, 0], "no increasing"), ([-1, 0], "do not exist"), ([0, 3], "do not exist"),
-        ([3], "do not exist"), ([[0], [1]], "no increasing"), ([0.0, 1.0], "no increasing"), ([0], "not active"),
-        ([], "not active"), ([True, True], "no increasing"),
+        ([0, 0], "no increasing"),
+        ([1, 0], "no increasing"),
+        ([-1, 0], "do not exist"),
+        ([0, 3], "do not exist"),
+        ([3], "do not exist"),
+        ([[0], [1]], "no increasing"),
+        ([0.0, 1.0], "no increasing"),
+        ([0], "not active"),
+        ([], "not active"),
+        ([True, True], "no increasing"),
     ],
-)  # fmt: skip
+)
 def test_active_heads_must_be_those_that_have_values(active, words, rng, tmp_path):
     kh.save(model_of("ball", rng)[0], tmp_path / "m")
 
@@ -412,12 +432,15 @@ def test_active_heads_must_be_those_that_have_values(active, words, rng, tmp_pat
         (("fitted", "n_extras_in_"), -1),
         ((*HEADS, "distribution", "with", "mean"), {"number": "nan"}),
         ((*HEADS, "distribution"), {"object": "LearnedHeads", "with": {}}),
-        ((*HEADS, "distribution"), {"object": "GaussianHeads", "with": {"mean": 2.0}}),  # heads_ says otherwise
+        (
+            (*HEADS, "distribution"),
+            {"object": "GaussianHeads", "with": {"mean": 2.0}},
+        ),  # heads_ says otherwise
         ((*HEADS, "dim"), 2),
         (("layer", "with", "dtype"), "int8"),
         (("layer", "with", "intercept"), 3.0),
     ],
-)  # fmt: skip
+)
 def test_every_field_is_checked_at_load(saved, where, junk):
     rewrite(saved, poke(where, junk))
     with pytest.raises(
@@ -511,16 +534,38 @@ def test_every_truncation_and_flip_is_noticed(saved, rng):
 
 
 JUNK = [
-    None, True, -1, 0, 3, 10**15, 1e300, 2.5, "x" * 50, "mean", [], {}, [3], {"array": "0", "turned": True},
-    {"array": "1", "turned": False}, {"number": "nan"}, {"number": "inf"}, {"list": [1]}, {"tuple": ["a", "b"]},
-    {"strings": ["a", "b"], "shape": [2], "as": "text"}, {"strings": ["b", "a", "c"], "shape": [3], "as": "object"},
-    {"object": "SetBatch", "with": {}}, {"object": "FittedHeads", "with": {"means_": 1}},
-    {"object": "GaussianHeads", "with": {"mean": "no number"}}, {"object": "GaussianHeads", "with": {"scale": 0.0}},
-    {"object": "GaussianHeads", "with": {"mean": {"number": "nan"}}}, {"object": "QueryKeyHeads", "with": {"rank": 2}},
-    {"object": "QueryKeyHeads", "with": {"rank": 2, "scale": None}}, {"object": "IdentityHeads", "with": {}},
+    None,
+    True,
+    -1,
+    0,
+    3,
+    10**15,
+    1e300,
+    2.5,
+    "x" * 50,
+    "mean",
+    [],
+    {},
+    [3],
+    {"array": "0", "turned": True},
+    {"array": "1", "turned": False},
+    {"number": "nan"},
+    {"number": "inf"},
+    {"list": [1]},
+    {"tuple": ["a", "b"]},
+    {"strings": ["a", "b"], "shape": [2], "as": "text"},
+    {"strings": ["b", "a", "c"], "shape": [3], "as": "object"},
+    {"object": "SetBatch", "with": {}},
+    {"object": "FittedHeads", "with": {"means_": 1}},
+    {"object": "GaussianHeads", "with": {"mean": "no number"}},
+    {"object": "GaussianHeads", "with": {"scale": 0.0}},
+    {"object": "GaussianHeads", "with": {"mean": {"number": "nan"}}},
+    {"object": "QueryKeyHeads", "with": {"rank": 2}},
+    {"object": "QueryKeyHeads", "with": {"rank": 2, "scale": None}},
+    {"object": "IdentityHeads", "with": {}},
     {"object": "TokenRule", "with": {"scaling": "none", "query": "each", "pooling": "sum"}},
     {"object": "TokenRule", "with": {"scaling": "standard", "query": "given", "pooling": "mean"}},
-]  # fmt: skip
+]
 """What a piece of a document is replaced by."""
 
 
@@ -564,7 +609,9 @@ def model_of(kind, rng):
     "kind", ["finite", "kernel", "learned", "groups", "ball", "streamed", "features"]
 )
 def test_what_loads_also_predicts(kind, rng, tmp_path):
-    """A document with a piece of it replaced is refused when it is loaded, or it predicts: never later, never else."""
+    """A document with a piece of it replaced is refused when it is loaded, or it predicts: never
+    later, never else.
+    """
     path = tmp_path / "m"
     model, sets = model_of(kind, rng)
     kh.save(model, path)
@@ -772,7 +819,7 @@ def test_the_file_is_plain_safetensors(saved):
     assert all(array.dtype.kind in "fiub" for array in arrays.values())
 
 
-# --- every check on its own: one thing wrong at a time, with what is said about it ------------------------------------
+# --- every check on its own: one thing wrong at a time, with what is said about it ----------------
 
 
 def spoiled(record, **wrong):
@@ -783,8 +830,13 @@ def spoiled(record, **wrong):
     return other
 
 
-HEADS = FittedHeads(np.zeros((2, 4, 4)), 0.5, history=(Step(0, 1.0, math.nan),), query_scales_=np.ones(4),
-                  key_scales_=np.ones(4))  # fmt: skip
+HEADS = FittedHeads(
+    np.zeros((2, 4, 4)),
+    0.5,
+    history=(Step(0, 1.0, math.nan),),
+    query_scales_=np.ones(4),
+    key_scales_=np.ones(4),
+)
 PLAIN = kh.SetBatch(np.ones((3, 2, 3)))
 LAYER = FiniteLayer(
     HeadDraw(kh.GaussianHeads(), 2, 3, 0), np.zeros((2, 4, 1)), np.zeros(1), "softmax", "float32"
@@ -795,12 +847,21 @@ OF_QUERIES = spoiled(STANDARD, query_centre=np.zeros(5), query_spread=np.ones(5)
 WITH_EXTRAS = spoiled(STANDARD, extras_centre=np.zeros(2), extras_spread=np.ones(2))
 POOLED = PooledSets(SetGroups(PLAIN, [1, 2]), "sum")
 RIGHT = [
-    STANDARD, OF_QUERIES, WITH_EXTRAS, TokenRule("none", "each", "sum"), Step(0, 1.0, 2.0), HEADS,
+    STANDARD,
+    OF_QUERIES,
+    WITH_EXTRAS,
+    TokenRule("none", "each", "sum"),
+    Step(0, 1.0, 2.0),
+    HEADS,
     spoiled(LAYER, extras_values=np.ones((2, 1))),
     spoiled(HEADS, query_scales_=None, key_scales_=None),
-    POOLED, PooledSets(PLAIN, "mean", True), LAYER, KERNEL, spoiled(KERNEL, sets=PooledSets(PLAIN, "sum")),
+    POOLED,
+    PooledSets(PLAIN, "mean", True),
+    LAYER,
+    KERNEL,
+    spoiled(KERNEL, sets=PooledSets(PLAIN, "sum")),
     spoiled(KERNEL, heads=spoiled(HEADS, query_scales_=None, key_scales_=None)),
-]  # fmt: skip
+]
 WRONG = [
     (STANDARD, {"scaling": "minmax"}, "scaling"),
     (STANDARD, {"query": "last"}, "query"),
@@ -1044,8 +1105,16 @@ NUMBERS = {"good": [0.0, 1.5, np.float32(2.0)], "bad": [-1.0, "1", None, 1]}
 FITS = {
     "alpha_": {**NUMBERS, "bad": [*NUMBERS["bad"], math.inf, math.nan]},
     "temperature_": {**NUMBERS, "bad": [*NUMBERS["bad"], math.inf, math.nan]},
-    "group_radius_": {**NUMBERS, "good": [*NUMBERS["good"], math.inf], "bad": [*NUMBERS["bad"], math.nan]},
-    "ball_radius_": {**NUMBERS, "good": [*NUMBERS["good"], math.inf], "bad": [*NUMBERS["bad"], math.nan]},
+    "group_radius_": {
+        **NUMBERS,
+        "good": [*NUMBERS["good"], math.inf],
+        "bad": [*NUMBERS["bad"], math.nan],
+    },
+    "ball_radius_": {
+        **NUMBERS,
+        "good": [*NUMBERS["good"], math.inf],
+        "bad": [*NUMBERS["bad"], math.nan],
+    },
     "loo_error_": {"good": [math.nan, 1.0, np.float64(2.0)], "bad": [1, None, np.ones(1)]},
     "objective_": {"good": [-1.0], "bad": ["-1.0"]},
     "n_iter_": {"good": [0, 7, np.int64(3)], "bad": [-1, True, 1.0]},
@@ -1053,14 +1122,21 @@ FITS = {
     "solver_": {"good": ["primal", "dual", "cg"], "bad": ["kernel", "", 3]},
     "selection_": {"good": [SELECTION], "bad": ["loo", None]},
     "loo_predictions_": {"good": [np.zeros(5)], "bad": [np.zeros((5, 1)), np.zeros(5, int), None]},
-    "feature_names_in_": {"good": [np.array(["a", "b", "c"]), np.array(["a", "b", "c"], object)],
-                          "bad": [np.array(["a", "b"]), ["a", "b", "c"], np.arange(3)]},
-    "candidates_": {"good": [(), (Candidate("none", "given", kh.GaussianHeads(), 1.0),)], "bad": [[], ({},), None]},
+    "feature_names_in_": {
+        "good": [np.array(["a", "b", "c"]), np.array(["a", "b", "c"], object)],
+        "bad": [np.array(["a", "b"]), ["a", "b", "c"], np.arange(3)],
+    },
+    "candidates_": {
+        "good": [(), (Candidate("none", "given", kh.GaussianHeads(), 1.0),)],
+        "bad": [[], ({},), None],
+    },
     "cv_results_": {"good": [{}, {"a": np.ones(2)}], "bad": [{"a": [1.0]}, []]},
-    "tokens_": {"good": [STANDARD, TokenRule("none", "given", "mean")],
-                "bad": [spoiled(STANDARD, centre=np.zeros(2)), None, "none"]},
+    "tokens_": {
+        "good": [STANDARD, TokenRule("none", "given", "mean")],
+        "bad": [spoiled(STANDARD, centre=np.zeros(2)), None, "none"],
+    },
     "note_": {"good": [3, None], "bad": []},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FITS)
@@ -1239,10 +1315,16 @@ def test_training_sets_must_be_what_the_rule_makes_of_new_ones(groups, rule, wit
 def test_labels_are_sorted_and_as_many_as_scores(rng):
     model = kh.AttentionClassifier(3, random_state=0).fit(sets_of(rng, 12), np.arange(12) % 3)
     _check_labels(model)
-    cases = [(None, "no labels"), (np.zeros((3, 1)), "no labels"), (np.array([1]), "no labels"),
-             (np.array([0.0, 1.0, np.inf]), "not finite"), (np.array([0, 2, 1]), "not sorted"),
-             (np.array([0, 1, 1]), "not all different"), (np.array([0, 1]), "3 scores for 2 labels"),
-             (np.arange(4), "3 scores for 4 labels")]  # fmt: skip
+    cases = [
+        (None, "no labels"),
+        (np.zeros((3, 1)), "no labels"),
+        (np.array([1]), "no labels"),
+        (np.array([0.0, 1.0, np.inf]), "not finite"),
+        (np.array([0, 2, 1]), "not sorted"),
+        (np.array([0, 1, 1]), "not all different"),
+        (np.array([0, 1]), "3 scores for 2 labels"),
+        (np.arange(4), "3 scores for 4 labels"),
+    ]
     for classes, words in cases:
         model.classes_ = classes
         with pytest.raises(ValueError, match=words):
@@ -1259,11 +1341,30 @@ def test_options_for_reading_tables_are_names_or_numbers():
 
 
 VALUES = [
-    None, True, "x", 3, -(2**63), 2**63, -(10**40), 0.5, math.inf, -math.inf, [1, (2, "a")], {"a": 1, (1, 2): [None]},
-    np.int32(3), np.bool_(True), np.float32(0.25), np.arange(6.0).reshape(2, 3),
-    np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.arange(3.0, dtype=">f8"), np.array([["a", "bcd"]]),
-    np.array(["a", "bcd"], dtype=object), np.zeros((0, 2)), np.zeros(0, dtype=str), np.array(True),
-]  # fmt: skip
+    None,
+    True,
+    "x",
+    3,
+    -(2**63),
+    2**63,
+    -(10**40),
+    0.5,
+    math.inf,
+    -math.inf,
+    [1, (2, "a")],
+    {"a": 1, (1, 2): [None]},
+    np.int32(3),
+    np.bool_(True),
+    np.float32(0.25),
+    np.arange(6.0).reshape(2, 3),
+    np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    np.arange(3.0, dtype=">f8"),
+    np.array([["a", "bcd"]]),
+    np.array(["a", "bcd"], dtype=object),
+    np.zeros((0, 2)),
+    np.zeros(0, dtype=str),
+    np.array(True),
+]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
@@ -1298,16 +1399,31 @@ def test_what_is_no_data_is_not_packed(value, words):
 @pytest.mark.parametrize(
     "described",
     [
-        [1], {"number": 3}, {"number": "x"}, {"number": "9" * 1000}, {"list": 3}, {"array": "1", "turned": False},
-        {"array": "0", "turned": 1}, {"strings": ["a", 3], "shape": [2], "as": "object"},
-        {"strings": ["a"], "shape": [2], "as": "text"}, {"strings": ["a"], "shape": [1], "as": "bytes"},
-        {"object": "Popen", "with": {}}, {"object": "Step", "with": {"step": 0, "loo_error": 1.0}},
+        [1],
+        {"number": 3},
+        {"number": "x"},
+        {"number": "9" * 1000},
+        {"list": 3},
+        {"array": "1", "turned": False},
+        {"array": "0", "turned": 1},
+        {"strings": ["a", 3], "shape": [2], "as": "object"},
+        {"strings": ["a"], "shape": [2], "as": "text"},
+        {"strings": ["a"], "shape": [1], "as": "bytes"},
+        {"object": "Popen", "with": {}},
+        {"object": "Step", "with": {"step": 0, "loo_error": 1.0}},
         {"object": "Step", "with": {"step": 0, "loo_error": 1.0, "held_out_error": 1.0, "more": 1}},
-        {"object": "HeadDraw", "with": {"distribution": {"object": "GaussianHeads", "with": {}}, "n_heads": 10**9 + 1, "dim": 2,
-                                        "seed": 0}},
+        {
+            "object": "HeadDraw",
+            "with": {
+                "distribution": {"object": "GaussianHeads", "with": {}},
+                "n_heads": 10**9 + 1,
+                "dim": 2,
+                "seed": 0,
+            },
+        },
         {"object": "FiniteLayer", "with": {"device": "cpu"}},
     ],
-)  # fmt: skip
+)
 def test_what_describes_nothing_is_refused(described):
     with pytest.raises((ValueError, KeyError)):
         Unpacker({"0": np.zeros(2)}).unpack(described)
@@ -1434,8 +1550,21 @@ def test_a_description_with_a_good_digest_is_a_json_object(content, words, tmp_p
         read_container(tmp_path / "m")
 
 
-@pytest.mark.parametrize("name", ["heads_", "tokens_", "alpha_", "solver_", "selection_", "intercept_", "classes_",
-                                  "temperature_", "n_features_in_", "has_query_"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "heads_",
+        "tokens_",
+        "alpha_",
+        "solver_",
+        "selection_",
+        "intercept_",
+        "classes_",
+        "temperature_",
+        "n_features_in_",
+        "has_query_",
+    ],
+)
 def test_no_fitted_attribute_may_be_missing(name, saved):
     rewrite(saved, lambda document, _: document["fitted"].pop(name))
     with pytest.raises(ValueError, match=rf"'model' has .*{name.strip('_')}"):

@@ -374,7 +374,8 @@ def test_made_queries_replace_those_of_another_kind(query_dim, rng):
 
 
 def test_a_norm_ball_chooses_the_tokens_that_ridge_would(rng):
-    # one coordinate tells the classes apart, and another hides it unless both are brought to one scale
+    # one coordinate tells the classes apart, and another hides it unless both are brought to one
+    # scale
     keys = rng.normal(size=(120, 4, 2)) * [1000.0, 0.01]
     label = rng.integers(2, size=120)
     keys[..., 1] += 0.01 * label[:, None]

@@ -1,4 +1,6 @@
-"""Plain notation: what it means, that it survives a round trip, and that every slip gets a message."""
+"""Plain notation: what it means, that it survives a round trip, and that every slip gets a
+message.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""Memory that runs out: the error says what was asked for, what takes the memory, and what to do."""
+"""Memory that runs out: the error says what was asked for, what takes the memory, and what to
+do.
+"""
 
 import math
 import pickle

@@ -28,7 +28,9 @@ VOID = {"meta", "img"}
 
 
 class Page(HTMLParser):
-    """Tags in order, ids, links, and the text of each script; insists on tags that close in order."""
+    """Tags in order, ids, links, and the text of each script; insists on tags that close in
+    order.
+    """
 
     def __init__(self, text):
         super().__init__()

@@ -189,7 +189,8 @@ class TestEdges:
     def test_very_uneven_weights(self, design, y, rng):
         weights = 10.0 ** rng.uniform(-5, 5, 30)
         roots = np.sqrt(weights)[:, None]
-        # least squares on rows √w (φ, 1), and √alpha on the values alone: no Gram matrix, so no digits lost
+        # least squares on rows √w (φ, 1), and √alpha on the values alone: no Gram matrix, so no
+        # digits lost
         rows = np.block([[roots * design, roots], [0.1 * np.eye(8), np.zeros((8, 1))]])
         wanted = np.linalg.lstsq(rows, np.concatenate([roots * y, np.zeros((8, 3))]), rcond=None)[0]
         wanted = design @ wanted[:-1] + wanted[-1]
@@ -249,7 +250,9 @@ class TestEdges:
 
     @pytest.mark.parametrize("scale", [1.0, 1e-6])
     def test_a_group_that_sets_the_floor_is_not_judged(self, rng, scale):
-        """Two copies without equal: without both of them much more would count, without one of them not."""
+        """Two copies without equal: without both of them much more would count, without one of them
+        not.
+        """
         square, y = rng.standard_normal((10, 20)), scale * rng.standard_normal((10, 1))
         square[[3, 4]] = 0.0
         gram = square @ square.T
@@ -360,7 +363,8 @@ class TestMemory:
             solve(given)
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
-            # LAPACK's work space is 32 to 64 columns; vectors and multipliers are a few columns more
+            # LAPACK's work space is 32 to 64 columns; vectors and multipliers are a few columns
+            # more
             assert peak < 0.35 * gram.nbytes, f"{peak / gram.nbytes:.2f} of a Gram matrix"
 
     @pytest.mark.parametrize("order", ["C", "F"])

@@ -11,7 +11,7 @@ def ragged(rng, lengths=(3, 1, 5, 2), dim=4):
     return [rng.normal(size=(k, dim)) for k in lengths], rng.normal(size=(len(lengths), dim))
 
 
-# ---- what a batch holds ----------------------------------------------------------------------------------
+# ---- what a batch holds --------------------------------------------------------------------------
 
 
 def test_keys_are_stored_end_to_end(rng):
@@ -120,7 +120,7 @@ def test_a_batch_survives_pickling(rng):
     assert repr(copy) == repr(batch)
 
 
-# ---- slicing ---------------------------------------------------------------------------------------------
+# ---- slicing -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("with_query", [True, False])
@@ -187,7 +187,10 @@ def test_scikit_learn_writes_an_ellipsis(rng):
         (True, r"a mask must have one entry per set: got shape \(\) for 4 sets"),
         (
             1.0,
-            "indexed by a slice, a list or array of integers, or a mask: got float of dtype float64",
+            (
+                "indexed by a slice, a list or array of integers, or a mask: got float of dtype "
+                "float64"
+            ),
         ),
         (None, "indexed by a slice, a list or array of integers, or a mask: got NoneType"),
         ([[0, 1]], r"indexed by a slice.*shape \(1, 2\)"),
@@ -225,7 +228,7 @@ def test_concatenate_names_what_does_not_fit(rng):
         concatenate([SetBatch(keys), SetBatch(keys, query)])
 
 
-# ---- repr ------------------------------------------------------------------------------------------------
+# ---- repr ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -256,7 +259,7 @@ def test_repr_of_no_sets():
     assert repr(SetBatch(np.ones((2, 3, 4)))[:0]) == "SetBatch(0 sets, dim 4, no query, float64)"
 
 
-# ---- bad input: rule, evidence, remedy -------------------------------------------------------------------
+# ---- bad input: rule, evidence, remedy -----------------------------------------------------------
 
 DENSE = np.ones((3, 2, 4))
 
@@ -270,15 +273,33 @@ def spoiled(value, index):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (spoiled(np.nan, (1, 0, 3)), r"`keys` must be finite: found NaN .* at index \(1, 0, 3\), 1 such"),
-        (spoiled(-np.inf, (2, 1)), r"`keys` must be finite: found infinity .* at index \(2, 1, 0\), 4 such"),
-        (list(spoiled(np.nan, (1, 0, 3))), r"`keys\[1\]` must be finite: found NaN .* at index \(0, 3\)"),
+        (
+            spoiled(np.nan, (1, 0, 3)),
+            r"`keys` must be finite: found NaN .* at index \(1, 0, 3\), 1 such",
+        ),
+        (
+            spoiled(-np.inf, (2, 1)),
+            r"`keys` must be finite: found infinity .* at index \(2, 1, 0\), 4 such",
+        ),
+        (
+            list(spoiled(np.nan, (1, 0, 3))),
+            r"`keys\[1\]` must be finite: found NaN .* at index \(0, 3\)",
+        ),
         ([], r"`keys` must hold at least one set: got none \(0 sample\(s\)\)"),
         (np.ones((0, 2, 4)), "`keys` must hold at least one set: got none"),
-        (np.ones((3, 0, 4)), "every set of `keys` must have at least one key: set 0 has no keys. Drop it"),
+        (
+            np.ones((3, 0, 4)),
+            "every set of `keys` must have at least one key: set 0 has no keys. Drop it",
+        ),
         ([np.ones((2, 4)), np.ones((0, 4))], "must have at least one key: set 1 has no keys"),
-        (np.ones((3, 2, 0)), r"tokens of `keys` must have at least one coordinate: got 0 feature\(s\)"),
-        (np.ones((3, 4)), r"`keys` must have shape \(n, N, d\).*\(3, 4\). For one key per set, pass"),
+        (
+            np.ones((3, 2, 0)),
+            r"tokens of `keys` must have at least one coordinate: got 0 feature\(s\)",
+        ),
+        (
+            np.ones((3, 4)),
+            r"`keys` must have shape \(n, N, d\).*\(3, 4\). For one key per set, pass",
+        ),
         (np.ones(3), r"`keys` must have shape \(n, N, d\).*: got shape \(3,\)"),
         (np.ones((1, 2, 3, 4)), r"`keys` must have shape \(n, N, d\).*: got shape \(1, 2, 3, 4\)"),
         ([np.ones((2, 4)), np.ones(4)], r"must have shape \(N_i, d\): set 1 has shape \(4,\)"),
@@ -289,11 +310,14 @@ def spoiled(value, index):
         (DENSE + 1j, "`keys` must be real. Complex data not supported: got dtype complex128"),
         (DENSE.astype(str), "`keys` must hold numbers: got dtype <U"),
         ([np.ones((2, 4)), np.full((2, 4), "a")], r"`keys\[1\]` must hold numbers: got dtype <U1"),
-        (np.full((1, 1, 1), "a", dtype=object), "`keys` must hold numbers: .*object array of shape"),
+        (
+            np.full((1, 1, 1), "a", dtype=object),
+            "`keys` must hold numbers: .*object array of shape",
+        ),
         ("ab", r"`keys\[0\]` must hold numbers: got dtype <U1"),
         (DENSE.astype("M8[s]"), "`keys` must hold numbers: got dtype datetime64"),
     ],
-)  # fmt: skip
+)
 def test_bad_keys_are_named(keys, message):
     with pytest.raises(ValueError, match=message):
         SetBatch(keys)
@@ -304,7 +328,10 @@ def test_bad_keys_are_named(keys, message):
     [
         (
             None,
-            r"`keys` must be an \(n, N, d\) array or a sequence of n arrays \(N_i, d\): got NoneType",
+            (
+                r"`keys` must be an \(n, N, d\) array or a sequence of n arrays \(N_i, d\): got "
+                r"NoneType"
+            ),
         ),
         (3.0, "got float"),
         ((x for x in DENSE), "got generator"),

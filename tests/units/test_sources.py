@@ -1,4 +1,6 @@
-"""Parquet and Arrow files as batches of sets: every layout of lists, parts, errors that name the column."""
+"""Parquet and Arrow files as batches of sets: every layout of lists, parts, errors that name the
+column.
+"""
 
 import os
 import pickle
@@ -393,7 +395,9 @@ def test_a_folder_that_is_not_ours_is_left_alone(note, overwrite, tmp_path):
 
 
 def test_a_run_that_another_one_overtook_refuses_and_leaves_no_folder(tmp_path):
-    """Both looked before either wrote: the second finds the output there once the folder is its own."""
+    """Both looked before either wrote: the second finds the output there once the folder is its
+    own.
+    """
     out, table = tmp_path / "o.parquet", predictions_table({"prediction": np.arange(3.0)})
     first, second = (PartedFile(out, {"model": "a"}) for _ in range(2))
     with first as file:
@@ -532,7 +536,10 @@ def test_rows_of_a_set_follow_each_other_where_a_table_is_large(rng, tmp_path, m
         whole(ParquetSets(tmp_path / "t.parquet"))[0], read_table(tmp_path / "t.parquet").sets
     )  # small: read whole
     monkeypatch.setattr("keyhole.data.reader.MEMORY_BUDGET", 100)
-    words = r"must follow each other.*row \d of row group \d of t\.parquet belongs to set s0, which began in row 0 of row"
+    words = (
+        r"must follow each other.*row \d of row group \d of t\.parquet belongs to set s0, which "
+        r"began in row 0 of row"
+    )
     with pytest.raises(SchemaError, match=words):
         list(ParquetSets(tmp_path / "t.parquet"))
 

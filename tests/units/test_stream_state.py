@@ -243,7 +243,9 @@ def test_a_failed_fit_in_batches_keeps_the_fit_before(model, sets, y):
 
 @pytest.mark.parametrize("method", ["partial_fit", "fit_batches"])
 def test_samples_of_weight_zero_change_nothing(model, sets, y, rng, method):
-    """Neither the choices on the first samples nor the sums notice them; all are counted as seen."""
+    """Neither the choices on the first samples nor the sums notice them; all are counted as
+    seen.
+    """
     weights = rng.uniform(0.5, 2.0, len(sets)) * (rng.random(len(sets)) < 0.8)
     heard = np.flatnonzero(weights)
     batches = [(sets[i : i + 50], y[i : i + 50], weights[i : i + 50]) for i in range(0, 1400, 50)]
@@ -280,7 +282,9 @@ def test_choices_do_not_depend_on_the_sizes_of_batches(model, sets, y, sizes):
 
 
 def test_attributes_of_a_fit_before_are_forgotten(model, sets, y):
-    """A kernel has dual coefficients and chose its own rule: a stream that starts over has neither."""
+    """A kernel has dual coefficients and chose its own rule: a stream that starts over has
+    neither.
+    """
     model.set_params(n_heads="auto").fit(sets[:60], y[:60])
     assert "dual_coef_" in vars(model)
     model.set_params(n_heads=4)

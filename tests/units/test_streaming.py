@@ -1,4 +1,6 @@
-"""Fitting in batches: the same fit as at once, whatever the batches; and what batches do not allow."""
+"""Fitting in batches: the same fit as at once, whatever the batches; and what batches do not
+allow.
+"""
 
 import math
 import pickle

@@ -413,7 +413,9 @@ def npy(header, data=b"", version=1):
 
 
 def test_a_small_npz_that_claims_much_is_refused_before_it_is_read(tmp_path):
-    """1.5 MB of deflated zeros, here 30 kB, can claim a thousand times as much; so can many arrays together."""
+    """1.5 MB of deflated zeros, here 30 kB, can claim a thousand times as much; so can many arrays
+    together.
+    """
     header = "{'descr': '|u1', 'fortran_order': False, 'shape': (30000000, 1, 1)}"
     zeros = npz_of(tmp_path / "z.npz", {"keys": npy(header, bytes(30_000_000))})
     tracemalloc.start()

@@ -1,4 +1,6 @@
-"""Tables given to an estimator: one row is one sample, whatever the library; what is no table of numbers is told so."""
+"""Tables given to an estimator: one row is one sample, whatever the library; what is no table of
+numbers is told so.
+"""
 
 import numpy as np
 import pandas as pd

@@ -171,7 +171,9 @@ def test_reprs_read_like_calls():
 
 
 def test_rotations_turn_either_way():
-    """In the plane there are two rotations without a fixed direction and of trace 0, and a uniform draw meets both."""
+    """In the plane there are two rotations without a fixed direction and of trace 0, and a uniform
+    draw meets both.
+    """
     assert {int(np.sign(fixed_free_rotation(dim=2, seed=seed)[1, 0])) for seed in range(40)} == {
         -1,
         1,

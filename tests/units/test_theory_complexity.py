@@ -125,7 +125,9 @@ def norms_by_degree(monkeypatch):
 
 
 def test_a_norm_that_rises_geometrically_is_continued_to_its_limit(norms_by_degree):
-    """Two rises of which the second is at most half the first tell the limit, once it lies within a thousandth."""
+    """Two rises of which the second is at most half the first tell the limit, once it lies within a
+    thousandth.
+    """
     asked = []
 
     def norm(degree):

@@ -87,7 +87,9 @@ def test_ridge_roots_hold_over_hundreds_of_orders():
 
 
 def test_least_squares_in_closed_form():
-    """p = 50 equal eigenvalues, no ridge: n/(n−p) σ² above p, infinite at p, 1 − n/p of the target below."""
+    """p = 50 equal eigenvalues, no ridge: n/(n−p) σ² above p, infinite at p, 1 − n/p of the target
+    below.
+    """
     one = np.ones(1)
     for n, noise, want in (
         (100, 1.0, 2.0),
@@ -134,7 +136,9 @@ def test_infinite_data_leaves_the_approximation_error_of_the_features():
 
 @pytest.mark.parametrize("dim", [1, 3])
 def test_finer_problems_hold_the_same_target(dim):
-    """Powers add up to E f², and over eigenvalues to its norm, also where degrees lie beyond the listed levels."""
+    """Powers add up to E f², and over eigenvalues to its norm, also where degrees lie beyond the
+    listed levels.
+    """
     first = np.eye(dim)[0]
     target = monomial(dim, 1.0, [], [(first, 1)], [(first, 7)]) + monomial(
         dim, 0.5, [], [(first, 6)], []

@@ -1,4 +1,6 @@
-"""What a question to the theory costs is known before it is computed, and it ends when nobody waits for it."""
+"""What a question to the theory costs is known before it is computed, and it ends when nobody waits
+for it.
+"""
 
 import math
 
@@ -16,7 +18,9 @@ from keyhole.theory.notation import parse_target
 
 @pytest.fixture
 def fresh_caches():
-    """Blocks and parts of targets are kept from question to question: here each test computes its own."""
+    """Blocks and parts of targets are kept from question to question: here each test computes its
+    own.
+    """
     biased_blocks.cache_clear()
     blocks._part_products.cache_clear()
 
@@ -98,7 +102,9 @@ def test_what_is_within_the_limits_is_the_same(fresh_caches):
     ],
 )
 def test_the_estimate_follows_the_work(text, fresh_caches, monkeypatch):
-    """Steps of walks and of the exponential, counted, at 6 µs each: within a factor of four of the estimate."""
+    """Steps of walks and of the exponential, counted, at 6 µs each: within a factor of four of the
+    estimate.
+    """
     steps = 0
 
     def counted(function):

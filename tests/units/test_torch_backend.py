@@ -36,7 +36,7 @@ DISTRIBUTIONS = {
 }
 
 
-# --- batches ---------------------------------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------
 
 
 def test_a_batch_keeps_tensors_with_type_and_device(rng):
@@ -94,7 +94,7 @@ def test_a_batch_of_tensors_says_what_is_wrong(rng):
         kh.attention_kernel(kh.SetBatch(keys), kh.SetBatch(keys.numpy()))
 
 
-# --- kernels and features --------------------------------------------------------------------------------------------
+# --- kernels and features -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("query", [True, False])
@@ -229,7 +229,7 @@ def test_features_that_overflow_are_refused(rng):
         kh.attention_features(batch, torch.zeros(2, 3, 3))
 
 
-# --- ridge and estimators --------------------------------------------------------------------------------------------
+# --- ridge and estimators -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weighted", [True, False])
@@ -429,7 +429,8 @@ def test_arrays_need_no_torch():
     code = (
         "import sys, numpy as np, keyhole as kh\n"
         "sets = kh.SetBatch(np.eye(3)[:, None, :])\n"
-        "kh.AttentionRegressor(n_heads=3, alpha=1.0, random_state=0).fit(sets, np.arange(3.0)).predict(sets)\n"
+        "kh.AttentionRegressor(n_heads=3, alpha=1.0, random_state=0).fit(sets, "
+        "np.arange(3.0)).predict(sets)\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

@@ -1,4 +1,7 @@
-"""Fused kernels against plain torch in float64. They need a GPU; elsewhere these tests say so and do nothing."""
+"""Fused kernels against plain torch in float64.
+
+They need a GPU; elsewhere these tests say so and do nothing.
+"""
 
 import math
 

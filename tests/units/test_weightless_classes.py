@@ -1,4 +1,6 @@
-"""A class whose samples all have weight 0 keeps its place among the labels, and changes nothing else."""
+"""A class whose samples all have weight 0 keeps its place among the labels, and changes nothing
+else.
+"""
 
 import math
 import warnings

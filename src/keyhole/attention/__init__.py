@@ -1,4 +1,7 @@
-"""One attention layer: activations, head distributions, features of finitely many heads, kernels of infinitely many."""
+"""One attention layer: activations, head distributions, features and kernels.
+
+Features are of finitely many heads, kernels of infinitely many.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,9 @@ from jaxtyping import Float
 from keyhole._checks import check_choice, check_finite
 
 POINTWISE = ("relu", "linear", "square", "step", "exp")
-"""Activations of one score: the weight of key i is σ(s_i)/N. Their order is their code in the compiled loops."""
+"""Activations of one score: the weight of key i is σ(s_i)/N. Their order is their code in the
+compiled loops.
+"""
 
 SOFTMAX = "softmax"
 """The weighting softmax_i(s_i), which sums to one over the set. No closed-form kernel."""
@@ -28,12 +30,16 @@ def check_activation(name: str) -> str:
 
 
 def check_pointwise(name: str) -> str:
-    """Return ``name`` if it is an activation of one score, so that its Gaussian moment exists in closed form."""
+    """Return ``name`` if it is an activation of one score.
+
+    Its Gaussian moment then exists in closed form.
+    """
     if check_activation(name) == SOFTMAX:
         raise ValueError(
-            f"`activation` must act on one score at a time here: got {name!r}, whose weights depend on the whole set, "
-            "so that its kernel has no closed form. Use finite heads with it "
-            f"(attention_features, or n_heads=512 in an estimator), or one of {', '.join(map(repr, POINTWISE))}."
+            f"`activation` must act on one score at a time here: got {name!r}, whose weights "
+            "depend on the whole set, so that its kernel has no closed form. Use finite heads with "
+            "it (attention_features, or n_heads=512 in an estimator), or one of "
+            f"{', '.join(map(repr, POINTWISE))}."
         )
     return name
 
@@ -43,7 +49,8 @@ def gaussian_moment(
 ) -> Float[np.ndarray, "..."]:
     r"""Return E[σ(u)σ(v)] for jointly Gaussian u and v, exactly and for any means.
 
-    With h and k the means in units of the standard deviations τ, and U, V standard normal of correlation ρ:
+    With h and k the means in units of the standard deviations τ, and U, V standard normal of
+    correlation ρ:
 
     ====== =========================================================================================
     relu   τ_u τ_v E(h+U)_+(k+V)_+, at mean zero τ_u τ_v [√(1−ρ²) + (π − arccos ρ) ρ]/2π
@@ -53,12 +60,14 @@ def gaussian_moment(
     exp    exp(μ + ν + (τ_u² + τ_v²)/2 + ρ τ_u τ_v)
     ====== =========================================================================================
 
-    Arguments broadcast; a standard deviation of zero is a score known for certain. The relative error is below 1e-12
-    for every ρ, ±1 included, and in the far tails as long as the value itself does not underflow.
+    Arguments broadcast; a standard deviation of zero is a score known for certain. The relative
+    error is below 1e-12 for every ρ, ±1 included, and in the far tails as long as the value itself
+    does not underflow.
 
-    The textbook closed form of the relu moment subtracts terms that agree to all digits in the tails. Here V is split
-    into its mean ρU given U and the rest: E(h+U)_+(k+ρU)_+ has a closed form without cancellation, and what the rest
-    adds is a positive, smooth, one-dimensional integral. About 0.3 µs per pair for relu and step.
+    The textbook closed form of the relu moment subtracts terms that agree to all digits in the
+    tails. Here V is split into its mean ρU given U and the rest: E(h+U)_+(k+ρU)_+ has a closed form
+    without cancellation, and what the rest adds is a positive, smooth, one-dimensional integral.
+    About 0.3 µs per pair for relu and step.
 
     >>> float(gaussian_moment("relu", 0.0, 0.0, 1.0, 1.0, 1.0).round(12))   # E U²_+
     0.5
@@ -67,8 +76,12 @@ def gaussian_moment(
 
     code = POINTWISE.index(check_pointwise(activation))
     arguments = {
-        "mean_u": mean_u, "mean_v": mean_v, "std_u": std_u, "std_v": std_v, "correlation": correlation,
-    }  # fmt: skip
+        "mean_u": mean_u,
+        "mean_v": mean_v,
+        "std_u": std_u,
+        "std_v": std_v,
+        "correlation": correlation,
+    }
     arrays = [np.asarray(value, dtype=np.float64) for value in arguments.values()]
     for name, array in zip(arguments, arrays, strict=True):
         check_finite(array, name)

@@ -1,4 +1,6 @@
-"""Compiled inner loops: what the rooms of numba share. Imported on first use, so that `import keyhole` is quick.
+"""Compiled inner loops: what the rooms of numba share.
+
+Imported on first use, so that `import keyhole` is quick.
 
 Loops are serial and release the GIL: `_array.run_threads` spreads tiles of work over threads.
 """
@@ -16,7 +18,10 @@ _SAID: set[str] = set()
 
 
 def cached_njit(**options: Any) -> Callable[[Any], Any]:
-    """numba's ``njit(cache=True)``, that compiles in memory where no cache can be written, and says so once."""
+    """numba's ``njit(cache=True)``, also where no cache can be written.
+
+    It then compiles in memory, and says so once.
+    """
     from numba import njit
 
     def compile_later(function: Any) -> Any:
@@ -34,7 +39,10 @@ def cached_njit(**options: Any) -> Callable[[Any], Any]:
 
 
 def _or_in_memory(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step of numba's cache that a full disk, or a file of somebody else's, does not turn into a failed fit."""
+    """A step of numba's cache that does not turn into a failed fit.
+
+    A full disk, or a file of somebody else's, would do that.
+    """
 
     @wraps(step)
     def forgiving(*arguments: Any) -> Any:
@@ -51,13 +59,15 @@ def _say_in_memory(reason: str) -> None:
     if "in memory" not in _SAID:
         _SAID.add("in memory")
         _say(
-            f"compiling its inner loops in memory, in every process anew: their cache cannot be used ({reason}). "
-            "Set NUMBA_CACHE_DIR to a folder that can be written."
+            "compiling its inner loops in memory, in every process anew: their cache cannot be "
+            f"used ({reason}). Set NUMBA_CACHE_DIR to a folder that can be written."
         )
 
 
 def announce_compilation(loop: Any) -> None:
-    """Say on standard error that a loop is about to be compiled, if neither this process nor the disk has it yet.
+    """Say on standard error that a loop is about to be compiled.
+
+    If neither this process nor the disk has it yet.
 
     Compiling takes seconds, once per machine; a line is kinder than silence.
     """
@@ -67,7 +77,8 @@ def announce_compilation(loop: Any) -> None:
     cached = Path(loop.stats.cache_path).glob(f"*.{name}-*.nbi")
     if not any(cached):
         _say(
-            f"compiling its inner loops ({loop.__module__.rpartition('.')[2]}), once on this machine …"
+            f"compiling its inner loops ({loop.__module__.rpartition('.')[2]}), once on this "
+            "machine …"
         )
 
 

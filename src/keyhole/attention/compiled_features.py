@@ -1,16 +1,20 @@
-"""Compiled loops of the finite-head features: vectorised across heads, one tile of heads in cache at a time.
+"""Compiled loops of the finite-head features.
 
-All arithmetic is "few rows times a wide matrix whose columns are heads", C (R × w) = A (R × K) · B (K × w):
+Vectorised across heads, one tile of heads in cache at a time.
+
+All arithmetic is "few rows times a wide matrix whose columns are heads", C (R × w) = A (R × K) · B
+(K × w):
 
     queries   rows are sets,        K = D coordinates of x~_0,  columns (coordinate, head)
     scores    rows are keys,        K = D coordinates of x~_i,  columns are heads
     values    rows are coordinates, K = keys,                   columns are heads
 
-so one register kernel serves all three. It is written as LLVM vectors: on a Zen 4 core, at 16 × 16 × 64 in
-float32, loops left to the compiler's vectoriser reached 38 GFLOP/s, this 105, a large matrix product 106.
+so one register kernel serves all three. It is written as LLVM vectors: on a Zen 4 core, at 16 ×
+16 × 64 in float32, loops left to the compiler's vectoriser reached 38 GFLOP/s, this 105, a large
+matrix product 106.
 
-All compiled code of the features is in this one file, because numba's cache notices a change of the file it
-compiled from and of no other.
+All compiled code of the features is in this one file, because numba's cache notices a change of the
+file it compiled from and of no other.
 """
 
 from __future__ import annotations
@@ -30,10 +34,14 @@ VECTOR_BYTES = 64
 """Heads are handled 64 bytes at a time: one register of AVX-512, two of AVX2, four of NEON."""
 
 GROUP = 12
-"""Sets whose queries are projected together, so that a tile of heads is read once for all of them."""
+"""Sets whose queries are projected together, so that a tile of heads is read once for all of
+them.
+"""
 
 CHUNK = 32
-"""Keys whose scores are held at a time, so that a set of any size needs the same small workspace."""
+"""Keys whose scores are held at a time, so that a set of any size needs the same small
+workspace.
+"""
 
 RELU, LINEAR, SQUARE, STEP, EXP, SOFTMAX = range(
     6
@@ -87,7 +95,10 @@ def _panel(rows):
 
     @intrinsic
     def panel(typing, a, start, row, step, b, c, r, h, add):
-        """C[r:r+rows, h:h+lanes] = (that, if ``add``) + A·B, with A[i, k] = a[start + i·row + k·step]."""
+        """C[r:r+rows, h:h+lanes] = (that, if ``add``) + A·B.
+
+        With A[i, k] = a[start + i·row + k·step].
+        """
         signature = types.void(a, start, row, step, b, c, r, h, add)
 
         def generate(context, builder, signature, args):
@@ -127,7 +138,10 @@ def _panel(rows):
 
 
 def _turn(rows):
-    """Return the kernel that writes ``rows`` rows of one vector of heads as so many columns of the output."""
+    """Return the kernel that writes ``rows`` rows of one vector of heads.
+
+    They are written as so many columns of the output.
+    """
 
     @intrinsic
     def turn(typing, a, corner, width, out, start, stride):
@@ -165,14 +179,18 @@ def _turn(rows):
     return turn
 
 
-# six rows: twelve sums in the sixteen registers of AVX2 (eight spill, at half the speed), six of AVX-512's
+# six rows: twelve sums in the sixteen registers of AVX2 (eight spill, at half the speed), six of
+# AVX-512's
 _panel_6, _panel_4, _panel_2, _panel_1 = _panel(6), _panel(4), _panel(2), _panel(1)
 _turn_8, _turn_4 = _turn(8), _turn(4)
 
 
 @_compiled
 def _multiply(a, start, row, step, b, c, rows, add):
-    """Rows of C = A·B, or of C += A·B where ``add``; A[i, k] = a[start + i·row + k·step], a flat."""
+    """Rows of C = A·B, or of C += A·B where ``add``.
+
+    A[i, k] = a[start + i·row + k·step], a flat.
+    """
     lanes = VECTOR_BYTES // a.itemsize
     for h in range(0, b.shape[1], lanes):
         r = 0
@@ -189,10 +207,10 @@ def _multiply(a, start, row, step, b, c, rows, add):
             _panel_1(a, start + r * row, row, step, b, c, r, h, add)
 
 
-# exp(x) = 2^n · exp(r): n is the integer nearest to x / log 2, read from the last bits of x / log 2 + SHIFT;
-# log 2 is in two parts so that r is exact, |r| ≤ log(2)/2, and exp(r) is its Taylor series. The error stays
-# below 0.7 units in the last place; NaN becomes infinity, which the callers report. Written out because a
-# library call for each score does not vectorise.
+# exp(x) = 2^n · exp(r): n is the integer nearest to x / log 2, read from the last bits of x / log
+# 2 + SHIFT; log 2 is in two parts so that r is exact, |r| ≤ log(2)/2, and exp(r) is its Taylor
+# series. The error stays below 0.7 units in the last place; NaN becomes infinity, which the callers
+# report. Written out because a library call for each score does not vectorise.
 _SERIES_64 = tuple(1.0 / math.factorial(k) for k in range(13, -1, -1))
 _SERIES_32 = tuple(np.float32(1.0 / math.factorial(k)) for k in range(7, -1, -1))
 _LOG2_64 = (0.6931471803691238, 1.9082149292705877e-10)
@@ -281,7 +299,10 @@ def _weigh(scores, code, scale):
 
 
 class Workspace(NamedTuple):
-    """Arrays that one thread works in, made outside the compiled code because that compiles faster."""
+    """Arrays that one thread works in.
+
+    They are made outside the compiled code because that compiles faster.
+    """
 
     queries: Any  # (GROUP, D, width): x~_0ᵀ W of a group of sets
     scores: Any  # (CHUNK, width)
@@ -322,7 +343,10 @@ def _scale_heads(total, factors):
 
 @_compiled
 def _soften(work, count, first):
-    """Turn scores into exp(s − peak), ``peak`` the largest so far, and bring earlier sums to the new peak."""
+    """Turn scores into exp(s − peak), and bring earlier sums to the new peak.
+
+    ``peak`` is the largest so far.
+    """
     scores, peak, highest, norm = work.scores, work.peak, work.highest, work.norm
     width = len(peak)
     for h in range(width):
@@ -348,7 +372,10 @@ def _soften(work, count, first):
 
 @_compiled
 def _attend(keys, start, stop, slot, code, scale, work):
-    """φ of one set for one tile of heads, into ``work.total``: scale · Σ_i weight_i x~_i. Keys are flat."""
+    """φ of one set for one tile of heads, into ``work.total``: scale · Σ_i weight_i x~_i.
+
+    Keys are flat.
+    """
     total, norm = work.total, work.norm
     width = len(norm)
     D = len(total) // width
@@ -423,10 +450,11 @@ def write_features(
 ):
     """Write Φ for a range of sets and of tiles of heads.
 
-    heads (T, D_q, D, width), heads last and zeros after the last of ``n_heads``; queries flat (n · D_q), or one
-    shared by all sets (D_q); keys flat (Σ N_i · D); ``sets`` and ``tiles`` (first, last). The features of set i
-    go to the flat ``out`` from ``first + i·row`` on, less ``centre`` (T, D · width), or (T, 0) for nothing. Returns
-    the first set with a feature that is not finite, or −1.
+    heads (T, D_q, D, width), heads last and zeros after the last of ``n_heads``; queries flat
+    (n · D_q), or one shared by all sets (D_q); keys flat (Σ N_i · D); ``sets`` and ``tiles``
+    (first, last). The features of set i go to the flat ``out`` from ``first + i·row`` on, less
+    ``centre`` (T, D · width), or (T, 0) for nothing. Returns the first set with a feature that is
+    not finite, or −1.
     """
     D, width = heads.shape[2], heads.shape[3]
     shared = len(queries) == heads.shape[1]
@@ -463,7 +491,10 @@ def _inner(x, y):
 
 @_compiled
 def add_outputs(heads, values, queries, keys, offsets, sets, code, scale, out, work):
-    """Add Φ·values for a range of sets to ``out`` (n, t); values (T, t, D · width), zeros after all heads."""
+    """Add Φ·values for a range of sets to ``out`` (n, t).
+
+    Values (T, t, D · width), zeros after all heads.
+    """
     shared = len(queries) == heads.shape[1]
     for group in range(sets[0], sets[1], GROUP):
         count = min(GROUP, sets[1] - group)
@@ -481,10 +512,11 @@ def add_outputs(heads, values, queries, keys, offsets, sets, code, scale, out, w
 def add_contributions(heads, values, queries, keys, offsets, sets, code, scale, out, mixed, work):
     """Add scale · Σ_m weight_mi <v_m, x~_i> of every key i of a range of sets to ``out`` (keys, t).
 
-    Values (T, width, columns), zeros after all heads and after D · t columns, coordinates outside; ``mixed`` (CHUNK,
-    columns), the values mixed by the weights of a key, is scratch. Of one output, values (T, D, width), which need no
-    zeros beside them, meet the keys first. Weights of softmax need the norm of the whole set, so that sets of more than
-    CHUNK keys have their scores computed twice.
+    Values (T, width, columns), zeros after all heads and after D · t columns, coordinates outside;
+    ``mixed`` (CHUNK, columns), the values mixed by the weights of a key, is scratch. Of one output,
+    values (T, D, width), which need no zeros beside them, meet the keys first. Weights of softmax
+    need the norm of the whole set, so that sets of more than CHUNK keys have their scores computed
+    twice.
     """
     D, width, n_outputs = heads.shape[2], heads.shape[3], out.shape[1]
     weights = work.scores.reshape(-1)

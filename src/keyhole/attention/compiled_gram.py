@@ -1,9 +1,12 @@
-"""The exact Gram matrix, tile by tile: cosines of keys, their Gaussian moments and the sum over pairs in one pass.
+"""The exact Gram matrix, tile by tile.
 
-Every `*_rows` function does total[s, j] += w_i c_ij m(ρ_ij) for keys i = start … stop − 1 of a, owned by set first + s,
-with c_ij the cosine of the two keys, q_sj that of their queries and ρ_ij = q_sj c_ij. Two things keep the loops fast:
-they run from zero, as an index that might be negative does not vectorise, and they index whole arrays, as each view
-of a row costs two atomic operations (60 ns per key when there were views).
+Cosines of keys, their Gaussian moments and the sum over pairs in one pass.
+
+Every `*_rows` function does total[s, j] += w_i c_ij m(ρ_ij) for keys i = start … stop − 1 of a,
+owned by set first + s, with c_ij the cosine of the two keys, q_sj that of their queries and ρ_ij =
+q_sj c_ij. Two things keep the loops fast: they run from zero, as an index that might be negative
+does not vectorise, and they index whole arrays, as each view of a row costs two atomic operations
+(60 ns per key when there were views).
 """
 
 from __future__ import annotations
@@ -40,10 +43,13 @@ _ROOT = np.sqrt(np.arange(ORDER))
 
 @njit(**OPTIONS)
 def dots(rows, i, last, columns, count, out):
-    """Inner products of rows i … i+3 (never beyond ``last``) with the columns of a transposed array.
+    """Inner products of rows i … i+3 with the columns of a transposed array.
 
-    Four rows by four coordinates: sixteen multiply-adds per four loads, the column index innermost. The first
-    coordinate stands alone, so the number of coordinates is one more than a multiple of four.
+    Rows are never beyond ``last``.
+
+    Four rows by four coordinates: sixteen multiply-adds per four loads, the column index innermost.
+    The first coordinate stands alone, so the number of coordinates is one more than a multiple of
+    four.
     """
     i1, i2, i3 = min(i + 1, last), min(i + 2, last), min(i + 3, last)
     a0, b0, c0, d0 = rows[i, 0], rows[i1, 0], rows[i2, 0], rows[i3, 0]
@@ -88,7 +94,10 @@ def _gap(a, i, b, j, cosine, query_cosine):
 
 @njit(**OPTIONS)
 def may_oppose(x, y):
-    """Whether unit vectors with first coordinates of at least x and y (≥ 0) can have a cosine below −NEAR."""
+    """Whether two unit vectors can have a cosine below −NEAR.
+
+    Their first coordinates are at least x and y (≥ 0).
+    """
     return x * y - math.sqrt((1.0 - min(x, 1.0) ** 2) * (1.0 - min(y, 1.0) ** 2)) < -_NEAR
 
 
@@ -158,7 +167,10 @@ def plain_rows(code, a, first, start, stop, shifts, stds, cosine, query_cosine, 
 
 @njit(**OPTIONS)
 def series_floor(shift):
-    """The lowest ρ at which the series keeps its digits: it cancels where both scores are rare and ρ is negative."""
+    """The lowest ρ at which the series keeps its digits.
+
+    It cancels where both scores are rare and ρ is negative.
+    """
     if shift < -3.0:
         return 2.0
     return -0.6 if shift >= -1.0 else -0.2
@@ -166,10 +178,13 @@ def series_floor(shift):
 
 @njit(**OPTIONS)
 def series_coefficients(power, shifts, count, out):
-    """Coefficients c_k(h) of E[(h+U)_+^p (k+V)_+^p] = Σ_k ρ^k c_k(h) c_k(k), up to a sign that squares away.
+    """Coefficients c_k(h) of E[(h+U)_+^p (k+V)_+^p] = Σ_k ρ^k c_k(h) c_k(k).
 
-    For p = 1: ψ(h), Φ(h), then He_{k−2}(h) φ(h)/√k!; for p = 0: Φ(h), then He_{k−1}(h) φ(h)/√k!. ``out`` is
-    (ORDER, ≥ count), filled down its columns by the recurrence of the normalised Hermite polynomials.
+    Known up to a sign that squares away.
+
+    For p = 1: ψ(h), Φ(h), then He_{k−2}(h) φ(h)/√k!; for p = 0: Φ(h), then He_{k−1}(h) φ(h)/√k!.
+    ``out`` is (ORDER, ≥ count), filled down its columns by the recurrence of the normalised Hermite
+    polynomials.
     """
     lead = power + 1  # out[lead − 1 + n] is He_n φ/√n!, n ≥ 1, before it is rescaled
     for j in range(count):
@@ -191,8 +206,8 @@ def series_coefficients(power, shifts, count, out):
 @njit(**OPTIONS)
 def _correlate(cosine, r, query_cosine, s, floor, floors, count, rho):
     """Fill row r of ρ; return the largest |ρ| that the series serves, and how many it does not."""
-    # the bits of a positive double are ordered as it is, and a maximum of integers vectorises where that of doubles
-    # does not
+    # the bits of a positive double are ordered as it is, and a maximum of integers vectorises where
+    # that of doubles does not
     peak, beyond = np.int64(0), np.int64(0)
     for j in range(count):
         value = min(max(query_cosine[s, j] * cosine[r, j], -1.0), 1.0)
@@ -206,7 +221,9 @@ def _correlate(cosine, r, query_cosine, s, floor, floors, count, rho):
 
 @njit(**OPTIONS)
 def _sum_series(order, rows, i, last, columns, rho, count, out):
-    """out_rj = Σ_{k<order} ρ_rj^k rows_ik columns_kj for rows i … i+3, never beyond ``last``; order is even.
+    """out_rj = Σ_{k<order} ρ_rj^k rows_ik columns_kj for rows i … i+3, never beyond ``last``.
+
+    Order is even.
 
     Four rows at a time, because the columns come from the second-level cache.
     """
@@ -247,10 +264,28 @@ def _fill_exact(power, a, i, b, chunk, cosine, r, query_cosine, s, floor, floors
 
 @njit(**OPTIONS)
 def rectified_rows(
-    power, a, first, start, stop, row_series, block, b, chunk, column_series, floors, cosine, query_cosine, count,
-    rho, moment, total,
-):  # fmt: skip
-    """ReLU (power 1) and step (power 0) around any mean: the series in ρ where it holds, else pair by pair."""
+    power,
+    a,
+    first,
+    start,
+    stop,
+    row_series,
+    block,
+    b,
+    chunk,
+    column_series,
+    floors,
+    cosine,
+    query_cosine,
+    count,
+    rho,
+    moment,
+    total,
+):
+    """ReLU (power 1) and step (power 0) around any mean.
+
+    The series in ρ where it holds, else pair by pair.
+    """
     peak, beyond = 0.0, 0
     for i in range(start, stop):
         s, floor = a.owner[i] - first, series_floor(a.shift[i])
@@ -281,7 +316,10 @@ BLOCK = 512  # row keys per pass over the columns
 
 
 class Panel(NamedTuple):
-    """What the loops need of a batch. Unit vectors hold the appended one first, then d coordinates and zeros."""
+    """What the loops need of a batch.
+
+    Unit vectors hold the appended one first, then d coordinates and zeros.
+    """
 
     unit: np.ndarray  # (t, 1 + 4⌈d/4⌉) extended keys, scaled to unit length
     query: np.ndarray  # (n, 1 + 4⌈d_q/4⌉) extended queries, scaled to unit length
@@ -312,8 +350,8 @@ class Buffers(NamedTuple):
 def _aligned(count):
     """An uninitialised array (count, WIDTH + 8) whose rows start on cache lines.
 
-    512-bit loads off the line straddle two of them (the series is then 20 % slower), and rows a power of two apart
-    would share few cache sets, hence the 8.
+    512-bit loads off the line straddle two of them (the series is then 20 % slower), and rows a
+    power of two apart would share few cache sets, hence the 8.
     """
     stride = WIDTH + 8
     flat = np.empty(count * stride + 8)
@@ -327,9 +365,18 @@ def _buffers(width, query_width, biased):
     k = width + query_width
     r = _aligned(k + 24 + order)
     return Buffers(
-        r[:width], r[width:k], r[k : k + 4], r[k + 4 : k + 8], r[k + 8 : k + 12], r[k + 12 : k + 16],
-        r[k + 16 : k + 20], r[k + 20 : k + 24], np.empty(WIDTH), r[k + 24 :], _aligned(block),
-    )  # fmt: skip
+        r[:width],
+        r[width:k],
+        r[k : k + 4],
+        r[k + 4 : k + 8],
+        r[k + 8 : k + 12],
+        r[k + 12 : k + 16],
+        r[k + 16 : k + 20],
+        r[k + 20 : k + 24],
+        np.empty(WIDTH),
+        r[k + 24 :],
+        _aligned(block),
+    )
 
 
 @njit(**OPTIONS)
@@ -466,22 +513,43 @@ def _fill_chunk(
                     )
             else:
                 rectified_rows(
-                    power, a, group, start, stop, row_series, block, b, chunk, column_series, floors, cosine,
-                    query_cosine, count, rho, moment, total,
-                )  # fmt: skip
+                    power,
+                    a,
+                    group,
+                    start,
+                    stop,
+                    row_series,
+                    block,
+                    b,
+                    chunk,
+                    column_series,
+                    floors,
+                    cosine,
+                    query_cosine,
+                    count,
+                    rho,
+                    moment,
+                    total,
+                )
         _end_group(upper, total, weight, owner, group, group_last - group, out, origin, stride)
 
 
 def _compile_with(stamp):
-    """Return `fill_tile`, compiled on its first call or taken from the cache of a call with the same stamp."""
+    """Return `fill_tile`, compiled on its first call.
+
+    Or taken from the cache of a call with the same stamp.
+    """
 
     @entry_point
     def fill_tile(code, biased, upper, a, b, first, last, b_first, b_last, out, origin, stride):
-        """Add the sums over pairs of keys to K in rows ``first … last − 1`` and columns ``b_first … b_last − 1``.
+        """Add the sums over pairs of keys to a tile of K.
 
-        Entry (i, j) of K is ``out[origin + i·stride + j]``. Where ``upper``, a is b and only pairs of sets i ≤ j are
-        filled. ``biased`` is True for ReLU and step around a mean and
-        None otherwise: None is a type of its own, so that the longer code for means is compiled by those who use it.
+        It has rows ``first … last − 1`` and columns ``b_first … b_last − 1``.
+
+        Entry (i, j) of K is ``out[origin + i·stride + j]``. Where ``upper``, a is b and only pairs
+        of sets i ≤ j are filled. ``biased`` is True for ReLU and step around a mean and
+        None otherwise: None is a type of its own, so that the longer code for means is compiled by
+        those who use it.
         """
         _ = stamp
         buffers = _buffers(a.unit.shape[1], a.query.shape[1], biased)
@@ -534,6 +602,7 @@ def _compile_with(stamp):
     return fill_tile
 
 
-# numba's cache watches the file of the function that Python calls, and what that function closes over
+# numba's cache watches the file of the function that Python calls, and what that function closes
+# over
 _SOURCES = [Path(__file__), Path(__file__).with_name("compiled_moments.py")]
 fill_tile = _compile_with(zlib.crc32(b"".join(path.read_bytes() for path in _SOURCES)))

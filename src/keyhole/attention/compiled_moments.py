@@ -1,8 +1,9 @@
 """Gaussian moments E[σ(u)σ(v)], pair by pair: the compiled half of activations.py.
 
-Notation: u ~ h + U, v ~ k + V with U, V standard normal of correlation ρ, r = √(1 − ρ²); φ, Φ the normal density and
-distribution; ψ(h) = E(h + U)_+ and χ(h) = E(h + U)²_+. Everything that depends on how close ρ is to ±1 takes
-1 − ρ and 1 + ρ as arguments of their own, because a caller may know them better than ρ itself tells.
+Notation: u ~ h + U, v ~ k + V with U, V standard normal of correlation ρ, r = √(1 − ρ²); φ, Φ the
+normal density and distribution; ψ(h) = E(h + U)_+ and χ(h) = E(h + U)²_+. Everything that depends
+on how close ρ is to ±1 takes 1 − ρ and 1 + ρ as arguments of their own, because a caller may know
+them better than ρ itself tells.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from numba import njit
 
 from keyhole.attention.compiled import cached_njit
 
-# `contract` allows fused multiply-adds and nothing else: vector_exp relies on the order of its additions.
+# `contract` allows fused multiply-adds and nothing else: vector_exp relies on the order of its
+# additions.
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 # a sum over nodes may be taken in any order, which lets it vectorise
 SUM_OPTIONS: dict[str, Any] = {**OPTIONS, "fastmath": {"contract", "reassoc"}}
@@ -33,38 +35,85 @@ _SIGMAS = math.sqrt(2.0 * _DECAY)
 _FAR = 9.0  # Φ(−9) = 1e-19: beyond it a ReLU never rests
 _GONE = -40.0  # ψ(−40) underflows
 
-# Polynomials, highest power first: Chebyshev interpolants computed in 80 digits. With y = 1 − |ρ| in [0, 1],
+# Polynomials, highest power first: Chebyshev interpolants computed in 80 digits. With y = 1 − |ρ|
+# in [0, 1],
 #   (√(1−ρ²) − |ρ| arccos|ρ|) / 2π = y^{3/2} FOLD(y)  and  arccos|ρ| / 2π = y^{1/2} ARC(y),
-# whose only singularity is at y = 2, so the relative error is below 4e-16 everywhere, the ends included.
+# whose only singularity is at y = 2, so the relative error is below 4e-16 everywhere, the ends
+# included.
 _FOLD = np.array(
     [
-        1.406847583576847e-07, -8.074377748711992e-07, 2.259408020345355e-06, -3.7707703632994593e-06,
-        4.374469548189042e-06, -3.2848567061200474e-06, 2.3906484999005695e-06, 2.431635603627791e-07,
-        3.1369341024530587e-06, 8.084247836295251e-06, 2.4216853507032594e-05, 7.770767659681165e-05,
-        0.0002791159634959937, 0.0012057807793053844, 0.007502635967990798, 0.15005271935951764,
+        1.406847583576847e-07,
+        -8.074377748711992e-07,
+        2.259408020345355e-06,
+        -3.7707703632994593e-06,
+        4.374469548189042e-06,
+        -3.2848567061200474e-06,
+        2.3906484999005695e-06,
+        2.431635603627791e-07,
+        3.1369341024530587e-06,
+        8.084247836295251e-06,
+        2.4216853507032594e-05,
+        7.770767659681165e-05,
+        0.0002791159634959937,
+        0.0012057807793053844,
+        0.007502635967990798,
+        0.15005271935951764,
     ]
-)  # fmt: skip
+)
 _ARC = np.array(
     [
-        1.2111077232314303e-06, -8.315914031053542e-06, 2.72362035246299e-05, -5.459695312131927e-05,
-        7.509948021371866e-05, -7.342204943017778e-05, 5.4402161574869036e-05, -2.7273762226387332e-05,
-        1.6159279111573022e-05, 6.54543019979364e-06, 2.5365706266675713e-05, 6.089654997574378e-05,
-        0.00015737420685657647, 0.00042739516810322455, 0.0012560216951962384, 0.004220232730835694,
-        0.018756589919950436, 0.22507907903927651,
+        1.2111077232314303e-06,
+        -8.315914031053542e-06,
+        2.72362035246299e-05,
+        -5.459695312131927e-05,
+        7.509948021371866e-05,
+        -7.342204943017778e-05,
+        5.4402161574869036e-05,
+        -2.7273762226387332e-05,
+        1.6159279111573022e-05,
+        6.54543019979364e-06,
+        2.5365706266675713e-05,
+        6.089654997574378e-05,
+        0.00015737420685657647,
+        0.00042739516810322455,
+        0.0012560216951962384,
+        0.004220232730835694,
+        0.018756589919950436,
+        0.22507907903927651,
     ]
-)  # fmt: skip
+)
 # χ(−x)/φ(x) = TAIL((5 − x)/(5 + x)) / (5 + x)³ for all x ≥ 0, relative error 1e-16 before rounding
 _TAIL = np.array(
     [
-        1.8154753492941033e-09, -9.283596480180483e-08, 3.915163271869033e-08, 1.017060107935327e-06,
-        -7.329398214477368e-07, -6.1973613155273175e-06, 6.346855557973133e-06, 3.049385819244613e-05,
-        -4.054588457975134e-05, -0.00014818320503157112, 0.00021938595154178346, 0.0007960472879153542,
-        -0.0010018680302110745, -0.004835916253503339, 0.0027150297098842823, 0.030948776100778137,
-        0.018803870445709116, -0.16926683672149986, -0.4392462149053326, 0.15389997600746355,
-        3.647397941509787, 11.97037891300974, 24.36839058953287, 35.72910482197236,
-        38.72416714079637, 29.62123076329952, 13.010722598209886,
+        1.8154753492941033e-09,
+        -9.283596480180483e-08,
+        3.915163271869033e-08,
+        1.017060107935327e-06,
+        -7.329398214477368e-07,
+        -6.1973613155273175e-06,
+        6.346855557973133e-06,
+        3.049385819244613e-05,
+        -4.054588457975134e-05,
+        -0.00014818320503157112,
+        0.00021938595154178346,
+        0.0007960472879153542,
+        -0.0010018680302110745,
+        -0.004835916253503339,
+        0.0027150297098842823,
+        0.030948776100778137,
+        0.018803870445709116,
+        -0.16926683672149986,
+        -0.4392462149053326,
+        0.15389997600746355,
+        3.647397941509787,
+        11.97037891300974,
+        24.36839058953287,
+        35.72910482197236,
+        38.72416714079637,
+        29.62123076329952,
+        13.010722598209886,
     ]
-)  # fmt: skip
+)
 # Taylor coefficients of exp: enough for |x| ≤ log(2)/2
 _TAYLOR = np.array([1.0 / math.factorial(i) for i in range(12, -1, -1)])
 _LOG2_HIGH, _LOG2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10
@@ -77,7 +126,10 @@ _ROUNDER = (
 
 @njit(**OPTIONS)
 def vector_exp(x):
-    """exp(x) for EXP_LOWEST ≤ x ≤ EXP_HIGHEST, to one unit in the last place. Unlike libm's, it vectorises."""
+    """exp(x) for EXP_LOWEST ≤ x ≤ EXP_HIGHEST, to one unit in the last place.
+
+    Unlike libm's, it vectorises.
+    """
     shifted = x * _PER_LOG2 + _ROUNDER
     whole = shifted - _ROUNDER
     rest = (x - whole * _LOG2_HIGH) - whole * _LOG2_LOW
@@ -192,9 +244,10 @@ def _blur_sum(power, lo, hi, eta, base, offset, rho):
 def _blur(power, k, rho, r, eta, offset):
     """E of (h+U)_+^p times what the noise in V given U adds to (k + ρU)_+^p.
 
-    Given U, k + V is r·(w + noise), and E(w + noise)_+ = w_+ + ψ(−|w|), E 1{w + noise > 0} = 1{w > 0} ± Φ(−|w|):
-    a smooth bump on either side of w = 0. With y = (h + U)/r this is r^{2p+1} e^{−k²/2}/2π times
-    ∫_0^∞ y^p e^{−(y+η)²/2} t(w) dy, where w = offset + ρy, η = (ρk − h)/r and t = ψ(−|w|)/φ(w) or ±Φ(−|w|)/φ(w).
+    Given U, k + V is r·(w + noise), and E(w + noise)_+ = w_+ + ψ(−|w|), E 1{w + noise > 0} = 1{w >
+    0} ± Φ(−|w|): a smooth bump on either side of w = 0. With y = (h + U)/r this is r^{2p+1}
+    e^{−k²/2}/2π times ∫_0^∞ y^p e^{−(y+η)²/2} t(w) dy, where w = offset + ρy, η = (ρk − h)/r and
+    t = ψ(−|w|)/φ(w) or ±Φ(−|w|)/φ(w).
     """
     if eta >= 0.0:
         base, lo, hi = eta * eta, 0.0, _reach(eta)
@@ -225,10 +278,13 @@ def _residual(k, h, rho, one_minus, one_plus):
 
 @njit(**OPTIONS)
 def rectified_moment(power, h, k, rho, one_minus, one_plus):
-    """E[(h+U)_+^p (k+V)_+^p]: the ReLU moment at p = 1, Φ₂(h, k; ρ) at p = 0. Any h, k and −1 ≤ ρ ≤ 1.
+    """E[(h+U)_+^p (k+V)_+^p]: the ReLU moment at p = 1, Φ₂(h, k; ρ) at p = 0.
 
-    The sum of what remains when V is replaced by its mean ρU given U, in closed form, and of `_blur`. For p = 1
-    both are positive, so nothing cancels: relative error 2e-13 wherever the result does not underflow.
+    Any h, k and −1 ≤ ρ ≤ 1.
+
+    The sum of what remains when V is replaced by its mean ρU given U, in closed form, and of
+    `_blur`. For p = 1 both are positive, so nothing cancels: relative error 2e-13 wherever the
+    result does not underflow.
     """
     if min(h, k) < _GONE:
         return 0.0
@@ -263,7 +319,10 @@ def _is_certain(mean, std):
 
 @njit(**OPTIONS)
 def moment(code, mean_u, mean_v, std_u, std_v, rho):
-    """E[σ(u)σ(v)] of one pair of Gaussians; a zero standard deviation is a number known for certain."""
+    """E[σ(u)σ(v)] of one pair of Gaussians.
+
+    A zero standard deviation is a number known for certain.
+    """
     if code == LINEAR:
         return mean_u * mean_v + rho * std_u * std_v
     if code == SQUARE:

@@ -1,4 +1,7 @@
-"""Which of the routes a tensor takes: fused kernels on CUDA where there are any for it, plain torch elsewhere."""
+"""Which of the routes a tensor takes.
+
+Fused kernels on CUDA where there are any for it, plain torch elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,8 @@ def attention_gram(
 ) -> torch.Tensor:
     """K of sets, in the type and on the device of their tokens, or into ``out``.
 
-    ``out`` may be of another type, and on the host for a matrix that outgrows the device: tiles stream there.
+    ``out`` may be of another type, and on the host for a matrix that outgrows the device: tiles
+    stream there.
     """
     tokens = a.tokens
     left = prepare_panel(tokens, a.offsets, a.query, mean, scale, activation)
@@ -68,7 +72,10 @@ def attention_gram(
 def _stream(
     left: TensorPanel, right: TensorPanel | None, biased: bool, out: torch.Tensor
 ) -> torch.Tensor:
-    """Fused tiles of up to 2 GiB, each converted or copied to where ``out`` is; one triangle if symmetric."""
+    """Fused tiles of up to 2 GiB, each converted or copied to where ``out`` is.
+
+    One triangle if symmetric.
+    """
     from keyhole.attention.triton_loops import fused_gram
 
     columns = left if right is None else right
@@ -107,7 +114,7 @@ def attention_features(
             fill_features(*sets, activation, scale, columns, memory_budget)
     if activation in ("exp", "square") and not bool(torch.isfinite(out).all()):
         raise FeatureOverflowError(
-            f"features must be finite: some overflow {out.dtype} under activation {activation!r}. Scale the tokens or "
-            "the heads down, or use activation='softmax'."
+            f"features must be finite: some overflow {out.dtype} under activation {activation!r}. "
+            "Scale the tokens or the heads down, or use activation='softmax'."
         )
     return out

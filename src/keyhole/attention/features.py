@@ -1,4 +1,7 @@
-"""Finite heads: the features φ of one attention layer, whole, in blocks, or contracted with values; the MLP."""
+"""Finite heads: the features φ of one attention layer, whole, in blocks, or contracted with values.
+
+The MLP.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,8 @@ from keyhole.attention.heads import DRAWN_BYTES, HeadArray, HeadDraw, check_head
 from keyhole.data.sets import SampleBatch, SetBatch, WrittenSets, check_samples, check_sets
 
 _TILE = 2**18  # bytes of heads worked on at a time: a quarter of a second-level cache
-_CACHE = (
-    2**21
-)  # bytes of heads gone through for each group of sets: twice that cache, so a part of the third level
+# bytes of heads gone through for each group of sets: twice that cache, so a part of the third level
+_CACHE = 2**21
 _TASK = 2e7  # operations that are worth handing to another thread
 
 
@@ -52,15 +54,16 @@ class TiledLayer:
         """Check the arguments that all attention features share."""
         batch, activation, number = batch.numpy(), check_activation(activation), check_dtype(dtype)
         tokens = narrow(batch, number)
-        # sets without a query share one, of one coordinate, which is then projected once for a group of them
+        # sets without a query share one, of one coordinate, which is then projected once for a
+        # group of them
         queries = (tokens if batch.query is not None else tokens[:1]).seen_query()
         some = np.flatnonzero(queries.any(axis=0))
         # what is multiplied by zero in every set is left out, which no bit of a sum notices
         used = some if 0 < 4 * len(some) < 3 * queries.shape[1] else slice(None)
         queries = np.ascontiguousarray(queries[:, used]).reshape(-1)
         keys = tokens.extended_keys().reshape(-1)
-        # a copy, because read-only arrays are another type to compile for, and a batch read from a pickle
-        # has writable ones
+        # a copy, because read-only arrays are another type to compile for, and a batch read from a
+        # pickle has writable ones
         return cls(batch, heads, activation, number, used, queries, keys, batch.offsets.copy())
 
     @property
@@ -75,13 +78,19 @@ class TiledLayer:
 
     @property
     def weighting(self) -> tuple[int, float]:
-        """The code of σ in the compiled loops, and M^{-1/2}, M being all heads and not those of one block."""
+        """The code of σ in the compiled loops, and M^{-1/2}.
+
+        M is all heads and not those of one block.
+        """
         return (*POINTWISE, SOFTMAX).index(self.activation), 1.0 / math.sqrt(len(self.heads))
 
     def head_blocks(
         self, memory_budget: int, bytes_per_head: int = 0, *, in_cache: bool = False
     ) -> Iterator[tuple[slice, Float[np.ndarray, "m f e"]]]:
-        """Cut the heads so that a block, with what it takes to draw and pack it, fits the budget."""
+        """Cut the heads so that a block fits the budget.
+
+        What it takes to draw and pack the block counts too.
+        """
         size = block_size(bytes_per_head + DRAWN_BYTES * self.entries, memory_budget)
         if in_cache:
             size = min(size, block_size(self.entries * self.dtype.itemsize, _CACHE))
@@ -95,9 +104,12 @@ class TiledLayer:
         rows: slice,
         centre: Float[np.ndarray, "m e"] | None = None,
     ) -> None:
-        """Write the features of the sets ``rows`` under a block of heads, less ``centre``, from column ``column`` on.
+        """Write the features of the sets ``rows`` under a block of heads, less ``centre``.
 
-        Subtracting here is free, because a feature is still in a register's reach; a pass over all of them is not.
+        From column ``column`` on.
+
+        Subtracting here is free, because a feature is still in a register's reach; a pass over all
+        of them is not.
         """
         from keyhole.attention.compiled import announce_compilation
         from keyhole.attention.compiled_features import workspace, write_features
@@ -122,7 +134,8 @@ class TiledLayer:
                 wrong.append(found)
 
         sets = self._set_ranges(rows, len(block))
-        # heads that outgrow the cache are gone through in parts; so are those of a few sets, or of a huge one
+        # heads that outgrow the cache are gone through in parts; so are those of a few sets, or of
+        # a huge one
         n_parts = max(-(-packed.nbytes // _CACHE), -(-thread_count() // max(1, len(sets))))
         run_threads(
             work, product(sets, _ranges(np.linspace(0, len(packed), min(n_parts, len(packed)) + 1)))
@@ -193,7 +206,10 @@ class TiledLayer:
         table_of: Callable[[np.ndarray], np.ndarray],
         add: Callable[..., None],
     ) -> None:
-        """Call ``add`` for all sets, range by range, with a block of heads, their values and the tokens."""
+        """Call ``add`` for all sets, range by range.
+
+        It gets a block of heads, their values and the tokens.
+        """
         packed = self._pack(block)
         table = table_of(packed)
 
@@ -222,7 +238,10 @@ class TiledLayer:
         )
 
     def _pack(self, block: Float[np.ndarray, "m _ e"]) -> Float[np.ndarray, "tiles _ e lanes"]:
-        """Tiles of heads of equal width, small enough for the cache and a whole number of vectors wide."""
+        """Tiles of heads of equal width.
+
+        Small enough for the cache and a whole number of vectors wide.
+        """
         from keyhole.attention.compiled_features import VECTOR_BYTES
 
         block = block[:, self.used]
@@ -232,7 +251,10 @@ class TiledLayer:
         return _heads_last(block, lanes * -(-len(block) // (n_tiles * lanes)), self.dtype)
 
     def _set_ranges(self, rows: slice, n_heads: int) -> list[tuple[int, int]]:
-        """Cut sets into ranges of equal work: 4MD·N_i operations for scores and values, 2MD_qD for a query."""
+        """Cut sets into ranges of equal work.
+
+        4MD·N_i operations for scores and values, 2MD_qD for a query.
+        """
         offsets = self.offsets[rows.start : rows.stop + 1]
         cost = offsets - offsets[0] + self.entries / self.width / 2 * np.arange(len(offsets))
         n_parts = min(8 * thread_count(), 1 + int(4 * n_heads * self.width * cost[-1] / _TASK))
@@ -274,13 +296,14 @@ def narrow(batch: SetBatch, dtype: np.dtype[Any]) -> SetBatch:
     arrays = (tokens.tokens,) if tokens.query is None else (tokens.tokens, tokens.query)
     if tokens is not batch and not all(np.isfinite(array).all() for array in arrays):
         raise ValueError(
-            f"tokens must fit {dtype}, whose largest number is {np.finfo(dtype).max:.3g}: some of `batch` do "
-            "not. Scale them down, or use dtype='float64'."
+            f"tokens must fit {dtype}, whose largest number is {np.finfo(dtype).max:.3g}: some of "
+            "`batch` do not. Scale them down, or use dtype='float64'."
         )
     return tokens
 
 
-# Up to so many outputs, contracting the features in cache beats a matrix product with features in memory.
+# Up to so many outputs, contracting the features in cache beats a matrix product with features in
+# memory.
 _FUSED_OUTPUTS = 16
 
 
@@ -298,26 +321,30 @@ def attention_features(
     Parameters
     ----------
     batch : SetBatch
-        n sets of keys of dimension d. Sets without a query have the constant query x~_0 = [0; √2]. For `SetGroups`
-        the features of a sample are the mean of those of its sets, by NumPy wherever they live.
+        n sets of keys of dimension d. Sets without a query have the constant query x~_0 = [0; √2].
+        For `SetGroups` the features of a sample are the mean of those of its sets, by NumPy
+        wherever they live.
     heads : array (M, D_q, D) or HeadDraw
-        The frozen W_m, D = d + 1 and D_q = d_q + 1, D where there is no query. A ``HeadDraw`` is regenerated block by
-        block, never stored whole.
+        The frozen W_m, D = d + 1 and D_q = d_q + 1, D where there is no query. A ``HeadDraw`` is
+        regenerated block by block, never stored whole.
     activation : {"relu", "linear", "square", "step", "exp", "softmax"}
         σ; "step" is 1 for positive scores.
     dtype : "float64" or "float32", optional
-        Type of the arithmetic and of the result, float64 unless given; for torch tensors that of the tensors.
+        Type of the arithmetic and of the result, float64 unless given; for torch tensors that of
+        the tensors.
 
     Returns
     -------
     array (n, M·D)
-        Column m·D + e is coordinate e of φ_m. For a batch of torch tensors, a tensor on their device.
+        Column m·D + e is coordinate e of φ_m. For a batch of torch tensors, a tensor on their
+        device.
 
     Notes
     -----
-    Cost: 2MD_qD + 4MD·N_i operations for a set of N_i keys, whatever the lengths of the others; without a query
-    4MD·N_i, and of a ``HeadDraw`` the last rows are drawn, MD numbers (benchmarks/bench_wide.py). The features of a
-    set are computed in the same order whatever else is in the batch: slicing it changes no bit of them.
+    Cost: 2MD_qD + 4MD·N_i operations for a set of N_i keys, whatever the lengths of the others;
+    without a query 4MD·N_i, and of a ``HeadDraw`` the last rows are drawn, MD numbers
+    (benchmarks/bench_wide.py). The features of a set are computed in the same order whatever else
+    is in the batch: slicing it changes no bit of them.
 
     Examples
     --------
@@ -347,7 +374,10 @@ def attention_features(
 def heads_seen_by(
     batch: SampleBatch, heads: Any, *, keep_tensor: bool = False
 ) -> HeadDraw | HeadArray:
-    """The heads, checked against the samples; of heads for samples without a query, the last rows."""
+    """The heads, checked against the samples.
+
+    Of heads for samples without a query, the last rows.
+    """
     return check_heads(
         heads, batch.dim, batch.query_dim, query=batch.has_query, keep_tensor=keep_tensor
     )
@@ -360,7 +390,10 @@ _TOKENS = 200_000
 def _pooled_features(
     batch: SampleBatch, heads: HeadDraw | HeadArray, activation: str, dtype: Any
 ) -> Float[np.ndarray, "n p"]:
-    """Φ_i = Σ_j c_j φ(set j) over the sets of sample i, which are written out for a few samples at a time."""
+    """Φ_i = Σ_j c_j φ(set j) over the sets of sample i.
+
+    These are written out for a few samples at a time.
+    """
     out = np.empty((len(batch), len(heads) * (batch.dim + 1)), check_dtype(dtype))
     for rows, written in written_blocks(batch, out.shape[1] * out.itemsize):
         out[rows] = written.pool(attention_features(written.sets, heads, activation, dtype=dtype))
@@ -368,7 +401,10 @@ def _pooled_features(
 
 
 def written_blocks(batch: SampleBatch, bytes_per_set: int) -> Iterator[tuple[slice, WrittenSets]]:
-    """Runs of samples that write out to few enough tokens, and whose sets have few enough features."""
+    """Runs of samples that write out to few enough tokens.
+
+    Their sets have few enough features.
+    """
     batch = batch.numpy()
     cost = np.cumsum(
         batch.token_counts * max(1, bytes_per_set * _TOKENS // (MEMORY_BUDGET // 4) // 8)
@@ -391,11 +427,14 @@ def feature_blocks(
     reuse_buffer: bool = False,
     centre: np.ndarray | None = None,
 ) -> Iterator[tuple[slice, Float[np.ndarray, "n p"]]]:
-    """Yield (heads, features) block by block of heads, within ``memory_budget`` bytes: Φ never exists as a whole.
+    """Yield (heads, features) block by block of heads, within ``memory_budget`` bytes.
 
-    Columns ``part.start·D … part.stop·D − 1`` of Φ, scaled by M^{-1/2} of all heads, less those of ``centre`` (M·D,),
-    which costs nothing as they are written. With ``reuse_buffer`` every block is written into the same memory, which
-    saves the system's work of handing out new pages: it is overwritten when the next is asked for.
+    Φ never exists as a whole.
+
+    Columns ``part.start·D … part.stop·D − 1`` of Φ, scaled by M^{-1/2} of all heads, less those of
+    ``centre`` (M·D,), which costs nothing as they are written. With ``reuse_buffer`` every block is
+    written into the same memory, which saves the system's work of handing out new pages: it is
+    overwritten when the next is asked for.
     """
     # checked here and not in the generators, so that a mistake shows where it is made
     check_samples(batch, "batch")
@@ -454,9 +493,12 @@ def apply_values(
     dtype: Any = None,
     memory_budget: int = MEMORY_BUDGET,
 ) -> Float[np.ndarray, "n t"]:
-    """Return Φ·values (n, t), the outputs f(x) = Σ_m <v_m, φ_m(x)> of the layer, without ever forming Φ.
+    """Return Φ·values (n, t) without ever forming Φ.
 
-    ``values`` is (M·D, t) or (M, D, t). Cost: that of the features without writing them, and 2MD·t operations per set.
+    They are the outputs f(x) = Σ_m <v_m, φ_m(x)> of the layer.
+
+    ``values`` is (M·D, t) or (M, D, t). Cost: that of the features without writing them, and 2MD·t
+    operations per set.
     """
     check_samples(batch, "batch")
     heads, memory_budget = heads_seen_by(batch, heads), check_count(memory_budget, "memory_budget")
@@ -491,11 +533,14 @@ def key_contributions(
     dtype: Any = None,
     memory_budget: int = MEMORY_BUDGET,
 ) -> Float[np.ndarray, "k t"]:
-    """Return what every key adds to Φ·values: c_i = M^{-1/2} Σ_m w_mi <v_m, x~_i>, sample after sample.
+    """Return what every key adds to Φ·values, sample after sample.
 
-    w_mi are the weights of the layer, σ(s_mi)/N or softmax, times the coefficient of the set in its sample; where every
-    key is a query in turn, those of a key are added up over queries. Sums over a sample are `apply_values`. 2MD(1 + t)
-    operations for a key, where `apply_values` takes 4MD; sets of more than 32 keys under softmax 2MD more.
+    c_i = M^{-1/2} Σ_m w_mi <v_m, x~_i>.
+
+    w_mi are the weights of the layer, σ(s_mi)/N or softmax, times the coefficient of the set in its
+    sample; where every key is a query in turn, those of a key are added up over queries. Sums over
+    a sample are `apply_values`. 2MD(1 + t) operations for a key, where `apply_values` takes 4MD;
+    sets of more than 32 keys under softmax 2MD more.
     """
     check_samples(batch, "batch")
     heads, memory_budget = heads_seen_by(batch, heads), check_count(memory_budget, "memory_budget")
@@ -538,8 +583,9 @@ def _check_values(values: np.ndarray, n_heads: int, width: int) -> Float[np.ndar
         values = values.reshape(n_heads, width, values.shape[1])
     if values.ndim != 3 or values.shape[:2] != (n_heads, width):
         raise ValueError(
-            f"`values` must have shape (M·D, t) = ({n_heads * width}, t) or (M, D, t) = ({n_heads}, {width}, "
-            f"t) for t outputs: got shape {values.shape}. A single output is values[:, None]."
+            f"`values` must have shape (M·D, t) = ({n_heads * width}, t) or (M, D, t) = "
+            f"({n_heads}, {width}, t) for t outputs: got shape {values.shape}. A single output is "
+            "values[:, None]."
         )
     check_finite(values, "values")
     return values
@@ -559,14 +605,16 @@ def attention_pullback(
     queries: Float[np.ndarray, "s f"] | None = None,
     memory_budget: int = MEMORY_BUDGET,
 ) -> Float[np.ndarray, "k f e"]:
-    """Return the gradient (K, D_q, D) of Σ <cotangent, Φ> in the means U, where W_m = U_k + noise with k = m mod K.
+    """Return the gradient (K, D_q, D) of Σ <cotangent, Φ> in the means U.
 
-    With a_m = cotangent_m / √M and g_mi = <a_m, x~_i>, the gradient in the score s_mi is σ'(s_mi) g_mi / N, or
-    w_mi (g_mi − Σ_j w_mj g_mj) for softmax weights w; that in W_m is Σ_i ∂s_mi x~_0 x~_iᵀ, summed over sets. K = M
-    unless given. Into ``queries``, a row for each of ``batch.sets``, goes the gradient in their x~_0,
-    Σ_mi ∂s_mi W_m x~_i, if it is given; samples whose every key is the query in turn have none. Cost: 2MD² + 6MD·N_i
-    operations for a set of N_i keys, about that of the features themselves. Sets of equal length are stacked, so
-    nothing is padded.
+    W_m = U_k + noise with k = m mod K.
+
+    With a_m = cotangent_m / √M and g_mi = <a_m, x~_i>, the gradient in the score s_mi is σ'(s_mi)
+    g_mi / N, or w_mi (g_mi − Σ_j w_mj g_mj) for softmax weights w; that in W_m is Σ_i ∂s_mi x~_0
+    x~_iᵀ, summed over sets. K = M unless given. Into ``queries``, a row for each of ``batch.sets``,
+    goes the gradient in their x~_0, Σ_mi ∂s_mi W_m x~_i, if it is given; samples whose every key is
+    the query in turn have none. Cost: 2MD² + 6MD·N_i operations for a set of N_i keys, about that
+    of the features themselves. Sets of equal length are stacked, so nothing is padded.
     """
     check_choice(activation, "activation", DIFFERENTIABLE)
     n_means = len(heads) if n_means is None else n_means
@@ -595,7 +643,10 @@ def attention_pullback(
 
 @dataclass(frozen=True)
 class FeatureTrace:
-    """The features of some sets by matrix products, and the scores behind them, which their gradient needs again."""
+    """The features of some sets by matrix products, and the scores behind them.
+
+    Their gradient needs the scores again.
+    """
 
     batch: SetBatch
     activation: str
@@ -617,7 +668,10 @@ class FeatureTrace:
         stacks: list[KeyStack] | None = None,
         memory_budget: int = MEMORY_BUDGET,
     ) -> FeatureTrace:
-        """Go through the scores in the precision of the heads, and of ``stacks`` of their keys if they are given."""
+        """Go through the scores in the precision of the heads.
+
+        And in that of ``stacks`` of their keys if they are given.
+        """
         n_heads, rows, width = heads.shape
         wide = np.ascontiguousarray(heads.transpose(1, 0, 2)).reshape(rows, n_heads * width)
         stacks = (
@@ -646,7 +700,10 @@ class FeatureTrace:
 
     @staticmethod
     def fits(batch: SampleBatch, n_heads: int, memory_budget: int = MEMORY_BUDGET) -> bool:
-        """Whether samples have a trace: one set each, whose scores in float32 take a quarter of the budget at most."""
+        """Whether samples have a trace.
+
+        One set each, whose scores in float32 take a quarter of the budget at most.
+        """
         return batch.is_plain and 4 * n_heads * len(batch.sets.tokens) <= memory_budget // 4
 
     @property
@@ -714,7 +771,9 @@ def attention_weights(
     *,
     memory_budget: int = MEMORY_BUDGET,
 ) -> Float[np.ndarray, "t k"]:
-    """The weight σ(s_mi)/N, or softmax_i(s_mi), of every key, averaged over the heads m, m + K, m + 2K … of each mean.
+    """The weight of every key, averaged over the heads of each mean.
+
+    σ(s_mi)/N, or softmax_i(s_mi); the heads are m, m + K, m + 2K ….
 
     A row for each of ``sets.tokens``. O(M (D_q D + D N)) operations for each set of N keys.
     """
@@ -766,7 +825,10 @@ KeyStack = tuple[Int[np.ndarray, " _"], Float[np.ndarray, "_ _ e"]]
 def key_stacks(
     batch: SetBatch, n_heads: int, dtype: np.dtype[Any], memory_budget: int = MEMORY_BUDGET
 ) -> list[KeyStack]:
-    """The keys of all sets, of few enough sets at a time for what ``n_heads`` heads make of them."""
+    """The keys of all sets, a few sets at a time.
+
+    Few enough for what ``n_heads`` heads make of them.
+    """
     lengths, width = batch.lengths, batch.dim + 1
     order = np.argsort(lengths, kind="stable")
     found = []
@@ -783,7 +845,9 @@ def key_stacks(
 def through_weights(
     activation: str, scores: Float[np.ndarray, "b m k"], slopes: Float[np.ndarray, "b m k"]
 ) -> None:
-    """Turn the gradient in the weights, in place, into that in the scores; ``scores`` is scratch afterwards.
+    """Turn the gradient in the weights, in place, into that in the scores.
+
+    ``scores`` is scratch afterwards.
 
     Of softmax it is the weights.
     """
@@ -821,7 +885,8 @@ def mlp_features(
 
         φ(x) = p^{-1/2} max(0, W z),     z = [x_0; x_1; …; x_N; 1]
 
-    Keys enter in their order, so these features do depend on it. Without a query, x_0 is the zero vector.
+    Keys enter in their order, so these features do depend on it. Without a query, x_0 is the zero
+    vector.
 
     Parameters
     ----------
@@ -879,9 +944,10 @@ def check_equal_lengths(batches: dict[str, SetBatch]) -> int:
         if different.size:
             i = int(different[0])
             raise ValueError(
-                "the MLP sees the keys as one long vector, so all sets must have the same number of keys: "
-                f"set 0 of `{name}` has {n_keys} and set {i} of `{other}` has {batch.lengths[i]}. Use "
-                "attention_features or attention_kernel for sets of different sizes, or bring them to one size."
+                "the MLP sees the keys as one long vector, so all sets must have the same number "
+                f"of keys: set 0 of `{name}` has {n_keys} and set {i} of `{other}` has "
+                f"{batch.lengths[i]}. Use attention_features or attention_kernel for sets of "
+                "different sizes, or bring them to one size."
             )
     return n_keys
 
@@ -905,8 +971,8 @@ def _check_overflow(
         return
     rest = ", or use dtype='float64'" if units.dtype == np.float32 else ""
     raise ValueError(
-        f"features must be finite: these overflow {units.dtype}, with units of size up to {bound:.3g}. "
-        f"Scale the tokens or the weights down{rest}."
+        f"features must be finite: these overflow {units.dtype}, with units of size up to "
+        f"{bound:.3g}. Scale the tokens or the weights down{rest}."
     )
 
 
@@ -918,8 +984,8 @@ def _check_weights(
     columns = batch.query_dim + n_keys * batch.dim + 1
     if weights.ndim != 2 or weights.shape[1] != columns or len(weights) == 0:
         raise ValueError(
-            f"`weights` must have shape (p, (N+1)·d + 1) = (p, {columns}) for sets of {n_keys} keys of "
-            f"dimension {batch.dim}: got shape {weights.shape}. "
+            f"`weights` must have shape (p, (N+1)·d + 1) = (p, {columns}) for sets of {n_keys} "
+            f"keys of dimension {batch.dim}: got shape {weights.shape}. "
             f"heads.sample_mlp_weights(p, {n_keys}, {batch.dim}, seed) draws such weights."
         )
     check_finite(weights, "weights")

@@ -1,4 +1,7 @@
-"""The error of a head distribution on a training set: what is left out, what is held out, and the gradient of the former."""
+"""The error of a head distribution on a training set.
+
+What is left out, what is held out, and the gradient of the former.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,17 @@ from keyhole.ridge.gram import centred_inverse, left_out_residuals, loo_gradient
 from keyhole.ridge.problem import RidgeProblem, check_gram_size, numerical_floor
 
 _HELD_OUT_RUNS = 100
-"""The held-out part is made of runs of consecutive samples, a hundredth of them each: neighbours in a table are often
-related (questions about one story), and a sample held out beside its sibling is not held out."""
+"""The held-out part is made of runs of consecutive samples, a hundredth of them each: neighbours in
+a table are often related (questions about one story), and a sample held out beside its sibling is
+not held out."""
 
 
 @dataclass(frozen=True)
 class Task:
     """Training samples with the options of the layer that will be fitted to them.
 
-    ``columns`` are outputs, centred and scaled so that their mean square is 1; ``weights`` are 1 on average; samples of
-    one of the ``groups`` are left out together.
+    ``columns`` are outputs, centred and scaled so that their mean square is 1; ``weights`` are 1 on
+    average; samples of one of the ``groups`` are left out together.
     """
 
     batch: SampleBatch = field(repr=False)
@@ -90,7 +94,10 @@ class Task:
         )
 
     def rows(self, count: int, seed: int) -> Int[np.ndarray, " r"]:
-        """At most ``count`` of the samples, drawn at random, in their order; the same ones wherever they stand."""
+        """At most ``count`` of the samples, drawn at random, in their order.
+
+        The same ones wherever they stand.
+        """
         if len(self) <= count:
             return np.arange(len(self))
         return np.sort(shuffled(self._hashes, seed)[:count])
@@ -133,7 +140,10 @@ class Task:
         *,
         traced: bool = True,
     ) -> tuple[HopTrace, FeatureTrace | None, Float[np.ndarray, "n c"]]:
-        """Some hops, then the heads: how they went, with a trace of the heads where it fits and is asked for."""
+        """Some hops, then the heads: how they went.
+
+        With a trace of the heads where it fits and is asked for.
+        """
         sets = self.batch.sets.astype(heads.dtype)
         fits = traced and FeatureTrace.fits(self.batch, len(heads))
         stacks = key_stacks(sets, len(heads), heads.dtype) if fits or hops else []
@@ -148,7 +158,9 @@ class Task:
 def held_out_parts(
     n: int, share: float, seed: int, groups: Int[np.ndarray, " n"] | None = None, turns: int = 1
 ) -> list[Bool[np.ndarray, " n"]]:
-    """Disjoint masks of about ``share·n`` samples each: whole groups, or without groups runs of n/100 consecutive ones.
+    """Disjoint masks of about ``share·n`` samples each.
+
+    Whole groups, or without groups runs of n/100 consecutive ones.
 
     ``turns`` of them, or as many as there are samples for; never all samples in one.
 
@@ -171,7 +183,10 @@ def held_out_parts(
 
 @dataclass(frozen=True)
 class Judgement:
-    """Squared errors of a head distribution, sample by sample, averaged over outputs; ``spread`` is that of its features."""
+    """Squared errors of a head distribution, sample by sample, averaged over outputs.
+
+    ``spread`` is that of its features.
+    """
 
     loo: Float[np.ndarray, " n"] = field(repr=False)
     held_out: Float[np.ndarray, " h"] = field(repr=False)
@@ -188,9 +203,12 @@ def judge(
     alpha: float | None = None,
     heads: Float[np.ndarray, "m f e"] | None = None,
 ) -> Judgement:
-    """Fit the values of ``n_heads`` heads of a head distribution to ``task``, the penalty by leave-one-out unless given, and predict.
+    """Fit the values of ``n_heads`` heads of a head distribution to ``task`` and predict.
 
-    ``heads`` are those of the head distribution under the seed, if somebody drew them already. O(n²p + n³) with p = n_heads · D.
+    The penalty is chosen by leave-one-out unless given.
+
+    ``heads`` are those of the head distribution under the seed, if somebody drew them already.
+    O(n²p + n³) with p = n_heads · D.
     """
     hops, dim = getattr(distribution, "hops_", ()), task.batch.dim
     if heads is None:
@@ -223,8 +241,9 @@ def ridge_values(
 ) -> tuple[Float[np.ndarray, "n t"], Float[np.ndarray, " t"], Float[np.ndarray, "n t"], float]:
     """Dual coefficients, intercept, left-out residuals and penalty of ridge on a Gram matrix.
 
-    A penalty that is given is used as it is, or raised to what the rounding of the matrix carries if
-    it is so small that K + α is not positive definite: it was reached by a descent, not asked for.
+    A penalty that is given is used as it is, or raised to what the rounding of the matrix carries
+    if it is so small that K + α is not positive definite: it was reached by a descent, not asked
+    for.
     """
     if alpha is None:
         return _chosen_ridge_values(gram, task)
@@ -245,7 +264,10 @@ def ridge_values(
 
 
 def carried_penalty(gram: Float[np.ndarray, "n n"], weights: Float[np.ndarray, " n"]) -> float:
-    """The least α for which K + α diag(1/w) is sure to be positive definite, whatever rounding did to K."""
+    """The least α for which K + α diag(1/w) is sure to be positive definite.
+
+    Whatever rounding did to K.
+    """
     rounding = float(np.finfo(gram.dtype).eps)
     largest = float(np.linalg.norm(gram.astype(np.float64))) or 1.0  # at least λ_max
     return numerical_floor(largest, len(gram), rounding) * float(weights.max())
@@ -277,7 +299,10 @@ def improvement(
     weights: Float[np.ndarray, " n"] | None,
     groups: Int[np.ndarray, " n"] | None = None,
 ) -> tuple[float, float]:
-    """Mean of the paired differences before − after, and its standard error; members of a group are not independent."""
+    """Mean of the paired differences before − after, and its standard error.
+
+    Members of a group are not independent.
+    """
     w = np.ones(len(before)) if weights is None else weights
     difference = before - after
     mean = float(np.average(difference, weights=w))
@@ -289,10 +314,12 @@ def improvement(
 
 @dataclass(frozen=True)
 class HeadGradient:
-    """The leave-one-out error of some heads, and its gradient in their head distribution and in the logarithm of the penalty.
+    """The leave-one-out error of some heads, and its gradient.
 
-    ``means`` is (K, D_q, D); ``scales`` (D_q + D,), in the logarithms of the scales of query and key, or None;
-    ``hops`` in the matrices of the hops before the last.
+    In their head distribution and in the logarithm of the penalty.
+
+    ``means`` is (K, D_q, D); ``scales`` (D_q + D,), in the logarithms of the scales of query and
+    key, or None; ``hops`` in the matrices of the hops before the last.
     """
 
     error: float
@@ -331,11 +358,14 @@ def gradient_in_heads(
     scales: bool = False,
     hops: Sequence[Float[np.ndarray, "p _ e"]] = (),
 ) -> HeadGradient:
-    """The leave-one-out error of heads W_m = means[m mod K] + noise_m after some hops, and its gradient in their head distribution.
+    """The leave-one-out error of heads after some hops, and its gradient.
 
-    Values are solved for, not descended on: the error is that of ridge at penalty ``alpha``, a function of the Gram
-    matrix ΦΦᵀ alone. O(n²p + n³ + tokens·p) for p = M·D. Where noise_ij is a_i b_j times something fixed, the gradient
-    in log a_i is Σ_mj ∂E/∂W_mij noise_mij, and that in log b_j the sum over m and i.
+    Heads are W_m = means[m mod K] + noise_m; the gradient is in their head distribution.
+
+    Values are solved for, not descended on: the error is that of ridge at penalty ``alpha``, a
+    function of the Gram matrix ΦΦᵀ alone. O(n²p + n³ + tokens·p) for p = M·D. Where noise_ij is a_i
+    b_j times something fixed, the gradient in log a_i is Σ_mj ∂E/∂W_mij noise_mij, and that in log
+    b_j the sum over m and i.
     """
     owner = np.arange(len(noise)) % len(means)
     heads = (noise + means[owner]).astype(dtype)

@@ -1,4 +1,7 @@
-"""Head distributions of the query-key matrix W: how to draw heads, and the Gaussian moments of their scores."""
+"""Head distributions of the query-key matrix W.
+
+How to draw heads, and the Gaussian moments of their scores.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +37,15 @@ class HeadDistribution(Protocol):
     def sample(
         self, n_heads: int, dim: int, seed: int, *, start: int = 0
     ) -> Float[np.ndarray, "m f e"]:
-        """Draw heads ``start … start + n_heads − 1`` of the infinite sequence that ``seed`` names."""
+        """Draw heads ``start … start + n_heads − 1`` of the infinite sequence of ``seed``."""
         ...
 
 
 class _Params:
-    """scikit-learn's parameter protocol, so that ``heads__mean`` can be searched over; no import needed."""
+    """scikit-learn's parameter protocol, so that ``heads__mean`` can be searched over.
+
+    No import needed.
+    """
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         names = list(inspect.signature(type(self).__init__).parameters)[1:]
@@ -50,7 +56,8 @@ class _Params:
         for name, value in params.items():
             if name not in known:
                 raise ValueError(
-                    f"{type(self).__name__} has no parameter {name!r}: it has {', '.join(sorted(known))}."
+                    f"{type(self).__name__} has no parameter {name!r}: it has "
+                    f"{', '.join(sorted(known))}."
                 )
             setattr(self, name, value)
         return self
@@ -77,16 +84,17 @@ class _Params:
 class GaussianHeads(_Params):
     """Independent Gaussian entries around a mean: W = mean + scale · G.
 
-    ``mean=0`` is the paper's RFA, ``mean=1`` its biased BRFA, for which E s = <x_0, x_i>. With ``scale=1/2`` and
-    unit tokens the scores have unit variance.
+    ``mean=0`` is the paper's RFA, ``mean=1`` its biased BRFA, for which E s = <x_0, x_i>. With
+    ``scale=1/2`` and unit tokens the scores have unit variance.
 
     Parameters
     ----------
     mean : float, (low, high) or array (D_q, D)
-        A number c means c·W_0 with W_0 = [[I, 0], [0, 0]], so that coordinate i of the query meets coordinate i of the
-        key, for as many as both have; an array is the mean itself, D_q = d_q + 1 and D = d + 1. With two numbers every
-        head has a strength of its own for each coordinate, exp of a uniform number between log(low) and log(high), in
-        the place of W_0's ones: some heads compare one column sharply, others another. Such a head distribution has no kernel.
+        A number c means c·W_0 with W_0 = [[I, 0], [0, 0]], so that coordinate i of the query meets
+        coordinate i of the key, for as many as both have; an array is the mean itself, D_q = d_q +
+        1 and D = d + 1. With two numbers every head has a strength of its own for each coordinate,
+        exp of a uniform number between log(low) and log(high), in the place of W_0's ones: some
+        heads compare one column sharply, others another. Such a head distribution has no kernel.
     scale : float
         Standard deviation of the entries.
     pairs : sequence of (query coordinate, key coordinate), optional
@@ -97,9 +105,11 @@ class GaussianHeads(_Params):
     >>> distribution = GaussianHeads(mean=1.0)
     >>> distribution.sample(n_heads=4, dim=3, seed=0).shape
     (4, 4, 4)
-    >>> bool((distribution.sample(2, 3, seed=0) == distribution.sample(4, 3, seed=0)[:2]).all())   # draws nest
+    >>> # draws nest
+    >>> bool((distribution.sample(2, 3, seed=0) == distribution.sample(4, 3, seed=0)[:2]).all())
     True
-    >>> distribution.sample(n_heads=4, dim=3, seed=0, query_dim=6).shape                  # queries of their own kind
+    >>> # queries of their own kind
+    >>> distribution.sample(n_heads=4, dim=3, seed=0, query_dim=6).shape
     (4, 7, 4)
     >>> GaussianHeads(mean=(0.3, 20.0), scale=0.1).sample(1, dim=3, seed=0)[0].diagonal().round(1)
     array([ 0.3,  0.9,  8. , -0.1])
@@ -113,13 +123,15 @@ class GaussianHeads(_Params):
     def sample(
         self, n_heads: int, dim: int, seed: int, query_dim: int | None = None, *, start: int = 0
     ) -> Float[np.ndarray, "m f e"]:
-        """Draw heads ``start … start + n_heads − 1`` of the sequence that ``seed`` names; D = dim + 1.
+        """Draw heads ``start … start + n_heads − 1`` of the sequence that ``seed`` names.
+
+        D = dim + 1.
 
         Returns
         -------
         array (n_heads, D_q, D)
-            D_q = query_dim + 1, D unless given. The same heads whatever the block size: ``sample(M, …)[a:b]`` equals
-            ``sample(b−a, …, start=a)``.
+            D_q = query_dim + 1, D unless given. The same heads whatever the block size:
+            ``sample(M, …)[a:b]`` equals ``sample(b−a, …, start=a)``.
         """
         noise = head_normals(n_heads, dim, seed, query_dim, start=start)
         if self.strength_range is not None:
@@ -164,14 +176,17 @@ class GaussianHeads(_Params):
     def moments(
         self, dim: int, query_dim: int | None = None
     ) -> tuple[Float[np.ndarray, "f e"] | None, float]:
-        """Return the mean matrix (None when it is zero) and the standard deviation of the entries, checked."""
+        """Return the mean matrix and the standard deviation of the entries, checked.
+
+        The matrix is None when it is zero.
+        """
         dim = check_count(dim, "dim")
         asked = dim if query_dim is None else check_count(query_dim, "query_dim", minimum=0)
         scale = check_number(self.scale, "scale", minimum=0.0, exclusive=True)
         if self.strength_range is not None:
             raise ValueError(
-                f"heads that draw their strengths, mean={self.strength_range}, have no kernel in closed form: use "
-                "a finite `n_heads`, or one number as `mean`."
+                f"heads that draw their strengths, mean={self.strength_range}, have no kernel in "
+                "closed form: use a finite `n_heads`, or one number as `mean`."
             )
         if np.ndim(self.mean) == 0:
             strength = check_number(self.mean, "mean")
@@ -180,12 +195,19 @@ class GaussianHeads(_Params):
             ), scale
         mean = check_float_array(self.mean, "mean").astype(np.float64)
         if mean.shape != (asked + 1, dim + 1):
-            shape = f"(D, D) matrix with D = d + 1: got shape {mean.shape} for tokens of dimension {dim}, so D = "
+            shape = (
+                f"(D, D) matrix with D = d + 1: got shape {mean.shape} for tokens of dimension "
+                f"{dim}, so D = "
+            )
             if asked != dim:
-                shape = f"(D_q, D) matrix with D = d + 1: got shape {mean.shape} for queries of dimension {asked} and "
+                shape = (
+                    f"(D_q, D) matrix with D = d + 1: got shape {mean.shape} for queries of "
+                    f"dimension {asked} and "
+                )
                 shape += f"keys of dimension {dim}, so D_q = {asked + 1} and D = "
             raise ValueError(
-                f"`mean` must be a number or a {shape}{dim + 1}. The last row and column belong to the appended one."
+                f"`mean` must be a number or a {shape}{dim + 1}. The last row and column belong to "
+                "the appended one."
             )
         check_finite(mean, "mean")
         return (mean if mean.any() else None), scale
@@ -194,8 +216,9 @@ class GaussianHeads(_Params):
 class QueryKeyHeads(_Params):
     """Products of Gaussian query and key matrices: W = QᵀK with Q, K in R^{rank × D}.
 
-    Entries of Q and K are i.i.d. Gaussian, scaled so that the entries of W have standard deviation ``scale``. As
-    ``rank`` grows this becomes ``GaussianHeads(0, scale)``; at finite rank no closed-form kernel is known.
+    Entries of Q and K are i.i.d. Gaussian, scaled so that the entries of W have standard deviation
+    ``scale``. As ``rank`` grows this becomes ``GaussianHeads(0, scale)``; at finite rank no
+    closed-form kernel is known.
 
     Parameters
     ----------
@@ -217,7 +240,10 @@ class QueryKeyHeads(_Params):
     def sample(
         self, n_heads: int, dim: int, seed: int, query_dim: int | None = None, *, start: int = 0
     ) -> Float[np.ndarray, "m f e"]:
-        """Draw heads ``start … start + n_heads − 1`` of the sequence that ``seed`` names; D = dim + 1."""
+        """Draw heads ``start … start + n_heads − 1`` of the sequence that ``seed`` names.
+
+        D = dim + 1.
+        """
         rank = check_count(self.rank, "rank")
         scale = check_number(self.scale, "scale", minimum=0.0, exclusive=True)
         width = check_count(dim, "dim") + 1
@@ -237,7 +263,9 @@ DRAWN_BYTES = 40
 
 
 class HeadDraw:
-    """M heads of a head distribution under one seed, (D_q, D) with D = dim + 1 each, regenerated block by block instead of stored.
+    """M heads of a head distribution under one seed, (D_q, D) with D = dim + 1 each.
+
+    They are regenerated block by block instead of stored.
 
     ``query_dim``, by default ``dim``, is that of the queries, D_q = query_dim + 1.
 
@@ -256,8 +284,8 @@ class HeadDraw:
     ) -> None:
         if isinstance(distribution, type) or not isinstance(distribution, HeadDistribution):
             raise TypeError(
-                f"`heads` must be a head distribution, with a method sample(n_heads, dim, seed): got {distribution!r}. "
-                "Use kh.GaussianHeads() or kh.QueryKeyHeads(rank)."
+                "`heads` must be a head distribution, with a method sample(n_heads, dim, seed): "
+                f"got {distribution!r}. Use kh.GaussianHeads() or kh.QueryKeyHeads(rank)."
             )
         self.distribution = distribution
         self.n_heads = check_count(n_heads, "n_heads")
@@ -276,7 +304,9 @@ class HeadDraw:
         return (1 if self.last_row else self.query_dim + 1) * (self.dim + 1)
 
     def seen_by(self, *, query: bool) -> HeadDraw:
-        """The same heads as sets with a query see them; those without one see the last rows, and no others are drawn.
+        """The same heads as sets with a query see them.
+
+        Those without one see the last rows, and no others are drawn.
 
         Their query is x~_0 = [0; √2].
         """
@@ -290,8 +320,8 @@ class HeadDraw:
         """Heads ``start … stop − 1``."""
         if not 0 <= start < stop <= self.n_heads:
             raise IndexError(
-                f"block {start}:{stop} must be a part of heads 0 … {self.n_heads - 1}, and not empty. "
-                "A longer draw with the same seed begins with the same heads."
+                f"block {start}:{stop} must be a part of heads 0 … {self.n_heads - 1}, and not "
+                "empty. A longer draw with the same seed begins with the same heads."
             )
         options: dict[str, Any] = (
             {} if self.query_dim == self.dim else {"query_dim": self.query_dim}
@@ -334,7 +364,10 @@ class _StoredDraw(HeadDraw):
 
 
 class HeadArray:
-    """Heads (M, D_q, D) that somebody holds, as an array or a tensor, handed out in blocks as a `HeadDraw` is."""
+    """Heads (M, D_q, D) that somebody holds, as an array or a tensor.
+
+    They are handed out in blocks as a `HeadDraw` is.
+    """
 
     def __init__(self, heads: Any) -> None:
         self.heads = heads
@@ -364,9 +397,12 @@ def check_heads(
     query: bool = True,
     keep_tensor: bool = False,
 ) -> HeadDraw | HeadArray:
-    """Return what sets see of a draw, or of an array (M, D_q, D), that fits keys of dimension ``dim``.
+    """Return what sets see of a draw, or of an array (M, D_q, D).
 
-    ``query`` says whether the sets have a query, ``query_dim`` of which dimension; a tensor stays one if asked to.
+    It fits keys of dimension ``dim``.
+
+    ``query`` says whether the sets have a query, ``query_dim`` of which dimension; a tensor stays
+    one if asked to.
     """
     if isinstance(heads, HeadArray):
         return heads.seen_by(query=query)
@@ -374,13 +410,15 @@ def check_heads(
     if isinstance(heads, HeadDraw):
         if query and heads.dim == dim and heads.query_dim != asked:
             raise ValueError(
-                f"`heads` must be drawn for the dimension of the queries: the draw is for {heads.query_dim}, the "
-                f"queries have {asked}. Draw them with HeadDraw(distribution, n_heads, dim={dim}, seed=…, query_dim={asked})."
+                "`heads` must be drawn for the dimension of the queries: the draw is for "
+                f"{heads.query_dim}, the queries have {asked}. Draw them with "
+                f"HeadDraw(distribution, n_heads, dim={dim}, seed=…, query_dim={asked})."
             )
         if heads.dim != dim:
             raise ValueError(
-                f"`heads` must be drawn for the dimension of the tokens: the draw is for {heads.dim}, the "
-                f"tokens have {dim}. Draw them with HeadDraw(distribution, n_heads, dim={dim}, seed=…)."
+                "`heads` must be drawn for the dimension of the tokens: the draw is for "
+                f"{heads.dim}, the tokens have {dim}. Draw them with HeadDraw(distribution, "
+                f"n_heads, dim={dim}, seed=…)."
             )
         return heads.seen_by(query=query)
     if is_tensor(heads):
@@ -402,11 +440,15 @@ def check_heads(
             "",
         )
         if asked != dim:
-            shape = f"(M, {asked + 1}, {dim + 1}) with M ≥ 1 for queries of dimension {asked} and keys of {dim}"
+            shape = (
+                f"(M, {asked + 1}, {dim + 1}) with M ≥ 1 for queries of dimension {asked} and keys "
+                f"of {dim}"
+            )
             more = f", query_dim={asked}"
         raise ValueError(
-            f"`heads` must have shape {shape}: got shape {tuple(heads.shape)}. The last row and column belong to the "
-            f"appended one; heads.sample(n_heads, dim={dim}, seed=…{more}) draws such heads."
+            f"`heads` must have shape {shape}: got shape {tuple(heads.shape)}. The last row and "
+            f"column belong to the appended one; heads.sample(n_heads, dim={dim}, seed=…{more}) "
+            "draws such heads."
         )
     if not is_tensor(heads):  # to look for NaN among tensors would be to wait for the device
         check_finite(heads, "heads")
@@ -416,7 +458,9 @@ def check_heads(
 def identity_mean(
     dim: int, query_dim: int | None = None, pairs: Any = None
 ) -> Float[np.ndarray, "f e"]:
-    """W_0 = [[I, 0], [0, 0]], for which the mean score is <x_0, x_i>, or the sum over stated pairs of coordinates.
+    """W_0 = [[I, 0], [0, 0]], for which the mean score is <x_0, x_i>.
+
+    Or the sum over stated pairs of coordinates.
 
     >>> identity_mean(2)
     array([[1., 0., 0.],
@@ -441,9 +485,12 @@ def identity_mean(
 def sample_mlp_weights(
     width: int, n_keys: int, dim: int, seed: int, *, start: int = 0
 ) -> Float[np.ndarray, "m z"]:
-    """Draw first-layer weights (width, (N+1)·d + 1) of the MLP baseline: w ~ N(0, I/(N+2)) on z = [x_0; …; x_N; 1].
+    """Draw first-layer weights (width, (N+1)·d + 1) of the MLP baseline.
 
-    M(d+1) units match the parameters of M attention heads. Draws nest as heads do; ``start`` is the first to draw.
+    w ~ N(0, I/(N+2)) on z = [x_0; …; x_N; 1].
+
+    M(d+1) units match the parameters of M attention heads. Draws nest as heads do; ``start`` is the
+    first to draw.
     """
     width, n_keys, dim = (
         check_count(width, "width"),
@@ -483,10 +530,13 @@ WORTH_A_THREAD = 2**18
 def standard_normals(
     n_items: int, n_entries: int, seed: int, *, start: int = 0, skip: int = 0
 ) -> Float[np.ndarray, "m z"]:
-    """Draw items ``start … start + n_items − 1`` of an infinite sequence of Gaussian vectors; ``skip`` entries are not.
+    """Draw items ``start … start + n_items − 1`` of an infinite sequence of Gaussian vectors.
 
-    Item m is a function of (seed, m, n_entries) alone. The bits are Philox counters, which NumPy keeps stable
-    between versions and which can start anywhere; the normal is the inverse distribution function of 52 of them.
+    ``skip`` entries are not.
+
+    Item m is a function of (seed, m, n_entries) alone. The bits are Philox counters, which NumPy
+    keeps stable between versions and which can start anywhere; the normal is the inverse
+    distribution function of 52 of them.
     """
     n_items = check_count(n_items, "n_heads")
     start = check_count(start, "start", minimum=0)
@@ -516,7 +566,10 @@ def standard_normals(
 
 @dataclass(frozen=True)
 class Step:
-    """What a descent knew after so many steps; errors are in units of the variance of the target."""
+    """What a descent knew after so many steps.
+
+    Errors are in units of the variance of the target.
+    """
 
     step: int
     loo_error: float
@@ -525,9 +578,12 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class FittedHeads:
-    """Heads W_m = means_[m mod K] + scale · diag(query_scales_) G_m diag(key_scales_) with standard normal G_m.
+    """Heads around learned means, with standard normal noise G_m.
 
-    With ``hops_`` they are those of the last of several hops: their query is extended by what earlier ones found.
+    W_m = means_[m mod K] + scale · diag(query_scales_) G_m diag(key_scales_).
+
+    With ``hops_`` they are those of the last of several hops: their query is extended by what
+    earlier ones found.
 
     Attributes
     ----------
@@ -535,8 +591,8 @@ class FittedHeads:
         The means; head m has mean number m mod K.
     hops_ : tuple of arrays (P, D_h, D)
         The matrices of the hops before the last, each with P patterns: hop h weighs key i by
-        softmax_i(x~ᵀ U_p x~_i) and adds what pattern p finds, Σ_i a_i x_i, to the query of the hops after it. Empty
-        for one hop.
+        softmax_i(x~ᵀ U_p x~_i) and adds what pattern p finds, Σ_i a_i x_i, to the query of the hops
+        after it. Empty for one hop.
     scale : float
         Standard deviation of the entries around them.
     query_scales_, key_scales_ : arrays (D_q,) and (D,), or None
@@ -579,7 +635,10 @@ class FittedHeads:
     def sample(
         self, n_heads: int, dim: int, seed: int, query_dim: int | None = None, *, start: int = 0
     ) -> Float[np.ndarray, "m f e"]:
-        """Draw heads ``start … start + n_heads − 1`` of the sequence that ``seed`` names; D = dim + 1."""
+        """Draw heads ``start … start + n_heads − 1`` of the sequence that ``seed`` names.
+
+        D = dim + 1.
+        """
         self._check_dim(dim, query_dim)
         return self.around(head_normals(n_heads, dim, seed, query_dim, start=start), start)
 
@@ -602,12 +661,16 @@ class FittedHeads:
         return heads
 
     def components(self, dim: int, query_dim: int | None = None) -> tuple[GaussianHeads, ...]:
-        """The K Gaussian head distributions that the heads are shared out among; their kernels average to that of this head distribution."""
+        """The K Gaussian head distributions that the heads are shared out among.
+
+        Their kernels average to that of this head distribution.
+        """
         self._check_dim(dim, query_dim)
         if self.query_scales_ is not None:
             raise ValueError(
-                "the kernel of infinitely many heads is known for noise of one scale: this head distribution has a scale for each "
-                "coordinate. Use a finite `n_heads`, or LearnedHeads(covariance='none')."
+                "the kernel of infinitely many heads is known for noise of one scale: this head "
+                "distribution has a scale for each coordinate. Use a finite `n_heads`, or "
+                "LearnedHeads(covariance='none')."
             )
         return tuple(GaussianHeads(mean, self.scale) for mean in self.means_)
 
@@ -619,12 +682,17 @@ class FittedHeads:
         mean: int = 0,
         query_names: Sequence[str] | None = None,
     ) -> list[tuple[str, str, float]]:
-        """The (query name, key name, entry) of one mean of largest size; ``names`` are those of the d coordinates.
+        """The (query name, key name, entry) of one mean of largest size.
 
-        The appended one is called "1". ``query_names`` are those of a query of another kind than the keys.
+        ``names`` are those of the d coordinates.
+
+        The appended one is called "1". ``query_names`` are those of a query of another kind than
+        the keys.
 
         >>> import numpy as np
-        >>> distribution = FittedHeads(np.array([[[0.0, 2.0, 0.0], [0.0, 0.0, 0.0], [0.0, -3.0, 0.0]]]), scale=0.25)
+        >>> distribution = FittedHeads(
+        ...     np.array([[[0.0, 2.0, 0.0], [0.0, 0.0, 0.0], [0.0, -3.0, 0.0]]]), scale=0.25
+        ... )
         >>> distribution.strongest_pairs(["who", "where"], count=2)
         [('1', 'where', -3.0), ('who', 'where', 2.0)]
         """
@@ -637,7 +705,8 @@ class FittedHeads:
             if len(given) != size:
                 what = "query" if option == "query_names" and query_names is not None else "token"
                 raise ValueError(
-                    f"`{option}` must name the {size - 1} coordinates of a {what}: got {len(given) - 1} names."
+                    f"`{option}` must name the {size - 1} coordinates of a {what}: got "
+                    f"{len(given) - 1} names."
                 )
         order = np.argsort(-np.abs(matrix), axis=None, kind="stable")[: check_count(count, "count")]
         rows, columns = np.unravel_index(order, matrix.shape)
@@ -657,6 +726,6 @@ class FittedHeads:
                 )
             got = f"dim {dim}" if asked == dim else f"dim {dim} and query_dim {asked}"
             raise ValueError(
-                f"this head distribution was fitted to {fitted}, and its heads are {rows} × {width}: got {got}. Fit a head distribution to these "
-                "tokens."
+                f"this head distribution was fitted to {fitted}, and its heads are {rows} × "
+                f"{width}: got {got}. Fit a head distribution to these tokens."
             )

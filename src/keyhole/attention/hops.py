@@ -1,4 +1,7 @@
-"""Hops before the last: where they start, their gradient, and ages of keys that are moved a little at every step."""
+"""Hops before the last: where they start, and their gradient.
+
+And ages of keys that are moved a little at every step.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,16 @@ from keyhole.attention.heads import FittedHeads, identity_mean
 from keyhole.data.sets import SetBatch
 
 QUERY_STRENGTH, FOUND_STRENGTH = 3.0, 2.0
-"""Multiples of the identity that the hops before the last start from: for the query, and for what was found."""
+"""Multiples of the identity that the hops before the last start from: for the query, and for what
+was found.
+"""
 
 LAST_QUERY_STRENGTH, LAST_FOUND_STRENGTH = 1.0, 3.0
 """The same for the last hop, which reads the answer off what was found."""
 
 NEWER_STRENGTH, OLDER_STRENGTH, AGE_RANGE = 2.0, 1.0, 4.0
-"""Where ages are known: every hop prefers new keys, 2·exp(−age/4), and keys older than what was found by Δ > 0 ages,
-exp(−Δ/4)."""
+"""Where ages are known: every hop prefers new keys, 2·exp(−age/4), and keys older than what was
+found by Δ > 0 ages, exp(−Δ/4)."""
 
 START_NOISE = 0.02
 """Standard deviation of what tells patterns, and means, apart at the start."""
@@ -34,8 +39,8 @@ MIN_AGES = 3
 class Ages:
     """Coordinates of keys that say how old each is: ``hot`` are zeros and a one, newest first.
 
-    ``columns`` are all that follow from the age, those and others such as 2^-age, and ``table`` their values at each
-    age; a key of no age has zeros in all of ``hot``.
+    ``columns`` are all that follow from the age, those and others such as 2^-age, and ``table``
+    their values at each age; a key of no age has zeros in all of ``hot``.
     """
 
     hot: Int[np.ndarray, " a"]
@@ -46,8 +51,9 @@ class Ages:
     def of(cls, sets: SetBatch, hot: Any = "auto") -> Ages | None:
         """The ages of some sets: the coordinates told, or found; None if there are none.
 
-        Found are columns of zeros and ones of which every set uses the first few, each once: its newest key has the
-        first, the next the second. The last may be shared by all that are older still.
+        Found are columns of zeros and ones of which every set uses the first few, each once: its
+        newest key has the first, the next the second. The last may be shared by all that are older
+        still.
 
         >>> from keyhole.data.tokens import with_ages
         >>> keys = with_ages([np.ones((3, 2)), 2 * np.ones((4, 2))], n_ages=4)
@@ -77,7 +83,8 @@ class Ages:
     def moved(self, sets: SetBatch, share: float, rng: np.random.Generator) -> SetBatch:
         """The same sets, in which before each key, with probability ``share``, a while has passed.
 
-        It and all older ones then are one age older; none becomes older than the oldest seen in training.
+        It and all older ones then are one age older; none becomes older than the oldest seen in
+        training.
         """
         tokens = sets.tokens.copy()
         moved, values = self.older(ages_of(tokens, self.hot), sets.lengths, share, rng)
@@ -94,7 +101,10 @@ class Ages:
         share: float,
         rng: np.random.Generator,
     ) -> tuple[Int[np.ndarray, " k"], Float[np.ndarray, "k c"]]:
-        """Which keys become older, and what `moved` puts into their ``columns``; keys of one age stay together."""
+        """Which keys become older, and what `moved` puts into their ``columns``.
+
+        Keys of one age stay together.
+        """
         owner, oldest = np.repeat(np.arange(len(lengths)), lengths), len(self.table) - 1
         known = np.flatnonzero(ages >= 0)
         owner, own = owner[known], np.minimum(ages[known], oldest)
@@ -108,10 +118,13 @@ class Ages:
 
 @dataclass(frozen=True)
 class UsedCoordinates:
-    """Coordinates of queries and keys that are not zero throughout a training set, ``query`` and ``keys``.
+    """Coordinates that are not zero throughout a training set.
 
-    What meets zeros alone has no gradient and is in no score: a head distribution is learned in these coordinates, and its other
-    entries stay where they started. Words that no question has, and ages that no story reaches, cost nothing.
+    ``query`` are those of queries and ``keys`` those of keys.
+
+    What meets zeros alone has no gradient and is in no score: a head distribution is learned in
+    these coordinates, and its other entries stay where they started. Words that no question has,
+    and ages that no story reaches, cost nothing.
     """
 
     query: Int[np.ndarray, " q"]
@@ -147,7 +160,10 @@ class UsedCoordinates:
     def among_all(
         self, distribution: FittedHeads, start: Sequence[Float[np.ndarray, "p _ e"]], query_dim: int
     ) -> FittedHeads:
-        """A head distribution in these coordinates in all of them: the others are where all hops ``start``, which is overwritten."""
+        """A head distribution in these coordinates in all of them.
+
+        The others are where all hops ``start``, which is overwritten.
+        """
         dim = start[-1].shape[2] - 1
         keys = np.append(self.keys, dim)
         for into, matrices in zip(start, (*distribution.hops_, distribution.means_), strict=True):
@@ -206,18 +222,21 @@ def _check_ages(sets: SetBatch, hot: Any) -> Int[np.ndarray, " a"]:
     given = np.asarray(hot)
     if given.ndim != 1 or given.dtype.kind not in "iu" or not len(given):
         raise ValueError(
-            f"`ages` must be 'auto', None, or the coordinates of keys that say their age: got {hot!r}."
+            "`ages` must be 'auto', None, or the coordinates of keys that say their age: got "
+            f"{hot!r}."
         )
     if (given < 0).any() or (given >= sets.dim).any() or len(np.unique(given)) < len(given):
         raise ValueError(
-            f"`ages` must name different coordinates of keys of dimension {sets.dim}, newest first: got {hot!r}."
+            f"`ages` must name different coordinates of keys of dimension {sets.dim}, newest "
+            f"first: got {hot!r}."
         )
     own = sets.tokens[:, given]
     wrong = np.flatnonzero(((own != 0) & (own != 1)).any(axis=1) | (own.sum(axis=1) > 1))
     if len(wrong):
         raise ValueError(
-            f"`ages` must name coordinates of zeros and at most one 1 for each key: key {wrong[0]} has "
-            f"{own[wrong[0]].tolist()}. kh.tokens.with_ages makes such; use scaling='none', so that they stay."
+            f"`ages` must name coordinates of zeros and at most one 1 for each key: key {wrong[0]} "
+            f"has {own[wrong[0]].tolist()}. kh.tokens.with_ages makes such; use scaling='none', so "
+            "that they stay."
         )
     return given
 
@@ -234,8 +253,8 @@ def starting_hops(
 ) -> list[Float[np.ndarray, "p _ e"]]:
     """The matrices of all hops before anything is learned, those of the last one last.
 
-    Keys that resemble the query, or what was found; where ages are known, new ones, and such as are just older than
-    what was found.
+    Keys that resemble the query, or what was found; where ages are known, new ones, and such as are
+    just older than what was found.
     """
     rng = np.random.default_rng([seed, hops])
     matrices, found = [], 0
@@ -283,7 +302,9 @@ def just_older(dim: int, ages: Ages | None) -> Float[np.ndarray, "d e"]:
 
 @dataclass(frozen=True)
 class HopTrace:
-    """Hops gone through: what each asked and how it weighed the keys; ``sets`` have the extended queries.
+    """Hops gone through: what each asked and how it weighed the keys.
+
+    ``sets`` have the extended queries.
 
     ::
 
@@ -302,7 +323,10 @@ class HopTrace:
     def of(
         cls, sets: SetBatch, hops: Sequence[Float[np.ndarray, "p _ e"]], stacks: list[KeyStack]
     ) -> HopTrace:
-        """Go through the hops in the precision of the sets. O(patterns · (n D_h D + keys · D)) operations each."""
+        """Go through the hops in the precision of the sets.
+
+        O(patterns · (n D_h D + keys · D)) operations each.
+        """
         asked, weighed = [], []
         for hop in hops:
             query = sets.extended_query()
@@ -321,10 +345,12 @@ class HopTrace:
         return cls(sets, hops, stacks, asked, weighed)
 
     def pullback(self, cotangent: Float[np.ndarray, "n f"]) -> list[Float[np.ndarray, "p _ e"]]:
-        """The gradient in the matrices of every hop, from that in the extended queries x~ of the last one.
+        """The gradient in the matrices of every hop.
 
-        ∂a_i = <∂o, x_i>, ∂s_i = a_i (∂a_i − Σ_j a_j ∂a_j), ∂U = Σ ∂s_i x~ x~_iᵀ, and ∂x~ = Σ_i ∂s_i U x~_i is added to
-        what later hops say of the same query.
+        From that in the extended queries x~ of the last one.
+
+        ∂a_i = <∂o, x_i>, ∂s_i = a_i (∂a_i − Σ_j a_j ∂a_j), ∂U = Σ ∂s_i x~ x~_iᵀ, and ∂x~ = Σ_i ∂s_i
+        U x~_i is added to what later hops say of the same query.
         """
         gradients: list[np.ndarray] = []
         pulled = cotangent[:, :-1]

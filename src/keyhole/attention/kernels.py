@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 
 
 _STRIP = 512
-"""Row keys per piece of work: enough to pay for packing the columns, and many pieces for the threads to share."""
+"""Row keys per piece of work: enough to pay for packing the columns, and many pieces for the
+threads to share.
+"""
 
 _SPAN = 16384
-"""Column keys per piece of work, so that a few rows against many columns still occupy every thread."""
+"""Column keys per piece of work, so that a few rows against many columns still occupy every
+thread.
+"""
 
 
 def attention_kernel(
@@ -36,34 +40,38 @@ def attention_kernel(
 ) -> Float[Any, "n m"]:
     r"""Return the exact kernel of infinitely many attention heads.
 
-    K(x, x') = 1/(N N') Σ_ij m(x_0, x_i; x'_0, x'_j) <x~_i, x~'_j> with m = E[σ(u)σ(v)] over the head distribution of W, where
-    u = x~_0ᵀ W x~_i and v are jointly Gaussian: variances scale² |x~_0|² |x~_i|², correlation
-    ρ = cos(x~_0, x~'_0) cos(x~_i, x~'_j), means x~_0ᵀ W_0 x~_i. It is the limit of ΦΦᵀ as M grows.
+    K(x, x') = 1/(N N') Σ_ij m(x_0, x_i; x'_0, x'_j) <x~_i, x~'_j> with m = E[σ(u)σ(v)] over the
+    head distribution of W, where u = x~_0ᵀ W x~_i and v are jointly Gaussian: variances scale²
+    |x~_0|² |x~_i|², correlation ρ = cos(x~_0, x~'_0) cos(x~_i, x~'_j), means x~_0ᵀ W_0 x~_i. It is
+    the limit of ΦΦᵀ as M grows.
 
     Parameters
     ----------
     a, b : SetBatch
-        Without b, the Gram matrix of a: half the work, and exactly symmetric. For `SetGroups` the kernel of two samples
-        is the mean over all pairs of their sets.
+        Without b, the Gram matrix of a: half the work, and exactly symmetric. For `SetGroups` the
+        kernel of two samples is the mean over all pairs of their sets.
     heads : GaussianHeads, optional
-        Zero mean by default. Any object whose ``moments(dim)`` returns the mean of W and the standard deviation of
-        its independent Gaussian entries will do; so does one whose ``components(dim)`` are several such head distributions, which has
-        the average of their kernels. `QueryKeyHeads` has no closed-form kernel.
+        Zero mean by default. Any object whose ``moments(dim)`` returns the mean of W and the
+        standard deviation of its independent Gaussian entries will do; so does one whose
+        ``components(dim)`` are several such head distributions, which has the average of their
+        kernels. `QueryKeyHeads` has no closed-form kernel.
     activation : {"relu", "linear", "square", "step", "exp"}
     memory_budget : int
-        Bound in bytes on temporaries: scaled copies of the keys, made for as many sets at a time as fit.
+        Bound in bytes on temporaries: scaled copies of the keys, made for as many sets at a time as
+        fit.
 
     Returns
     -------
     array (n, m), float64
-        float32 input is computed in float64. For batches of torch tensors, a tensor of their type on their device; on
-        CUDA in float32 by a fused kernel whose error is at most 1e-6 (docs/gpu.md).
+        float32 input is computed in float64. For batches of torch tensors, a tensor of their type
+        on their device; on CUDA in float32 by a fused kernel whose error is at most 1e-6
+        (docs/gpu.md).
 
     Notes
     -----
-    Cost: D multiply-adds and one evaluation of m per pair of keys, about 2 ns together at d = 16 and mean zero on one
-    thread and three times that around a mean. Only pairs of real keys count, so ragged sets cost what they hold, and
-    no array of all pairs is ever held.
+    Cost: D multiply-adds and one evaluation of m per pair of keys, about 2 ns together at d = 16
+    and mean zero on one thread and three times that around a mean. Only pairs of real keys count,
+    so ragged sets cost what they hold, and no array of all pairs is ever held.
 
     Examples
     --------
@@ -133,7 +141,10 @@ def _pooled_kernel(
     activation: str,
     memory_budget: int,
 ) -> Float[np.ndarray, "n m"]:
-    """K_ij = Σ c_s c_t K(set s, set t) over the sets s of sample i and t of sample j, all of which are evaluated."""
+    """K_ij = Σ c_s c_t K(set s, set t) over the sets s of sample i and t of sample j.
+
+    All of these are evaluated.
+    """
     a = a.numpy()
     columns_of = a if b is None else b.numpy()
     out = np.empty((len(a), len(columns_of)))
@@ -162,14 +173,15 @@ def mlp_kernel(
 ) -> Float[np.ndarray, "n m"]:
     """Return the exact kernel of the MLP baseline with infinitely many hidden units.
 
-    K(x, x') = |z||z'|/(N + 2) κ(ρ) with z = [x_0; x_1; …; x_N; 1] in the order the keys are stored, ρ = cos(z, z') and
-    κ(ρ) = [√(1−ρ²) + (π − arccos ρ) ρ]/2π: the limit of ΦΦᵀ for `mlp_features` with w ~ N(0, I/(N+2)).
+    K(x, x') = |z||z'|/(N + 2) κ(ρ) with z = [x_0; x_1; …; x_N; 1] in the order the keys are stored,
+    ρ = cos(z, z') and κ(ρ) = [√(1−ρ²) + (π − arccos ρ) ρ]/2π: the limit of ΦΦᵀ for `mlp_features`
+    with w ~ N(0, I/(N+2)).
 
     Parameters
     ----------
     a, b : SetBatch
-        All sets must have the same number of keys N. Without a query, x_0 is the zero vector. Without b, the Gram
-        matrix of a, exactly symmetric.
+        All sets must have the same number of keys N. Without a query, x_0 is the zero vector.
+        Without b, the Gram matrix of a, exactly symmetric.
     memory_budget : int
         Bound in bytes on temporaries: scaled copies of z, for as many sets at a time as fit.
 
@@ -220,7 +232,10 @@ def mlp_kernel(
 def tensor_kernel(
     a: SetBatch, heads: HeadDistribution | None, activation: str, dtype: str, memory_budget: int
 ) -> Any:
-    """The Gram matrix of torch tensors, computed in their type and stored in ``dtype``: ridge needs float64."""
+    """The Gram matrix of torch tensors, computed in their type and stored in ``dtype``.
+
+    Ridge needs float64.
+    """
     from keyhole._tensors import empty_like
     from keyhole.attention.dispatch import attention_gram
 
@@ -244,13 +259,14 @@ def _check_alike(a: SetBatch, b: SetBatch) -> None:
         )
     if a.query_dim != b.query_dim:
         raise ValueError(
-            f"`a` and `b` must share the dimension of their queries: got {a.query_dim} and {b.query_dim} (that of the "
-            "keys for sets without a query). A kernel compares sets from one space."
+            f"`a` and `b` must share the dimension of their queries: got {a.query_dim} and "
+            f"{b.query_dim} (that of the keys for sets without a query). A kernel compares sets "
+            "from one space."
         )
     if a.device != b.device:
         raise ValueError(
-            f"`a` and `b` must live in one place: got {a.device or 'NumPy'} and {b.device or 'NumPy'}. "
-            "Move one of them with .to(device) or .numpy()."
+            f"`a` and `b` must live in one place: got {a.device or 'NumPy'} and "
+            f"{b.device or 'NumPy'}. Move one of them with .to(device) or .numpy()."
         )
 
 
@@ -264,13 +280,15 @@ def _check_arguments(
     heads = GaussianHeads() if heads is None else heads
     if isinstance(heads, type):
         raise TypeError(
-            f"`heads` must be a head distribution, not its class: got {heads.__name__}. Write {heads.__name__}()."
+            f"`heads` must be a head distribution, not its class: got {heads.__name__}. Write "
+            f"{heads.__name__}()."
         )
     if not hasattr(heads, "moments"):
         raise ValueError(
-            f"`heads` must be Gaussian for an exact kernel, with a method moments(dim): got {heads!r}, for which no closed "
-            "form is known. Use finite heads with it: attention_features(batch, heads.sample(n_heads, dim, seed)), or "
-            "n_heads=512 in an estimator."
+            "`heads` must be Gaussian for an exact kernel, with a method moments(dim): got "
+            f"{heads!r}, for which no closed form is known. Use finite heads with it: "
+            "attention_features(batch, heads.sample(n_heads, dim, seed)), or n_heads=512 in an "
+            "estimator."
         )
     mean, scale = heads.moments(*_dims(a))
     return code, mean, scale
@@ -280,15 +298,19 @@ def _check_overflow(out: Any, activation: str) -> Any:
     """Return ``out``, which is finite unless the moments of exp outgrew its precision."""
     if activation == "exp" and not bool((abs(out) < np.inf).all()):
         raise FeatureOverflowError(
-            f"the kernel of activation 'exp' exceeds the range of {str(out.dtype).removeprefix('torch.')}: E[exp(u + "
-            "v)] grows with the exponential of the variance scale² |x~_0|² |x~_i|². Scale the tokens down, or use a "
-            "smaller heads.scale."
+            "the kernel of activation 'exp' exceeds the range of "
+            f"{str(out.dtype).removeprefix('torch.')}: E[exp(u + v)] grows with the exponential of "
+            "the variance scale² |x~_0|² |x~_i|². Scale the tokens down, or use a smaller "
+            "heads.scale."
         )
     return out
 
 
 def _panels(batch: SetBatch, memory_budget: int) -> list[slice]:
-    """Cut a batch into slices of consecutive sets whose prepared copies fit the budget, at least one set each."""
+    """Cut a batch into slices of consecutive sets whose prepared copies fit the budget.
+
+    A slice has at least one set.
+    """
     bytes_per_key = 8 * (1 + 4 * -(-max(batch.dim, batch.query_dim) // 4) + 5)
     return set_blocks(batch.offsets, block_size(4 * bytes_per_key, memory_budget))
 
@@ -319,7 +341,10 @@ def _prepare(batch: SetBatch, mean: np.ndarray | None, scale: float, code: int) 
 
 
 def _units(extended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Split vectors into direction and length; directions with the last coordinate first and zeros at the end."""
+    """Split vectors into direction and length.
+
+    Directions with the last coordinate first and zeros at the end.
+    """
     dim = extended.shape[1] - 1
     norm = np.sqrt(np.einsum("te,te->t", extended, extended))
     unit = np.zeros((len(extended), 1 + 4 * -(-dim // 4)))
@@ -339,7 +364,10 @@ def _fill(
     row: int,
     column: int,
 ) -> None:
-    """Fill the panel of K whose first entry is (row, column), or its upper triangle, tile by tile on all threads."""
+    """Fill the panel of K whose first entry is (row, column), or its upper triangle.
+
+    Tile by tile on all threads.
+    """
     from keyhole.attention import compiled_gram as gram
     from keyhole.attention.compiled import announce_compilation
 

@@ -1,4 +1,7 @@
-"""Head distributions that a training set chooses: IdentityHeads, LearnedHeads. The head distribution is learned, the heads stay random."""
+"""Head distributions that a training set chooses: IdentityHeads, LearnedHeads.
+
+The head distribution is learned, the heads stay random.
+"""
 
 from __future__ import annotations
 
@@ -52,17 +55,20 @@ class UnfittedHeads(_Params):
         """Raise: there is no head distribution before a training set has spoken."""
         name = type(self).__name__
         raise ValueError(
-            f"{name} has no heads before it has seen a training set. Pass it as `heads` to kh.AttentionRegressor or "
-            f"kh.AttentionClassifier, which fit it first; or call {name}(…).fit(sets, y) and use the head distribution that returns."
+            f"{name} has no heads before it has seen a training set. Pass it as `heads` to "
+            "kh.AttentionRegressor or kh.AttentionClassifier, which fit it first; or call "
+            f"{name}(…).fit(sets, y) and use the head distribution that returns."
         )
 
 
 class IdentityHeads(UnfittedHeads):
-    """Heads W = c·W_0 + scale·G whose strength c, and scale, are chosen by leave-one-out on the training set.
+    """Heads W = c·W_0 + scale·G whose strength c and scale are chosen.
 
-    W_0 = [[I, 0], [0, 0]], so that the mean score is c·<x_0, x_i>: keys that resemble the query. The first pair
-    is the incumbent: another takes its place only if its leave-one-out error is lower by more than a standard
-    error of the difference, sample by sample.
+    By leave-one-out on the training set.
+
+    W_0 = [[I, 0], [0, 0]], so that the mean score is c·<x_0, x_i>: keys that resemble the query.
+    The first pair is the incumbent: another takes its place only if its leave-one-out error is
+    lower by more than a standard error of the difference, sample by sample.
 
     Parameters
     ----------
@@ -75,8 +81,8 @@ class IdentityHeads(UnfittedHeads):
     max_samples : int
         Samples used to compare, a random part if there are more.
     pairs : sequence of (query coordinate, key coordinate), optional
-        What W_0 pairs: by default what the training sets pair (``SetBatch.pairs``), else coordinate i of both, for as
-        many as both have.
+        What W_0 pairs: by default what the training sets pair (``SetBatch.pairs``), else coordinate
+        i of both, for as many as both have.
 
     Examples
     --------
@@ -140,7 +146,10 @@ def choose_identity(
     seed: int,
     pairs: Any = None,
 ) -> tuple[FittedHeads, Judgement]:
-    """The pair of least leave-one-out error if that is beyond doubt, else the first pair; ``pairs`` or the batch's."""
+    """The pair of least leave-one-out error if that is beyond doubt, else the first pair.
+
+    ``pairs`` or the batch's.
+    """
     pairs = task.batch.sets.pairs if pairs is None else pairs
     distributions = [(c, s) for s in scales for c in strengths]
     judged = [judge(task, GaussianHeads(c, s, pairs), n_heads, seed) for c, s in distributions]
@@ -151,8 +160,9 @@ def choose_identity(
     strength, scale = distributions[best]
     identity = identity_mean(task.batch.dim, task.batch.query_dim, pairs)
     reason = (
-        f"leave-one-out error {np.average(judged[best].loo, weights=task.weights):.3g} of the variance, "
-        f"{np.average(judged[0].loo, weights=task.weights):.3g} for c = {distributions[0][0]:g}, scale {distributions[0][1]:g}"
+        f"leave-one-out error {np.average(judged[best].loo, weights=task.weights):.3g} of the "
+        f"variance, {np.average(judged[0].loo, weights=task.weights):.3g} for c = "
+        f"{distributions[0][0]:g}, scale {distributions[0][1]:g}"
     )
     chosen = "identity" if strength else "zero-mean"
     distribution = FittedHeads(strength * identity[None], scale, chosen, strength, reason=reason)
@@ -170,15 +180,18 @@ def _numbers(values: Any, name: str) -> list[float]:
 
 
 _KEPT_SHARE = 0.8
-"""Share of the running average of the means that a step keeps: about five steps, enough to calm fresh noise."""
+"""Share of the running average of the means that a step keeps: about five steps, enough to calm
+fresh noise.
+"""
 
 _MAX_RAISES = 60
 """How often a penalty that float32 cannot carry is raised by a factor e: 26 decades."""
 
 
 _LEAST_SLOPE = 1e-4
-"""Share of the largest size of a gradient below which entries hardly move: what is zero but for the rounding of float32
-(softmax does not see a number added to all scores) would otherwise move as far as what matters."""
+"""Share of the largest size of a gradient below which entries hardly move: what is zero but for the
+rounding of float32 (softmax does not see a number added to all scores) would otherwise move as far
+as what matters."""
 
 
 @dataclass
@@ -201,10 +214,13 @@ class Adam:
 
 
 class HeadDescent:
-    """A descent on a head distribution: matrices of all hops, scales, penalty and their moments; `step` moves it, `heads` is there.
+    """A descent on a head distribution: matrices of all hops, scales, penalty and their moments.
 
-    Every step draws fresh noise and, of many samples, a fresh part: what falls is the error of the head distribution, not that
-    of some heads of it. ``start`` has the matrices of every hop, the means of the last one last.
+    `step` moves it, `heads` is there.
+
+    Every step draws fresh noise and, of many samples, a fresh part: what falls is the error of the
+    head distribution, not that of some heads of it. ``start`` has the matrices of every hop, the
+    means of the last one last.
     """
 
     def __init__(
@@ -305,63 +321,72 @@ class HeadDescent:
             except np.linalg.LinAlgError:  # below the floor of float32: a little more penalty
                 self.log_alpha += 1.0
         raise ValueError(
-            "the Gram matrix of the features is not finite in float32, so a head distribution cannot be descended on. "
-            "Scale the tokens down, for example with scaling='standard'."
+            "the Gram matrix of the features is not finite in float32, so a head distribution "
+            "cannot be descended on. Scale the tokens down, for example with scaling='standard'."
         )
 
 
 MIN_SAMPLES_TO_DESCEND = 50
-"""Samples below which nothing is descended on: ten held out could not tell a better head distribution from a worse."""
+"""Samples below which nothing is descended on: ten held out could not tell a better head
+distribution from a worse.
+"""
 
 MIN_SAMPLES_FOR_ONE_SPLIT = 250
-"""Samples below which every one is held out in turn, and one more hop must be better by two standard errors and not by
-one."""
+"""Samples below which every one is held out in turn, and one more hop must be better by two
+standard errors and not by one."""
 
 STANDARD_ERRORS_TO_LEARN = 2
-"""By how many of them a head distribution must beat the head distribution without learning to be kept: the best of twenty checks is a lucky one."""
+"""By how many of them a head distribution must beat the head distribution without learning to be
+kept: the best of twenty checks is a lucky one.
+"""
 
 MIN_HEADS_TO_JUDGE, MAX_HEADS_TO_JUDGE = 32, 256
-"""Heads that a head distribution is judged with: as many as the layer will have, if four times as many features as samples or more
-take that many; so many at least, and at most."""
+"""Heads that a head distribution is judged with: as many as the layer will have, if four times as
+many features as samples or more take that many; so many at least, and at most."""
 
 MIN_HEADS_PER_STEP, MAX_HEADS_PER_STEP = 16, 256
-"""Bounds on the heads of a step when their number is automatic; of several hops the last has the larger matrices, and
-the lower bound is shared out among them."""
+"""Bounds on the heads of a step when their number is automatic; of several hops the last has the
+larger matrices, and the lower bound is shared out among them."""
 
 MAX_SAMPLES_TO_START = 400
 """Samples that the head distribution without learning, where a descent starts, is chosen by."""
 
 MAX_FIRST_PENALTY = 0.3
-"""The penalty that a descent starts with at most, as a share of the mean squared length of a feature vector: a start
-that explains nothing would have an infinite one, and no slope."""
+"""The penalty that a descent starts with at most, as a share of the mean squared length of a
+feature vector: a start that explains nothing would have an infinite one, and no slope."""
 
 CHECKS = 20
-"""How often, at least, a descent of all its steps is checked on the held-out part; never more often than every fifth
-step."""
+"""How often, at least, a descent of all its steps is checked on the held-out part; never more often
+than every fifth step."""
 
 MAX_CHECKS_WITHOUT_GAIN = 7
 """Checks without a new best after which a descent ends."""
 
 SHARE_TO_GO_ON = 0.25
-"""Steps, as a share of those of the best check, that all samples take from the head distribution it found."""
+"""Steps, as a share of those of the best check, that all samples take from the head distribution it
+found.
+"""
 
 MAX_HOPS = 3
 """Hops that are tried when their number is automatic."""
 
 
 class LearnedHeads(UnfittedHeads):
-    """Heads W_m = U_k + scale·A G_m B, k = m mod n_means, whose head distribution (U, A and B) is fitted to the training set.
+    """Heads W_m = U_k + scale·A G_m B, k = m mod n_means, fitted to the training set.
 
-    The values of random heads are solved for in closed form, and so are the n fits that each leave a sample out;
-    what remains is a function of the head distribution alone, the leave-one-out error, and Adam descends it along its exact
-    gradient (variable projection). Every step draws fresh noise G, so that a head distribution is learned and not a set of
-    heads. A part of the training set that the descent never sees says after how many steps to stop, and whether
-    to keep the result at all; then all samples take a few more steps. Below 250 samples several descents leave
-    out a part each, so that all samples have a say, and all samples descend anew.
+    What is fitted is their head distribution: U, A and B.
 
-    With several hops (``hops``) the query is extended, hop by hop, by what softmax attention with a learned matrix
-    finds, and these heads are those of the last hop: for questions that need two facts, the second of which follows
-    from the first.
+    The values of random heads are solved for in closed form, and so are the n fits that each leave
+    a sample out; what remains is a function of the head distribution alone, the leave-one-out
+    error, and Adam descends it along its exact gradient (variable projection). Every step draws
+    fresh noise G, so that a head distribution is learned and not a set of heads. A part of the
+    training set that the descent never sees says after how many steps to stop, and whether to keep
+    the result at all; then all samples take a few more steps. Below 250 samples several descents
+    leave out a part each, so that all samples have a say, and all samples descend anew.
+
+    With several hops (``hops``) the query is extended, hop by hop, by what softmax attention with a
+    learned matrix finds, and these heads are those of the last hop: for questions that need two
+    facts, the second of which follows from the first.
 
     Parameters
     ----------
@@ -372,34 +397,37 @@ class LearnedHeads(UnfittedHeads):
     steps : int
         Most steps of a descent. 0 chooses among multiples of the identity only.
     n_heads : int or "auto"
-        Heads drawn at each step: as many features as samples, 16 to 256 heads (from 8 with two hops, 5 with three).
+        Heads drawn at each step: as many features as samples, 16 to 256 heads (from 8 with two
+        hops, 5 with three).
     covariance : {"auto", "diagonal", "none"}
-        "diagonal" also learns how far the heads vary in each coordinate of the query (A) and of the key (B), two
-        diagonal matrices; "none" keeps them at the identity, which infinitely many heads need. "auto" is "diagonal"
-        for finitely many heads.
+        "diagonal" also learns how far the heads vary in each coordinate of the query (A) and of the
+        key (B), two diagonal matrices; "none" keeps them at the identity, which infinitely many
+        heads need. "auto" is "diagonal" for finitely many heads.
     learning_rate : float
         Of Adam, in units of entries of W, and of logarithms of A and B.
     shrinkage : float
-        Weight of |U − U_start|², summed over all matrices, in what is descended on; the error is in units of the
-        variance of the target.
+        Weight of |U − U_start|², summed over all matrices, in what is descended on; the error is in
+        units of the variance of the target.
     hops : int or "auto"
-        Hops. "auto" tries 1, 2 and 3 (the third only if the second was worth it) and keeps the fewest that no larger
-        number beats by more than one standard error on the held-out part, two below 250 samples. Without a query there
-        is one.
+        Hops. "auto" tries 1, 2 and 3 (the third only if the second was worth it) and keeps the
+        fewest that no larger number beats by more than one standard error on the held-out part, two
+        below 250 samples. Without a query there is one.
     patterns : int
         P, what each hop before the last finds at a time.
     ages : "auto", None or sequence of int
-        Coordinates of keys, zeros and a one, that say how old a key is, newest first, as `kh.tokens.with_ages` makes
-        them; "auto" finds such. Hops then start with new keys, and with keys just older than what was found.
+        Coordinates of keys, zeros and a one, that say how old a key is, newest first, as
+        `kh.tokens.with_ages` makes them; "auto" finds such. Hops then start with new keys, and with
+        keys just older than what was found.
     jitter : float
-        Probability with which, at every step, a while passes before a key, so that it and all older ones are one age
-        older: ages are not learned by heart.
+        Probability with which, at every step, a while passes before a key, so that it and all older
+        ones are one age older: ages are not learned by heart.
     augment : callable, optional
-        Called with the sets of a step, a SetBatch, and a NumPy generator; the step sees the SetBatch that it returns.
-        It must keep the number of sets and what the answer depends on.
+        Called with the sets of a step, a SetBatch, and a NumPy generator; the step sees the
+        SetBatch that it returns. It must keep the number of sets and what the answer depends on.
     strengths : sequence of float
-        Multiples c of the identity to start from, chosen by leave-one-out, 0 first; and with them the scale of the
-        head distribution if nothing is learned, from 0.5, ``scale`` and 0.1 (softmax weights close to a plain mean).
+        Multiples c of the identity to start from, chosen by leave-one-out, 0 first; and with them
+        the scale of the head distribution if nothing is learned, from 0.5, ``scale`` and 0.1
+        (softmax weights close to a plain mean).
     validation : float
         Share of the samples that the first descent does not see.
     max_samples : int
@@ -413,21 +441,24 @@ class LearnedHeads(UnfittedHeads):
 
     Notes
     -----
-    Costs n²p + n³ operations a step for n = min(samples, max_samples) and p = n_heads·D, and 6 n p D_H for the last of
-    H hops, D_H = d_q + (H−1)·P·d + 1. The result is a deterministic function of the data, the parameters and the
-    seed, which is that of the estimator. With ``device`` of the estimator a GPU does it, with the same numbers up to
-    the rounding of float32.
+    Costs n²p + n³ operations a step for n = min(samples, max_samples) and p = n_heads·D, and 6 n p
+    D_H for the last of H hops, D_H = d_q + (H−1)·P·d + 1. The result is a deterministic function of
+    the data, the parameters and the seed, which is that of the estimator. With ``device`` of the
+    estimator a GPU does it, with the same numbers up to the rounding of float32.
 
-    Guaranteed: values are optimal for the head distribution at hand, and the head distribution is kept only if it beat the head distribution without
-    learning on the held-out part by more than two standard errors. Not guaranteed: the error is not convex in the head distribution,
-    and the descent finds a local minimum.
+    Guaranteed: values are optimal for the head distribution at hand, and the head distribution is
+    kept only if it beat the head distribution without learning on the held-out part by more than
+    two standard errors. Not guaranteed: the error is not convex in the head distribution, and the
+    descent finds a local minimum.
 
     Examples
     --------
     >>> import keyhole as kh
     >>> sets = kh.targets.sphere_sets(300, n_keys=4, dim=3, seed=0)
     >>> y = kh.targets.RotatedCorrelation(1.0, dim=3, seed=0)(sets)
-    >>> model = kh.AttentionRegressor(64, heads=kh.LearnedHeads(steps=10), random_state=0).fit(sets, y)
+    >>> model = kh.AttentionRegressor(64, heads=kh.LearnedHeads(steps=10), random_state=0).fit(
+    ...     sets, y
+    ... )
     >>> model.heads_.means_.shape, len(model.heads_.history)
     ((1, 4, 4), 3)
     """
@@ -486,11 +517,14 @@ class LearnedHeads(UnfittedHeads):
         n_heads: int | None = None,
         device: str | None = None,
     ) -> FittedHeads:
-        """Learn the head distribution of a training set, on a device if torch has it; the estimators call this first.
+        """Learn the head distribution of a training set, on a device if torch has it.
 
-        ``y`` has one column of ±1 per class to classify. Samples of one of the ``groups`` are left out, and held out,
-        together. ``n_heads`` is that of the layer that the head distribution is for: head distributions are judged with as many (256 at most),
-        because one that makes the best of few heads need not be the best for many.
+        The estimators call this first.
+
+        ``y`` has one column of ±1 per class to classify. Samples of one of the ``groups`` are left
+        out, and held out, together. ``n_heads`` is that of the layer that the head distribution is
+        for: head distributions are judged with as many (256 at most), because one that makes the
+        best of few heads need not be the best for many.
         """
         columns = check_outputs(y).reshape(len(batch), -1)
         task = Task.of(batch, columns, weights, activation, fit_intercept, groups)
@@ -530,7 +564,8 @@ class LearnedHeads(UnfittedHeads):
             raise ValueError(f"`jitter` must be a probability below 1: got {jitter:g}.")
         if self.augment is not None and not callable(self.augment):
             raise TypeError(
-                f"`augment` must be a function of sets and a generator, or None: got {self.augment!r}."
+                "`augment` must be a function of sets and a generator, or None: got "
+                f"{self.augment!r}."
             )
         seconds = (
             None
@@ -555,7 +590,8 @@ class LearnedHeads(UnfittedHeads):
             n_heads = [check_count(self.n_heads, "n_heads")] * len(hops)
         if min(n_heads) < n_means:
             raise ValueError(
-                f"`n_heads` must be at least `n_means` = {n_means}, so that each has a head: got {n_heads[0]}."
+                f"`n_heads` must be at least `n_means` = {n_means}, so that each has a head: got "
+                f"{n_heads[0]}."
             )
         enough = max(MIN_HEADS_TO_JUDGE, min(MAX_HEADS_TO_JUDGE, -(-4 * n // width)))
         return LearningPlan(
@@ -596,8 +632,8 @@ class LearnedHeads(UnfittedHeads):
                 else "these samples have none"
             )
             raise ValueError(
-                f"`hops` = {hops} needs a query of each set, to be extended by what a hop finds: {reason}. Give one, "
-                "let query='mean' make one, or use hops=1 (or 'auto')."
+                f"`hops` = {hops} needs a query of each set, to be extended by what a hop finds: "
+                f"{reason}. Give one, let query='mean' make one, or use hops=1 (or 'auto')."
             )
         return [hops]
 
@@ -605,7 +641,8 @@ class LearnedHeads(UnfittedHeads):
         def tell(step: Step) -> None:
             if self.verbose:
                 print(  # noqa: T201
-                    f"step {step.step:4d}: leave-one-out {step.loo_error:.4f}, held out {step.held_out_error:.4f}",
+                    f"step {step.step:4d}: leave-one-out {step.loo_error:.4f}, held out "
+                    f"{step.held_out_error:.4f}",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -642,11 +679,17 @@ class LearningPlan:
     device: str | None = None
 
     def scales(self) -> list[float]:
-        """Noise to choose from without learning: the paper's, that of the descent, and next to none."""
+        """Noise to choose from without learning.
+
+        The paper's, that of the descent, and next to none.
+        """
         return list(dict.fromkeys([0.5, self.scale, 0.1]))
 
     def start(self, base: FittedHeads, task: Task, hops: int) -> list[np.ndarray]:
-        """The matrices of all looks at the start; the last hop of one starts from the head distribution without learning."""
+        """The matrices of all looks at the start.
+
+        The last hop of one starts from the head distribution without learning.
+        """
         dim, asked = task.batch.dim, task.batch.query_dim
         if hops > 1:
             counts = hops, self.patterns, self.n_means
@@ -673,7 +716,10 @@ class LearningPlan:
     def judge_of(
         self, seen: Task, unseen: Task
     ) -> Callable[[FittedHeads, float | None], Judgement]:
-        """What judges head distributions by a fit to some samples, at a penalty if one is given, and its predictions of others."""
+        """What judges head distributions by a fit to some samples.
+
+        At a penalty if one is given, and by its predictions of others.
+        """
         normals: dict[tuple[int, ...], np.ndarray] = {}  # the noise is drawn once
         there: Any = None
         if self.device is not None:
@@ -700,7 +746,8 @@ def _check_augmented(found: Any, sets: SetBatch) -> SetBatch:
         len(sets), sets.dim, sets.query_dim
     ):  # fmt: skip
         raise ValueError(
-            f"`augment` must return a SetBatch of as many sets of the same dimensions: got {found!r:.200} for {sets!r}."
+            "`augment` must return a SetBatch of as many sets of the same dimensions: got "
+            f"{found!r:.200} for {sets!r}."
         )
     return found.astype(np.float32)
 
@@ -709,8 +756,9 @@ def _check_augmented(found: Any, sets: SetBatch) -> SetBatch:
 class Search:
     """A descent on what is seen: checks on the held-out part, and the best of them.
 
-    ``errors`` are those of the best head distribution, sample by sample held out; ``gain`` and ``doubt`` are over the head distribution without
-    learning, and its standard error; ``heads`` and ``alpha`` are where the first descent, from ``start``, was then.
+    ``errors`` are those of the best head distribution, sample by sample held out; ``gain`` and
+    ``doubt`` are over the head distribution without learning, and its standard error; ``heads`` and
+    ``alpha`` are where the first descent, from ``start``, was then.
     """
 
     start: list[np.ndarray] = field(repr=False)
@@ -733,7 +781,10 @@ class Search:
 
 
 def _fit(task: Task, plan: LearningPlan) -> FittedHeads:
-    """Choose the head distribution without learning; descend apart from the held-out part; keep what it says; go on with all."""
+    """Choose the head distribution without learning.
+
+    Descend apart from the held-out part; keep what it says; go on with all.
+    """
     some = task.at_most(min(plan.max_samples, MAX_SAMPLES_TO_START), plan.seed)
     heads = max(plan.n_heads.values())
     base, judged = choose_identity(some, plan.strengths, plan.scales(), heads, plan.seed)
@@ -760,9 +811,12 @@ def _fit(task: Task, plan: LearningPlan) -> FittedHeads:
 def _fewest_hops(
     task: Task, some: Task, base: FittedHeads, alpha: float, plan: LearningPlan, *, few: bool
 ) -> tuple[Search, str]:
-    """The search with the fewest hops that one more does not beat beyond doubt, and what it found in words.
+    """The search with the fewest hops, and what it found in words.
 
-    ``some`` samples say which penalty each begins with; ``alpha`` is that of the head distribution without learning.
+    One hop more does not beat it beyond doubt.
+
+    ``some`` samples say which penalty each begins with; ``alpha`` is that of the head distribution
+    without learning.
     """
     turns = round(1 / plan.validation) if few else 1
     masks = held_out_parts(len(task), plan.validation, plan.seed, task.groups, turns)
@@ -789,7 +843,10 @@ def _fewest_hops(
                 break
         found = search
     assert found is not None
-    said = f"held-out error fell by {found.gain:.3g} ± {found.doubt:.3g} of the variance in {found.best.step} steps"
+    said = (
+        f"held-out error fell by {found.gain:.3g} ± {found.doubt:.3g} of the variance in "
+        f"{found.best.step} steps"
+    )
     return found, said + (f" ({against})" if against else "")
 
 
@@ -802,14 +859,20 @@ def _search(
     plan: LearningPlan,
     deadline: float,
 ) -> Search:
-    """Descend on what is seen of each pair; return the checks on what is not, and the best of them."""
+    """Descend on what is seen of each pair.
+
+    Return the checks on what is not, and the best of them.
+    """
     seen = [task.at_most(2 * plan.max_samples, plan.seed) for task, _ in pairs]
     judges = [plan.judge_of(task, other) for task, other in zip(seen, unseen, strict=True)]
 
     def check(
         distributions: list[FittedHeads], alphas: list[float | None]
     ) -> tuple[float, np.ndarray]:
-        """The leave-one-out error of the head distributions, each where it is from, and their errors on what they have not seen."""
+        """The leave-one-out error of the head distributions, each where it is from.
+
+        And their errors on what they have not seen.
+        """
         judged = [
             one(distribution, alpha)
             for one, distribution, alpha in zip(judges, distributions, alphas, strict=True)

@@ -1,4 +1,7 @@
-"""Learning a head distribution on a device: the gradient and the judgement of `head_error` in plain torch, tokens staying there."""
+"""Learning a head distribution on a device.
+
+The gradient and the judgement of `head_error` in plain torch, tokens staying there.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +141,10 @@ class DevicePart:
         return found if scales else replace(found, scales=None)
 
     def _inverse(self, features: Any, alpha: float) -> tuple[Any, Any, Any]:
-        """The Gram matrix; the inverse of it plus the penalty, less its part along the intercept; whether it failed."""
+        """The Gram matrix, an inverse, and whether it failed.
+
+        The inverse is that of the matrix plus the penalty, less its part along the intercept.
+        """
         gram = (features @ features.T + self.extras @ self.extras.T).to(torch.float64)
         factor, failed = torch.linalg.cholesky_ex(gram + torch.diag(alpha / self.weights))
         inverse = torch.cholesky_inverse(factor)
@@ -148,13 +154,19 @@ class DevicePart:
         return gram, inverse, failed
 
     def _carried_penalty(self, gram: Any) -> float:
-        """The least α for which K + α diag(1/w) is sure to be positive definite, K made in float32."""
+        """The least α for which K + α diag(1/w) is sure to be positive definite.
+
+        For K made in float32.
+        """
         largest = float(torch.linalg.matrix_norm(gram)) or 1.0
         rounding = float(np.finfo(np.float32).eps)
         return numerical_floor(largest, len(gram), rounding) * float(self.weights.max())
 
     def _pulls(self, inverse: Any, dual: Any, share: Any) -> tuple[Any, Any, Any]:
-        """Left-out residuals e_g = B_gg⁻¹β_g; z_g = 2B_gg⁻¹w_g e_g; and the symmetric part of z_g e_gᵀ, times B."""
+        """Left-out residuals e_g = B_gg⁻¹β_g, and what their gradient needs.
+
+        z_g = 2B_gg⁻¹w_g e_g, and the symmetric part of z_g e_gᵀ, times B.
+        """
         if not self.groups:
             own = inverse.diagonal()[:, None]
             residuals = dual / own
@@ -181,7 +193,10 @@ class DevicePart:
         return residuals[:-1], pull[:-1], middle[:-1, :-1]
 
     def _left_out(self, features: Any, alpha: float) -> tuple[Any, Any]:
-        """`ridge.gram.loo_gradient`: if it failed, the error, its gradient in log α; and in the Gram matrix."""
+        """`ridge.gram.loo_gradient`: if it failed, the error, and its gradients.
+
+        In log α and in the Gram matrix.
+        """
         _, inverse, failed = self._inverse(features, alpha)
         dual = inverse @ self.columns
         share = self.weights / (self.weights.sum() * self.columns.shape[1])
@@ -197,7 +212,10 @@ class DevicePart:
     def judge(
         self, hops: Sequence[np.ndarray], heads: np.ndarray, alpha: float, held_out: DevicePart
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Squared left-out errors of these samples, and of others by the fit to these, averaged over outputs."""
+        """Squared left-out errors of these samples, averaged over outputs.
+
+        And those of others by the fit to these.
+        """
         with torch.no_grad():
             moved = [self.put(hop, torch.float32) for hop in hops]
             drawn = self.put(heads, torch.float32)
@@ -224,7 +242,10 @@ class DevicePart:
 
 
 def _group_rows(groups: np.ndarray) -> list[np.ndarray]:
-    """The members of groups: all padded to the largest with the number after the last, or apart by size."""
+    """The members of groups, padded or apart by size.
+
+    All are padded to the largest with the number after the last.
+    """
     stacks = list(group_stacks(groups))
     longest, count = max(rows.shape[1] for rows in stacks), sum(map(len, stacks))
     if count * longest > MAX_PADDING * len(groups):

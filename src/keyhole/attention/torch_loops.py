@@ -1,7 +1,7 @@
 """Features and the exact Gram matrix in plain torch, on any device.
 
-Features: sets of similar length padded together, products batched. The Gram matrix: float64, tile by tile within a
-memory budget.
+Features: sets of similar length padded together, products batched. The Gram matrix: float64, tile
+by tile within a memory budget.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ def seen_query(query: torch.Tensor | None, n: int, like: torch.Tensor) -> torch.
 
 
 def weigh(activation: str, scores: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
-    """Weights (n, m, k) of the keys: σ(s)/N, or softmax over the set; zero where there is no key."""
+    """Weights (n, m, k) of the keys: σ(s)/N, or softmax over the set.
+
+    Zero where there is no key.
+    """
     if activation == "softmax":
         return torch.softmax(scores.masked_fill(~present[:, None], -math.inf), dim=2)
     if activation == "relu":
@@ -51,10 +54,12 @@ def fill_features(
     out: torch.Tensor,
     memory_budget: int,
 ) -> torch.Tensor:
-    """Fill ``out`` (n, M·D) with scale · Σ_i weight_i x~_i, all in the type of ``out``; heads (M, D_q, D).
+    """Fill ``out`` (n, M·D) with scale · Σ_i weight_i x~_i, all in the type of ``out``.
 
-    Cost: 2MD_qD + 4MD·L operations for a set in a block whose longest set has L keys; blocks hold sets of similar
-    length.
+    Heads (M, D_q, D).
+
+    Cost: 2MD_qD + 4MD·L operations for a set in a block whose longest set has L keys; blocks hold
+    sets of similar length.
     """
     n, width, n_heads = len(offsets) - 1, heads.shape[2], len(heads)
     tokens, lengths = tokens.to(out.dtype), np.diff(offsets)
@@ -134,7 +139,8 @@ def normal_density(h: torch.Tensor) -> torch.Tensor:
 def rectified_mean(h: torch.Tensor) -> torch.Tensor:
     """ψ(h) = E(h + U)_+, accurate relative to its size in both tails.
 
-    For h < 0 the two terms of h Φ(h) + φ(h) cancel: φ(x) (1 − x·Φ(−x)/φ(x)) with x = −h loses x² units of rounding.
+    For h < 0 the two terms of h Φ(h) + φ(h) cancel: φ(x) (1 − x·Φ(−x)/φ(x)) with x = −h loses x²
+    units of rounding.
     """
     density = normal_density(h)
     x = torch.clamp(-h, min=0.0)
@@ -158,7 +164,10 @@ def step_arc(rho: torch.Tensor, gap: torch.Tensor) -> torch.Tensor:
 def rectified_moment(
     power: int, h: torch.Tensor, k: torch.Tensor, rho: torch.Tensor, gap: torch.Tensor
 ) -> torch.Tensor:
-    """E[(h+U)_+^p (k+V)_+^p]: the ReLU moment at p = 1, Φ₂(h, k; ρ) at p = 0; h, k broadcast against ρ."""
+    """E[(h+U)_+^p (k+V)_+^p]: the ReLU moment at p = 1, Φ₂(h, k; ρ) at p = 0.
+
+    h and k broadcast against ρ.
+    """
     near = torch.clamp(rho, -FAR, FAR)
     result = _near_moment(power, h, k, near)
     far = torch.nonzero(rho.abs() > FAR, as_tuple=True)
@@ -194,7 +203,8 @@ def _far_moment(
     power: int, h: torch.Tensor, k: torch.Tensor, rho: torch.Tensor, gap: torch.Tensor
 ) -> torch.Tensor:
     """The closed form. ``gap`` = 1 − |ρ| may be better known than ρ."""
-    # zero counts as positive, and two zeros as equal: the angle between them must survive the division by h
+    # zero counts as positive, and two zeros as equal: the angle between them must survive the
+    # division by h
     h, k = torch.where(h.abs() < _TINY, _TINY, h), torch.where(k.abs() < _TINY, _TINY, k)
     sign = torch.sign(rho)
     r = torch.sqrt(gap * (2.0 - gap)).clamp(min=_TINY)
@@ -212,7 +222,10 @@ def _far_moment(
 
 
 def _owen(h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Owen's T(h, y/h), h = 0 counted as positive; the ratio is brought into [0, 1], where 20 nodes give 1e-16."""
+    """Owen's T(h, y/h), h = 0 counted as positive.
+
+    The ratio is brought into [0, 1], where 20 nodes give 1e-16.
+    """
     odd = torch.where((h >= 0) == (y >= 0), 1.0, -1.0)
     h, y = h.abs(), y.abs()
     small, large = torch.minimum(h, y), torch.maximum(h, y)
@@ -223,7 +236,8 @@ def _owen(h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         square = 1.0 + torch.square((0.5 + 0.5 * float(node)) * ratio)
         total += 0.5 * float(weight) * torch.exp(-0.5 * large * large * square) / square
     total *= ratio / (2.0 * math.pi)
-    # total is T(large, small/large); where y is the larger that is T(y, h/y), and T(h, y/h) follows from it
+    # total is T(large, small/large); where y is the larger that is T(y, h/y), and T(h, y/h) follows
+    # from it
     at_h, at_y = torch.special.ndtr(-h), torch.special.ndtr(-y)
     swapped = 0.5 * (at_h + at_y) - at_h * at_y - total
     return odd * torch.where(y <= h, total, swapped)
@@ -238,7 +252,10 @@ _NEAR = 0.99
 
 @dataclass(frozen=True)
 class TensorPanel:
-    """What the tiles need of some sets: the fields of ``keyhole.attention.compiled_gram.Panel``, as float64 tensors."""
+    """What the tiles need of some sets.
+
+    The fields of ``keyhole.attention.compiled_gram.Panel``, as float64 tensors.
+    """
 
     unit: torch.Tensor  # (t, D) extended keys, scaled to unit length
     query: torch.Tensor  # (n, D_q) extended queries, scaled to unit length
@@ -266,7 +283,10 @@ def prepare_panel(
     scale: float,
     activation: str,
 ) -> TensorPanel:
-    """Unit vectors, weights and score moments of every key, in float64 on the device of ``tokens``."""
+    """Unit vectors, weights and score moments of every key.
+
+    In float64 on the device of ``tokens``.
+    """
     unit, norm = units(tokens, 1.0)
     n = len(offsets) - 1
     if query is None:
@@ -307,10 +327,12 @@ def fill_gram(
     out: torch.Tensor,
     memory_budget: int,
 ) -> torch.Tensor:
-    """Fill ``out`` (n, m), of any type and device, with K; without ``right`` one triangle is computed and mirrored.
+    """Fill ``out`` (n, m), of any type and device, with K.
 
-    Cost: D multiply-adds and about a dozen passes over float64 temporaries per pair of keys (140 around a mean), no
-    temporary beyond the budget unless two single sets exceed it.
+    Without ``right`` one triangle is computed and mirrored.
+
+    Cost: D multiply-adds and about a dozen passes over float64 temporaries per pair of keys
+    (140 around a mean), no temporary beyond the budget unless two single sets exceed it.
     """
     symmetric = right is None
     columns = left if right is None else right
@@ -366,7 +388,10 @@ def pair_moments(
 def _gap(
     a: TensorPanel, b: TensorPanel, cosine: torch.Tensor, query: torch.Tensor, rho: torch.Tensor
 ) -> torch.Tensor:
-    """1 − |ρ|, from differences of unit vectors where ρ is close to ±1: ρ itself tells it to 1e-16 only."""
+    """1 − |ρ|, from differences of unit vectors where ρ is close to ±1.
+
+    There ρ itself tells it to 1e-16 only.
+    """
     gap = (1.0 - rho.abs()).clamp(min=0.0)
     i, j = torch.nonzero(rho.abs() > _NEAR, as_tuple=True)
     if i.numel():
@@ -378,7 +403,10 @@ def _gap(
 
 
 def _indicator(panel: TensorPanel) -> torch.Tensor:
-    """(n, t): the weight of each key in the row of its set, so that sums over sets are matrix products."""
+    """(n, t): the weight of each key in the row of its set.
+
+    Sums over sets are then matrix products.
+    """
     n, t = len(panel.offsets) - 1, len(panel.weight)
     matrix = torch.zeros(n, t, dtype=torch.float64, device=panel.weight.device)
     matrix[panel.owner, torch.arange(t, device=panel.weight.device)] = panel.weight

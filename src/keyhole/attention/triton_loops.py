@@ -1,10 +1,11 @@
 """ReLU features and the exact ReLU Gram matrix on CUDA.
 
-Features take one pass that writes them and nothing else, by one of two kernels. Up to 32 coordinates, a thread has one
-head and holds x~_0ᵀ W_m and Σ_i relu(s_mi) x~_i of a few sets in registers: the entries of W_m are read once for these
-sets, keys are the same for all threads, and every product is a plain float32 multiply-add. Beyond, registers do not
-suffice: a matrix product puts the projected queries where the features belong, and a second kernel replaces them, block
-by block, with tensor cores (three passes of tf32).
+Features take one pass that writes them and nothing else, by one of two kernels. Up to 32
+coordinates, a thread has one head and holds x~_0ᵀ W_m and Σ_i relu(s_mi) x~_i of a few sets in
+registers: the entries of W_m are read once for these sets, keys are the same for all threads, and
+every product is a plain float32 multiply-add. Beyond, registers do not suffice: a matrix product
+puts the projected queries where the features belong, and a second kernel replaces them, block by
+block, with tensor cores (three passes of tf32).
 
 The Gram matrix has inner products, moments and the sum over pairs of keys in one kernel.
 """
@@ -39,12 +40,15 @@ def fill_relu_features(
     scale: float,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """Fill ``out`` (n, M·D), float32 on CUDA with contiguous rows, with scale · (1/N) Σ_i relu(s_mi) x~_i."""
+    """Fill ``out`` (n, M·D) with scale · (1/N) Σ_i relu(s_mi) x~_i.
+
+    ``out`` is float32 on CUDA with contiguous rows.
+    """
     fill = fill_in_registers if tokens.shape[1] <= 32 else fill_in_tiles
     return fill(tokens, offsets, query, heads.to(torch.float32), scale, out)
 
 
-# --- few coordinates -------------------------------------------------------------------------------------------------
+# --- few coordinates ------------------------------------------------------------------------------
 
 
 def fill_in_registers(
@@ -70,16 +74,34 @@ def fill_in_registers(
     step = step or next(k for k in (4, 2, 1) if dim % k == 0 and tokens.data_ptr() % (4 * k) == 0)
     at_once = sets_at_once or min(4, max(1, 34 // (dim + 1)))
     relu_in_registers[(-(-n // at_once), -(-len(heads) // _WARP))](
-        out, tokens, tokens if equal else as_tensor(offsets.astype(np.int64), tokens), queries, in_warps(heads),
-        length if equal else 0, n, len(heads), out.stride(0), scale, last,
-        EQUAL=equal, DIM=dim, ASKED=heads.shape[1] - 1, LOG=(dim - 1).bit_length(), HEADS=_WARP,
-        SETS=at_once, STEP=step, num_warps=1,
-    )  # fmt: skip
+        out,
+        tokens,
+        tokens if equal else as_tensor(offsets.astype(np.int64), tokens),
+        queries,
+        in_warps(heads),
+        length if equal else 0,
+        n,
+        len(heads),
+        out.stride(0),
+        scale,
+        last,
+        EQUAL=equal,
+        DIM=dim,
+        ASKED=heads.shape[1] - 1,
+        LOG=(dim - 1).bit_length(),
+        HEADS=_WARP,
+        SETS=at_once,
+        STEP=step,
+        num_warps=1,
+    )
     return out
 
 
 def in_warps(heads: torch.Tensor) -> torch.Tensor:
-    """W as (warps, D_q, D, 32): every offset in a warp is known. Beyond the last head stands whatever stood there."""
+    """W as (warps, D_q, D, 32): every offset in a warp is known.
+
+    Beyond the last head stands whatever stood there.
+    """
     n_heads, rows, width = heads.shape
     whole = n_heads // _WARP
     turned = torch.empty(
@@ -116,11 +138,28 @@ def _coordinates(x, DIM: tl.constexpr, STEP: tl.constexpr, HEADS: tl.constexpr):
 
 @triton.jit
 def relu_in_registers(
-    out, tokens, offsets, query, weights, length, n_sets, n_heads, stride, scale, last,
-    EQUAL: tl.constexpr, DIM: tl.constexpr, ASKED: tl.constexpr, LOG: tl.constexpr, HEADS: tl.constexpr,
-    SETS: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
-    """Features of SETS sets and HEADS heads. Tuples hold coordinate e of set s at e·SETS + s, each a value per head.
+    out,
+    tokens,
+    offsets,
+    query,
+    weights,
+    length,
+    n_sets,
+    n_heads,
+    stride,
+    scale,
+    last,
+    EQUAL: tl.constexpr,
+    DIM: tl.constexpr,
+    ASKED: tl.constexpr,
+    LOG: tl.constexpr,
+    HEADS: tl.constexpr,
+    SETS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Features of SETS sets and HEADS heads.
+
+    Tuples hold coordinate e of set s at e·SETS + s, each a value per head.
 
     Queries have ASKED coordinates, and heads one row more.
     """
@@ -211,7 +250,7 @@ def relu_in_registers(
         tl.store(start_of + DIM, total[DIM * SETS + s] * factor, mask=inside)
 
 
-# --- many coordinates ------------------------------------------------------------------------------------------------
+# --- many coordinates -----------------------------------------------------------------------------
 
 
 def fill_in_tiles(
@@ -224,7 +263,10 @@ def fill_in_tiles(
     *,
     heads_at_once: int = 16,
 ) -> torch.Tensor:
-    """Project all queries into ``out``, then replace them tile by tile: three passes over ``out``."""
+    """Project all queries into ``out``, then replace them tile by tile.
+
+    Three passes over ``out``.
+    """
     n, dim = len(offsets) - 1, tokens.shape[1]
     # out[s, m·D + e] = Σ_d x~_0[s, d] W_m[d, e]
     torch.mm(
@@ -267,7 +309,8 @@ def relu_in_tiles(
 ):  # fmt: skip
     """Replace x~_0ᵀ W_m by scale/N Σ_i relu(x~_0ᵀ W_m x~_i) x~_i for one set and a block of heads.
 
-    The appended one stays outside of the products, so that d = 64 is a whole number of steps of the tensor cores.
+    The appended one stays outside of the products, so that d = 64 is a whole number of steps of the
+    tensor cores.
     """
     a_set = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -411,13 +454,25 @@ def fill_entries(
         for p in (left, right)
     ]
     entry_kernel[(len(rows),)](
-        *sides[0], *sides[1], rows.contiguous(), columns.contiguous(), out, out.stride(0), left.unit.shape[1],
-        NODES=_legendre(), COUNT=_COUNT, SYMMETRIC=symmetric, SIZE=16, num_warps=2,
-    )  # fmt: skip
+        *sides[0],
+        *sides[1],
+        rows.contiguous(),
+        columns.contiguous(),
+        out,
+        out.stride(0),
+        left.unit.shape[1],
+        NODES=_legendre(),
+        COUNT=_COUNT,
+        SYMMETRIC=symmetric,
+        SIZE=16,
+        num_warps=2,
+    )
 
 
 TOLERANCE = 3e-7
-"""Estimated error of the quadrature, relative to its entry of K, beyond which an entry is computed again."""
+"""Estimated error of the quadrature, relative to its entry of K, beyond which an entry is computed
+again.
+"""
 
 QUADRATURES = (3, 4, 6, 8)
 """Numbers of nodes to choose from around a mean."""
@@ -431,7 +486,7 @@ _SCANNED = 2**29
 _LOG2_E = 1.0 / math.log(2.0)
 
 
-# --- kernels ---------------------------------------------------------------------------------------------------------
+# --- kernels --------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -445,9 +500,19 @@ def _load_tile(
 
 @triton.jit
 def _cosines(
-    a, row, b, column, DEPTH: tl.constexpr, SLICE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):  # fmt: skip
-    """Inner products of consecutive rows of ``a`` with consecutive rows of ``b``, but for their last coordinates."""
+    a,
+    row,
+    b,
+    column,
+    DEPTH: tl.constexpr,
+    SLICE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Inner products of consecutive rows of ``a`` with consecutive rows of ``b``.
+
+    The last coordinates are left out.
+    """
     total = tl.dot(
         _load_tile(a, row, DEPTH, 0, ROWS, SLICE), _load_tile(b, column, DEPTH, 0, COLUMNS, SLICE).T
     )
@@ -476,7 +541,10 @@ def _row(base, start, SIZE: tl.constexpr):
 
 @triton.jit
 def _add_last(total, left, right):
-    """Add left · right. As a sum the compiler would hand it to the tensor cores, to be truncated with the rest."""
+    """Add left · right.
+
+    As a sum the compiler would hand it to the tensor cores, to be truncated with the rest.
+    """
     left, right = tl.broadcast(left, total)[0], tl.broadcast(right, total)[0]
     return tl.fma(left, right, total)
 
@@ -495,7 +563,10 @@ def _store_tile(
     out, value, row, column, row_order, column_order, n, m, stride,
     SYMMETRIC: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile; in the symmetric case what lies on or above the diagonal, and its mirror image."""
+    """Write a tile.
+
+    In the symmetric case what lies on or above the diagonal, and its mirror image.
+    """
     rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
     inside = (rows[:, None] < n) & (columns[None, :] < m)
     if SYMMETRIC:
@@ -510,7 +581,10 @@ def _store_tile(
 
 @triton.jit
 def _arc(rho):
-    """2 κ(ρ) = max(ρ, 0) + y^{3/2} p(y) with y = 1 − |ρ|; p by least squares of the product, error 8e-9."""
+    """2 κ(ρ) = max(ρ, 0) + y^{3/2} p(y) with y = 1 − |ρ|.
+
+    The polynomial p is by least squares of the product, with error 8e-9.
+    """
     y = tl.abs(1.0 - tl.abs(rho))  # below zero by rounding only, and then y^{3/2} is nothing
     p = 0.00022173397883307189 * y - 0.00017392460722476244
     p = p * y + 0.0008317041210830212
@@ -522,13 +596,37 @@ def _arc(rho):
 
 @triton.jit
 def arc_kernel(
-    row_keys, row_last, row_weight, row_query, row_query_last, row_order, row_level,
-    column_keys, column_last, column_weight, column_query, column_query_last, column_order, column_level,
-    tiles, out, n, m, stride,
-    SYMMETRIC: tl.constexpr, RAGGED: tl.constexpr, DEPTH: tl.constexpr, SLICE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """K of one tile of sets for zero mean. Weights carry lengths, deviations and 1/N; rows' a factor 1/2 as well."""
+    row_keys,
+    row_last,
+    row_weight,
+    row_query,
+    row_query_last,
+    row_order,
+    row_level,
+    column_keys,
+    column_last,
+    column_weight,
+    column_query,
+    column_query_last,
+    column_order,
+    column_level,
+    tiles,
+    out,
+    n,
+    m,
+    stride,
+    SYMMETRIC: tl.constexpr,
+    RAGGED: tl.constexpr,
+    DEPTH: tl.constexpr,
+    SLICE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """K of one tile of sets for zero mean.
+
+    Weights carry lengths, deviations and 1/N; rows' a factor 1/2 as well.
+    """
     tile = tiles + 4 * tl.program_id(0)
     row, column = tl.load(tile) * ROWS, tl.load(tile + 1) * COLUMNS
     query = _cosines(row_query, row, column_query, column, DEPTH, SLICE, ROWS, COLUMNS)
@@ -566,11 +664,13 @@ def arc_kernel(
 
 @triton.jit
 def _rectified(rho, square, h, k, NODES: tl.constexpr, COUNT: tl.constexpr):
-    """∫_0^1 (1 − s) φ₂(h, k; ρs) ds / φ(h)φ(k), for h and k in units in which the exponent is one of 2.
+    """∫_0^1 (1 − s) φ₂(h, k; ρs) ds / φ(h)φ(k).
 
-    (1 − t²)^{-1/2} 2^{(thk − t²(h² + k²)/2)/(1 − t²)} at t = ρs, by Gauss–Jacobi nodes. Scaling 1 − t² by 1/s saves a
-    multiplication: r = √s (1 − t²)^{-1/2}, and the weights carry s^{-1/2}. For small s that root is a short series in
-    ρ², which relieves the unit of special functions.
+    For h and k in units in which the exponent is one of 2.
+
+    (1 − t²)^{-1/2} 2^{(thk − t²(h² + k²)/2)/(1 − t²)} at t = ρs, by Gauss–Jacobi nodes. Scaling 1 −
+    t² by 1/s saves a multiplication: r = √s (1 − t²)^{-1/2}, and the weights carry s^{-1/2}. For
+    small s that root is a short series in ρ², which relieves the unit of special functions.
     """
     cross = rho * (h * k)
     spread = square * (0.5 * (h * h) + 0.5 * (k * k))
@@ -607,18 +707,47 @@ def _add_power(total, square, COUNT: tl.constexpr):
 
 @triton.jit
 def rectified_kernel(
-    row_keys, row_last, row_parts, row_query, row_query_last, row_order, row_level, row_density, row_count,
-    column_keys, column_last, column_parts, column_query, column_query_last, column_order, column_level, column_density,
-    column_count, tiles, out, n, m, stride, error_scale,
-    NODES: tl.constexpr, COUNT: tl.constexpr,
-    SYMMETRIC: tl.constexpr, RAGGED: tl.constexpr, DEPTH: tl.constexpr, SLICE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """K of one tile of sets around a mean: m = ψ(h)ψ(k) + ρ Φ(h)Φ(k) + ρ² φ(h)φ(k) ∫ (1 − s) …, see `_rectified`.
+    row_keys,
+    row_last,
+    row_parts,
+    row_query,
+    row_query_last,
+    row_order,
+    row_level,
+    row_density,
+    row_count,
+    column_keys,
+    column_last,
+    column_parts,
+    column_query,
+    column_query_last,
+    column_order,
+    column_level,
+    column_density,
+    column_count,
+    tiles,
+    out,
+    n,
+    m,
+    stride,
+    error_scale,
+    NODES: tl.constexpr,
+    COUNT: tl.constexpr,
+    SYMMETRIC: tl.constexpr,
+    RAGGED: tl.constexpr,
+    DEPTH: tl.constexpr,
+    SLICE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """K of one tile of sets around a mean.
 
-    ``parts`` are four vectors over the keys: h, and weight times ψ(h), Φ(h), φ(h). ``density`` bounds what φ₂(h, k; ρ)
-    can be, one factor for each set. NaN marks entries whose error of quadrature may be too large:
-    error_scale · Σ ρ^{4·COUNT} times the densities.
+    m = ψ(h)ψ(k) + ρ Φ(h)Φ(k) + ρ² φ(h)φ(k) ∫ (1 − s) …, see `_rectified`.
+
+    ``parts`` are four vectors over the keys: h, and weight times ψ(h), Φ(h), φ(h). ``density``
+    bounds what φ₂(h, k; ρ) can be, one factor for each set. NaN marks entries whose error of
+    quadrature may be too large: error_scale · Σ ρ^{4·COUNT} times the densities.
     """
     tile = tiles + 4 * tl.program_id(0)
     row, column = tl.load(tile) * ROWS, tl.load(tile + 1) * COLUMNS
@@ -669,7 +798,7 @@ def rectified_kernel(
     )
 
 
-# --- what they are given ---------------------------------------------------------------------------------------------
+# --- what they are given --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -687,8 +816,9 @@ class Tiling:
 class Operand:
     """A panel as the kernels take it: sets by length, the longest first, and keys level by level.
 
-    Level j holds key j of every set that has one. Those are the first sets of the order, so that key j of the set at
-    position p is row level[j] + p, and a tile of sets reads consecutive rows at every level.
+    Level j holds key j of every set that has one. Those are the first sets of the order, so that
+    key j of the set at position p is row level[j] + p, and a tile of sets reads consecutive rows at
+    every level.
     """
 
     keys: torch.Tensor  # (t + pad, DEPTH) half precision, stacked for the side it stands on
@@ -720,7 +850,10 @@ class Operand:
 
 
 def stack_halves(unit: torch.Tensor, *, right: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """[hi, hi, lo], or [hi, lo, hi] on the right, with zeros up to what the tensor cores take; and the last column."""
+    """[hi, hi, lo], or [hi, lo, hi] on the right; and the last column.
+
+    With zeros up to what the tensor cores take.
+    """
     high = unit[:, :-1].to(torch.float16)
     low = (unit[:, :-1] - high).to(torch.float16)
     width = 3 * high.shape[1]
@@ -769,7 +902,10 @@ def operand(panel: TensorPanel, *, right: bool, biased: bool) -> Operand:
 
 
 def _levels(first: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each level starts, and which token each row is, for sets in order of falling lengths."""
+    """Where each level starts, and which token each row is.
+
+    For sets in order of falling lengths.
+    """
     n_sets = len(lengths) - np.searchsorted(lengths[::-1], np.arange(lengths[0]), side="right")
     level = np.concatenate([[0], np.cumsum(n_sets)])
     number = np.repeat(np.arange(lengths[0]), n_sets)
@@ -796,7 +932,8 @@ def quadrature(count: int) -> tuple[tuple[tuple[float, ...], ...], float]:
 
     The constants are s, weights over √s, 1/s, and the series of √s (1 − s²z)^{-1/2} in z.
 
-    Nodes are those of Gauss–Jacobi for the weight 1 − s on [0, 1], from the Jacobi matrix of its polynomials.
+    Nodes are those of Gauss–Jacobi for the weight 1 − s on [0, 1], from the Jacobi matrix of its
+    polynomials.
     """
     i = np.arange(count)
     diagonal = -1.0 / ((2 * i + 1.0) * (2 * i + 3.0))
@@ -872,13 +1009,27 @@ def launch(
         return
     constants, worst = quadrature(nodes)
     rectified_kernel[(len(tiles),)](
-        *a, left.density, len(left.keys), *b, right.density, len(right.keys), tiles, out, *size, worst / TOLERANCE,
-        NODES=constants, COUNT=nodes, **shape,
-    )  # fmt: skip
+        *a,
+        left.density,
+        len(left.keys),
+        *b,
+        right.density,
+        len(right.keys),
+        tiles,
+        out,
+        *size,
+        worst / TOLERANCE,
+        NODES=constants,
+        COUNT=nodes,
+        **shape,
+    )
 
 
 def _of_one_width(panel: TensorPanel) -> TensorPanel:
-    """The panel with zeros before the appended one of keys or queries, whichever are narrower: no cosine changes."""
+    """The panel with zeros before the appended one of keys or queries, whichever are narrower.
+
+    No cosine changes.
+    """
     short = panel.unit.shape[1] - panel.query.shape[1]
     if short == 0:
         return panel
@@ -895,7 +1046,10 @@ def fused_gram(
     out: torch.Tensor,
     tiling: Tiling | None = None,
 ) -> torch.Tensor:
-    """Fill ``out`` (n, m), float32 on CUDA, with the ReLU kernel; without ``right`` exactly symmetric."""
+    """Fill ``out`` (n, m), float32 on CUDA, with the ReLU kernel.
+
+    Without ``right`` exactly symmetric.
+    """
     symmetric = right is None
     left = _of_one_width(left)
     columns = left if right is None else _of_one_width(right)
@@ -919,7 +1073,10 @@ def fused_gram(
 def choose_nodes(
     left: TensorPanel, right: TensorPanel, n_samples: int = 1024, share: float = 1e-3
 ) -> int:
-    """The fewest nodes whose error is small enough on all but ``share`` of some entries, taken at fixed strides."""
+    """The fewest nodes whose error is small enough on all but ``share`` of some entries.
+
+    Entries are taken at fixed strides.
+    """
     n, m = len(left.offsets) - 1, len(right.offsets) - 1
     device = left.unit.device
     steps = torch.arange(n_samples, device=device)

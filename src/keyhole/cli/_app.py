@@ -64,7 +64,8 @@ class _Sentences(TyperGroup):
         for argument in args:
             if not argument.isascii() and any("\ud800" <= c <= "\udfff" for c in argument):
                 echo(
-                    f"error: names must be text in UTF-8: got {argument!r:.200}. Rename the file or folder.",
+                    f"error: names must be text in UTF-8: got {argument!r:.200}. Rename the file "
+                    "or folder.",
                     err=True,
                 )
                 ctx.exit(2)
@@ -79,13 +80,14 @@ class _Sentences(TyperGroup):
                 raise
             name = "" if error.filename is None else f"{str(error.filename)!r:.200}: "
             refuse(
-                f"a file could not be read or written: {name}{error.strerror or error}. Check the name, that the disk "
-                "has room, and that you may write there."
+                f"a file could not be read or written: {name}{error.strerror or error}. Check the "
+                "name, that the disk has room, and that you may write there."
             )
         except sqlite3.Error as error:
             refuse(
-                f"the store of finished cells could not be read or written: {error}. Check that the disk has room and "
-                "that you may write there, or choose another folder with --out."
+                f"the store of finished cells could not be read or written: {error}. Check that "
+                "the disk has room and that you may write there, or choose another folder with "
+                "--out."
             )
 
 
@@ -111,7 +113,10 @@ def _root(
 
 
 def answer_or_exit(question: Callable[[], Any]) -> Any:
-    """The answer; or, where the question is refused with a ValueError, its message and exit code 2."""
+    """The answer, or a message and exit code 2.
+
+    The latter where the question is refused with a ValueError.
+    """
     try:
         return question()
     except ValueError as error:
@@ -119,7 +124,10 @@ def answer_or_exit(question: Callable[[], Any]) -> Any:
 
 
 def check_output(path: Path, inputs: Iterable[Path]) -> None:
-    """Refuse a place where no file can be written, or where one is read, before any work is done."""
+    """Refuse a place where no file can be written, or where one is read.
+
+    Before any work is done.
+    """
     try:
         str(path).encode()
         if path.is_dir():
@@ -132,7 +140,8 @@ def check_output(path: Path, inputs: Iterable[Path]) -> None:
             path.samefile(file) for source in inputs for file in _files(source)
         ):
             refuse(
-                f"the output must not be one of the files that are read: {path} is. Choose another name."
+                f"the output must not be one of the files that are read: {path} is. Choose another "
+                "name."
             )
         folder = next(p for p in behind_links(path).absolute().parents if p.exists())
     except UnicodeEncodeError:
@@ -142,12 +151,16 @@ def check_output(path: Path, inputs: Iterable[Path]) -> None:
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         problem = "it may not be written" if folder.is_dir() else "Not a directory"
         refuse(
-            f"a file is written into a folder: {folder} cannot take one ({problem}). Choose another place."
+            f"a file is written into a folder: {folder} cannot take one ({problem}). Choose "
+            "another place."
         )
 
 
 def _files(path: Path) -> list[Path]:
-    """A file, or the Parquet files of a folder; none where it cannot be looked at, which who reads it will say."""
+    """A file, or the Parquet files of a folder.
+
+    None where it cannot be looked at, which who reads it will say.
+    """
     try:
         return list(path.glob("*.parquet")) if path.is_dir() else [path] if path.exists() else []
     except OSError:
@@ -155,7 +168,10 @@ def _files(path: Path) -> list[Path]:
 
 
 def check_folder(folder: Path, *, overwrite: bool = True) -> None:
-    """Refuse, before any work, a report that cannot be drawn or written, or whose place is taken by another one."""
+    """Refuse, before any work, a report that cannot be drawn or written.
+
+    Or whose place is taken by another one.
+    """
     from keyhole.lab.report.html import check_lab
 
     try:
@@ -171,7 +187,8 @@ def check_folder(folder: Path, *, overwrite: bool = True) -> None:
         refuse(f"--out must be a folder that can be written: {above} cannot. Choose another one.")
     if not overwrite and os.path.lexists(folder / "report.html"):
         refuse(
-            f"a report is not replaced unless asked: {folder} has one. Choose another folder, or add --overwrite."
+            f"a report is not replaced unless asked: {folder} has one. Choose another folder, or "
+            "add --overwrite."
         )
 
 
@@ -181,14 +198,25 @@ KEYS_HELP = (
 QUERY_HELP = (
     "Columns of the query, with commas [default: column query, or rows whose role is query]."
 )
-EXTRAS_HELP = "Columns of the sample itself, with commas, solved for beside the sets [default: column extras]."
+EXTRAS_HELP = (
+    "Columns of the sample itself, with commas, solved for beside the sets [default: column "
+    "extras]."
+)
 TARGET_HELP = "Column to predict [default: target, label, class or y]."
-SET_HELP = "Column that says which set a row belongs to, where a row is a token [default: set, bag, id, …]."
-TOKENS_HELP = "A table with one row per token, where DATA has one row per sample; joined by the column of --set."
+SET_HELP = (
+    "Column that says which set a row belongs to, where a row is a token [default: set, bag, id, "
+    "…]."
+)
+TOKENS_HELP = (
+    "A table with one row per token, where DATA has one row per sample; joined by the column of "
+    "--set."
+)
 Data = Annotated[
     str,
     typer.Argument(
-        help="A table of sets (Parquet, Arrow, CSV, npz), .ts or a folder of such, .xyz, or: digits."
+        help=(
+            "A table of sets (Parquet, Arrow, CSV, npz), .ts or a folder of such, .xyz, or: digits."
+        )
     ),
 ]
 Tokens = Annotated[str | None, typer.Option(help=TOKENS_HELP)]
@@ -227,13 +255,17 @@ def read_data(data: str, **columns: Any) -> Any:
         refuse(str(error))
     if found.target is None:
         refuse(
-            f"{data} must have a target to learn: no column target, label, class or y. Name it with --target."
+            f"{data} must have a target to learn: no column target, label, class or y. Name it "
+            "with --target."
         )
     return found
 
 
 def task_of(target: np.ndarray, task: str) -> str:
-    """The task: as asked, or classification where the target is text, yes or no, or a few whole numbers."""
+    """The task: as asked, or by the target.
+
+    Classification where it is text, yes or no, or a few whole numbers.
+    """
     from keyhole.lab.lens.look import TASKS, likely_task
 
     if task not in TASKS:
@@ -241,7 +273,8 @@ def task_of(target: np.ndarray, task: str) -> str:
     kind = target.dtype.kind
     if task == "regression" and kind == "U":
         refuse(
-            f"--task regression needs a target of numbers: this one holds text such as {target[0]!r:.40}."
+            "--task regression needs a target of numbers: this one holds text such as "
+            f"{target[0]!r:.40}."
         )
     return likely_task(target) if task == "auto" else task
 

@@ -17,7 +17,8 @@ from rich.text import Text
 
 from keyhole.lab.report.document import Row
 
-JOINERS = "\u200c\u200d"  # formatting characters that words and emoji are written with, and that do no harm
+# formatting characters that words and emoji are written with, and that do no harm
+JOINERS = "\u200c\u200d"
 _CONTROLS = {
     "Cc",
     "Cf",

@@ -30,7 +30,10 @@ def explain(
         bool, typer.Option("--overwrite", help="Replace the page in OUT.")
     ] = False,
 ) -> None:
-    """Take one prediction apart: a page with what each key adds to it, the query, the interval and the novelty."""
+    """Take one prediction apart.
+
+    A page with what each key adds to it, the query, the interval and the novelty.
+    """
     check_folder(out, overwrite=overwrite)
     from keyhole.data.datasets import holds_series, load_data
     from keyhole.data.reader import SUFFIXES
@@ -42,7 +45,8 @@ def explain(
         saved = read_model(model)
         if not hasattr(saved.estimator, "contributions"):
             refuse(
-                f"{model} must predict to be explained: it holds a {type(saved.estimator).__name__}."
+                f"{model} must predict to be explained: it holds a "
+                f"{type(saved.estimator).__name__}."
             )
         path = Path(data)
         table = path.suffix.lower() in SUFFIXES or (path.is_dir() and not holds_series(path))
@@ -75,7 +79,8 @@ def _row(chosen: str, ids: np.ndarray | None, n: int) -> int:
         known = [str(name) for name in ids.tolist()]
         if chosen not in known:
             refuse(
-                f"--set must name a set of the data: {chosen!r} is none of {', '.join(known[:5])} … ({n} in all)."
+                f"--set must name a set of the data: {chosen!r} is none of {', '.join(known[:5])} "
+                f"… ({n} in all)."
             )
         return known.index(chosen)
     is_number = (

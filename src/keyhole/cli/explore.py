@@ -25,17 +25,20 @@ def explore(
         Path, typer.Option(help="Folder of the store of finished cells, shared with reproduce.")
     ] = Path("out/reproduce"),
 ) -> None:
-    """Theory and experiment on one page: turn sizes, head distribution and target, see the curves move, measure on top of them.
+    """Theory and experiment on one page.
 
-    The first line of output is the address of the page, which nobody can reach but programs on this machine that know
-    it. Measured points are kept in OUT/cells.sqlite. Stop with Ctrl-C.
+    Turn sizes, head distribution and target, see the curves move, measure on top of them.
+
+    The first line of output is the address of the page, which nobody can reach but programs on this
+    machine that know it. Measured points are kept in OUT/cells.sqlite. Stop with Ctrl-C.
     """
     check_folder(out)
     try:
         from keyhole.lab.explore.server import ExploreServer, PortTakenError
     except ImportError as error:
         refuse(
-            f"`keyhole explore` needs {error.name or 'starlette and uvicorn'}: pip install 'keyhole[lab]'."
+            f"`keyhole explore` needs {error.name or 'starlette and uvicorn'}: pip install "
+            "'keyhole[lab]'."
         )
     try:
         server = answer_or_exit(lambda: ExploreServer(out / "cells.sqlite", port))

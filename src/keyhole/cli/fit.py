@@ -66,7 +66,10 @@ def fit(
     heads: Annotated[
         str | None,
         typer.Option(
-            help="Head distribution: auto, zero-mean, biased, identity (its strength chosen) or learned."
+            help=(
+                "Head distribution: auto, zero-mean, biased, identity (its strength chosen) or "
+                "learned."
+            )
         ),
     ] = None,
     alpha: Annotated[str | None, typer.Option(help="Ridge penalty, a number or loo.")] = None,
@@ -92,7 +95,8 @@ def fit(
     check_output(model, [Path(data), *([] if tokens is None else [Path(tokens)])])
     if model.exists() and not overwrite:
         refuse(
-            f"a file is not replaced unless asked: {model.name!r} exists. Choose another name, or add --overwrite."
+            f"a file is not replaced unless asked: {model.name!r} exists. Choose another name, or "
+            "add --overwrite."
         )
     named = {
         "n_heads": n_heads if n_heads in (None, "auto") else read_n_heads(n_heads),
@@ -209,12 +213,14 @@ def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: floa
         error = np.sqrt(wrong * (1 - wrong) / len(train))
         say(
             console,
-            f"{left} accuracy {100 * (1 - wrong):.1f} % ± {100 * error:.1f}, {len(estimator.classes_)} classes",
+            f"{left} accuracy {100 * (1 - wrong):.1f} % ± {100 * error:.1f}, "
+            f"{len(estimator.classes_)} classes",
         )
     if getattr(distribution, "chosen", "") == "learned":
         say(
             console,
-            "(the head distribution was learned from all samples: its leave-one-out error flatters a little)",
+            "(the head distribution was learned from all samples: its leave-one-out error flatters "
+            "a little)",
         )
     if data.split is not None and len(data.test):
         score = estimator.score(data.test.sets, data.test.target)
@@ -232,6 +238,7 @@ def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: floa
         rmse = "" if errors is None else f"RMSE {number(float(np.sqrt(errors.mean())))}, "
         say(
             console,
-            f"test {rmse}{name} {score:.3f} on the {len(data.test)} {which}, which the model has not seen",
+            f"test {rmse}{name} {score:.3f} on the {len(data.test)} {which}, which the model has "
+            "not seen",
         )
     say(console, f"{len(train)} sets in {seconds:.1f} s")

@@ -89,7 +89,10 @@ def _write(figure: Any, findings: Any, out: Path) -> list[Path]:
         "Python": platform.python_version(),
         "layer norms": "folded in" if findings.fold_norm else "left out",
     }
-    lead = "How far the query-key matrices of a trained model lean towards the identity, and what chance would give."
+    lead = (
+        "How far the query-key matrices of a trained model lean towards the identity, and what "
+        "chance would give."
+    )
     return write_report(
         Report(f"Heads of {findings.name}", lead, [figure.section_of(findings)], provenance), out
     )

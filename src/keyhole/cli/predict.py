@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from keyhole.data.writer import PartedFile
     from keyhole.models import SavedModel
 
-GAPS = "Gaps: error, drop tokens with one, or impute as the model was fitted [default: as the model was fitted]."
+GAPS = (
+    "Gaps: error, drop tokens with one, or impute as the model was fitted [default: as the model "
+    "was fitted]."
+)
 Drop = Annotated[str | None, typer.Option(help=GAPS)]
 Unknown = Annotated[
     str,
@@ -87,10 +90,12 @@ def predict(
         bool, typer.Option("--overwrite", help="Replace OUT, and start over.")
     ] = False,
 ) -> None:
-    """Predict every set of IN with a saved model, row group by row group; an interrupted run goes on where it was.
+    """Predict every set of IN with a saved model, row group by row group.
 
-    IN is read as the data that the model was fitted to unless said otherwise; dimension, queries and names are checked.
-    With one row per token, OUT says which set each prediction is for.
+    An interrupted run goes on where it was.
+
+    IN is read as the data that the model was fitted to unless said otherwise; dimension, queries
+    and names are checked. With one row per token, OUT says which set each prediction is for.
     """
     check_output(out, [model, source, *([] if tokens is None else [Path(tokens)])])
     from keyhole.data.datasets import open_data
@@ -157,12 +162,13 @@ def _check_sureness(saved: SavedModel, interval: float | None) -> None:
     method = getattr(saved.estimator, "interval_method", None)
     if method is None:
         refuse(
-            f"--interval needs an attention regressor or classifier: this is a {type(saved.estimator).__name__}."
+            "--interval needs an attention regressor or classifier: this is a "
+            f"{type(saved.estimator).__name__}."
         )
     if method == "jackknife":
         echo(
-            "note: intervals are those of the plain jackknife, and there is no novelty: the model has no samples to "
-            "leave out. Fit it in one piece, and save it with keep='all'.",
+            "note: intervals are those of the plain jackknife, and there is no novelty: the model "
+            "has no samples to leave out. Fit it in one piece, and save it with keep='all'.",
             err=True,
         )
 
@@ -176,8 +182,8 @@ def _warn_of_novelty(out: Path) -> None:
     count = int((found > NOVEL).sum())
     if count:
         echo(
-            f"warning: {count} of {len(found)} sets are more novel than {NOVEL:.0%} of the training sets: there the "
-            "model extrapolates. See column novelty.",
+            f"warning: {count} of {len(found)} sets are more novel than {NOVEL:.0%} of the "
+            "training sets: there the model extrapolates. See column novelty.",
             err=True,
         )
 
@@ -221,12 +227,15 @@ class _Work:
         for name in self.copied:
             if name in named:
                 raise ValueError(
-                    f"copied columns must have names of their own: --id {name!r} is also a column of the predictions "
-                    f"({', '.join(list(named)[:5])}). Rename it in the input."
+                    f"copied columns must have names of their own: --id {name!r} is also a column "
+                    f"of the predictions ({', '.join(list(named)[:5])}). Rename it in the input."
                 )
 
     def write_missing(self, file: PartedFile) -> int:
-        """Predict the row groups that have no part yet, and join all; row groups without sets need none."""
+        """Predict the row groups that have no part yet, and join all.
+
+        Row groups without sets need none.
+        """
         rows = [self.sets.rows(number) for number in range(self.sets.n_groups)]
         filled = [number for number, count in enumerate(rows) if count]
         done = file.done(rows)
@@ -282,7 +291,10 @@ class _Work:
         return columns
 
     def sureness(self, sets: Any) -> dict[str, np.ndarray]:
-        """Lower and upper ends, or lists of plausible labels; and novelty, where there are leave-one-out fits."""
+        """Lower and upper ends, or lists of plausible labels.
+
+        And novelty, where there are leave-one-out fits.
+        """
         fitted, columns = self.model.estimator, {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said once, before
@@ -298,7 +310,9 @@ class _Work:
         return columns | ({"novelty": fitted.novelty(sets)} if self.has_novelty else {})
 
     def explanations(self, sets: Any) -> dict[str, np.ndarray]:
-        """What each key adds to the prediction, in the order of the keys, and each column of extras.
+        """What each key and each column of extras adds to the prediction.
+
+        In the order of the keys.
 
         Of several classes, to the score of the one that won; of several outputs a column for each.
         """

@@ -33,8 +33,10 @@ def reproduce(
         list[str] | None,
         typer.Argument(
             metavar="[FIGURE …]",
-            help="averages, correlation, rotation, head-count, complexity, dimension, learner, prediction, "
-            "transformer; none means all.",
+            help=(
+                "averages, correlation, rotation, head-count, complexity, dimension, learner, "
+                "prediction, transformer; none means all."
+            ),
         ),
     ] = None,
     preset: Annotated[
@@ -67,7 +69,8 @@ def reproduce(
 ) -> None:
     """Redraw every claim of the paper: figures, predictions and verdicts in one HTML report.
 
-    Finished cells are kept in OUT/cells.sqlite: stop at any time, and the same command goes on from there.
+    Finished cells are kept in OUT/cells.sqlite: stop at any time, and the same command goes on from
+    there.
     """
     from keyhole.lab.cells import Store, StoreError, export
     from keyhole.lab.jobs import Plan, RunError, check_scheduler
@@ -110,7 +113,10 @@ def reproduce(
         except (RunError, StoreError) as error:
             refuse(str(error))
         except KeyboardInterrupt:
-            kept = f"{len(store.get(plan.cells))} of {len(plan.cells)} cells are finished and kept in {store.path}"
+            kept = (
+                f"{len(store.get(plan.cells))} of {len(plan.cells)} cells are finished and kept in "
+                f"{store.path}"
+            )
             say(console, f"stopped: {kept}. The same command goes on from there.")
             raise typer.Exit(INTERRUPTED) from None
         results = answer_or_exit(lambda: store.get(plan.cells))
@@ -190,7 +196,10 @@ def _line(timer: Timer, figure: str) -> str:
         else f", about {_duration(timer.left)} left"
     )
     where = f", figure {figure}" if figure else ""
-    return f"{timer.done}/{timer.total} cells, {timer.rate:.1f} per second, {_duration(timer.seconds)}{left}{where}"
+    return (
+        f"{timer.done}/{timer.total} cells, {timer.rate:.1f} per second, "
+        f"{_duration(timer.seconds)}{left}{where}"
+    )
 
 
 def _duration(seconds: float) -> str:

@@ -91,7 +91,8 @@ def _read_sizes(text: str) -> tuple[int, ...]:
         sizes = ()
     if not sizes or min(sizes) < 1:
         refuse(
-            f"--samples must be numbers of at least 1 with commas between, as in 100,1000: got {text!r}."
+            "--samples must be numbers of at least 1 with commas between, as in 100,1000: got "
+            f"{text!r}."
         )
     return sizes
 

@@ -1,4 +1,7 @@
-"""Rows of numbers, NumPy arrays and torch tensors alike: checked, joined, gathered, hashed. `Any` is one of the two."""
+"""Rows of numbers, NumPy arrays and torch tensors alike: checked, joined, gathered, hashed.
+
+`Any` is one of the two.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ def joined_rows(arrays: Sequence[Any], what: str) -> Any:
     held = [array for array in arrays if array is not None]
     if held and len(held) != len(arrays):
         raise ValueError(
-            f"`batches` must all carry {what}, or none: {len(held)} of {len(arrays)} do. Give the others {what} of "
-            "their own."
+            f"`batches` must all carry {what}, or none: {len(held)} of {len(arrays)} do. Give the "
+            f"others {what} of their own."
         )
     widths = {int(array.shape[1]) for array in held}
     if len(widths) > 1:
@@ -34,7 +37,10 @@ def offsets_of(counts: Int[np.ndarray, " n"]) -> Int[np.ndarray, " o"]:
 def gathered(
     offsets: Int[np.ndarray, " o"], rows: np.ndarray
 ) -> tuple[Int[np.ndarray, " p"], Int[np.ndarray, " t"]]:
-    """Some of the runs that begin at ``offsets``: where they begin end to end, and the place of each entry before."""
+    """Some of the runs that begin at ``offsets``.
+
+    Where they begin end to end, and the place of each entry before.
+    """
     counts = np.diff(offsets)[rows]
     begin = offsets_of(counts)
     return begin, np.arange(begin[-1]) + np.repeat(offsets[rows] - begin[:-1], counts)
@@ -66,7 +72,8 @@ def concatenated(arrays: Sequence[Any]) -> Any:
     tensors = [is_tensor(array) for array in arrays]
     if any(tensors) and not all(tensors):
         raise TypeError(
-            "sets must be NumPy arrays or torch tensors, all of one kind: got both. Convert some of them."
+            "sets must be NumPy arrays or torch tensors, all of one kind: got both. Convert some "
+            "of them."
         )
     return _of_tensors().concatenate(arrays) if any(tensors) else np.concatenate(arrays)
 
@@ -89,7 +96,8 @@ def alike(tokens: Any, query: Any) -> tuple[Any, Any]:
     """Both in the wider type of the two, and where the tokens are."""
     if is_tensor(query) and not is_tensor(tokens):
         raise TypeError(
-            "`keys` and `query` must be of one kind: got NumPy keys and a torch query. Convert one of them."
+            "`keys` and `query` must be of one kind: got NumPy keys and a torch query. Convert one "
+            "of them."
         )
     wide = np.result_type(*(np.dtype(str(x.dtype).removeprefix("torch.")) for x in (tokens, query)))
     return astype(tokens, wide), astype(like(query, tokens), wide)
@@ -132,7 +140,8 @@ def check_query(query: Any, n: int) -> None:
     """Raise unless there is one query per set."""
     if query.ndim != 2 or query.shape[1] == 0:
         raise ValueError(
-            f"`query` must have shape (n, d_q), one query per set: got shape {tuple(query.shape)} for {n} sets."
+            f"`query` must have shape (n, d_q), one query per set: got shape {tuple(query.shape)} "
+            f"for {n} sets."
         )
     if query.shape[0] != n:
         raise ValueError(
@@ -148,8 +157,8 @@ def check_extras(extras: Any, n: int) -> Float[np.ndarray, "n c"] | None:
     columns = check_float_array(extras, "extras").astype(np.float64)
     if columns.ndim != 2 or len(columns) != n or columns.shape[1] == 0:
         raise ValueError(
-            f"`extras` must have shape (n, c), one row per sample: got shape {columns.shape} for {n} samples. A single "
-            "column is x[:, None]."
+            f"`extras` must have shape (n, c), one row per sample: got shape {columns.shape} for "
+            f"{n} samples. A single column is x[:, None]."
         )
     check_finite(columns, "extras")
     return columns

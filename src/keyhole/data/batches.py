@@ -36,7 +36,7 @@ def as_source(batches: Any) -> Any:
         return ParquetSets(batches)
     if hasattr(batches, "shape") or not isinstance(batches, Iterable):
         raise TypeError(
-            f"`batches` must be an iterable of batches such as [(X, y), …], or a path: got {type(batches).__name__}. "
-            "Use fit or predict for one batch."
+            "`batches` must be an iterable of batches such as [(X, y), …], or a path: got "
+            f"{type(batches).__name__}. Use fit or predict for one batch."
         )
     return batches

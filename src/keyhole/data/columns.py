@@ -50,12 +50,15 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def numbers(column: Any, name: str, place: Place, *, lists: str = "") -> Float[np.ndarray, " r"]:
-    """A column as float32 or float64, NaN where an entry is missing; it shares memory where that is possible."""
+    """A column as float32 or float64, NaN where an entry is missing.
+
+    It shares memory where that is possible.
+    """
     kind = column.type
     if not is_number(kind):
         raise SchemaError(
-            f"column {name!r} must hold {lists}numbers: it holds {lists}{kind}{place.inside}. Leave it out, or convert "
-            "it."
+            f"column {name!r} must hold {lists}numbers: it holds {lists}{kind}{place.inside}. "
+            "Leave it out, or convert it."
         )
     if pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
         column = column.cast(pa.float64() if pa.types.is_decimal(kind) else pa.int8())
@@ -66,7 +69,10 @@ def numbers(column: Any, name: str, place: Place, *, lists: str = "") -> Float[n
 
 
 def unlisted(column: Any) -> tuple[Any, Int[np.ndarray, " o"]]:
-    """The values of a column of lists end to end, and where each row begins; a row that is null has none."""
+    """The values of a column of lists end to end, and where each row begins.
+
+    A row that is null has none.
+    """
     if not len(column):  # its offsets may lead anywhere: nobody has looked at them
         return column.values.slice(0, 0), np.zeros(1, np.int64)
     if pa.types.is_fixed_size_list(column.type):
@@ -84,7 +90,10 @@ def unlisted(column: Any) -> tuple[Any, Int[np.ndarray, " o"]]:
 
 
 def same_lengths(column: Any) -> tuple[Any, int, tuple[int, int] | None]:
-    """The values of lists end to end, their length, and the first list of another length or of none with it."""
+    """The values of lists end to end, and their length.
+
+    With the first list of another length or of none.
+    """
     if (
         len(column)
         and pa.types.is_fixed_size_list(column.type)
@@ -104,19 +113,24 @@ def matrix(column: Any, name: str, place: Place, what: str) -> Float[np.ndarray,
     if column.null_count:
         row = int(column.is_valid().to_numpy(zero_copy_only=False).argmin())
         raise SchemaError(
-            f"column {name!r} must have a list in every row: {place.row(row)} is empty. Drop the row."
+            f"column {name!r} must have a list in every row: {place.row(row)} is empty. Drop the "
+            "row."
         )
     flat, width, odd = same_lengths(column)
     if odd is not None:
         raise SchemaError(
-            f"all {what} of column {name!r} must have as many coordinates, at least one: that of {place.row(0)} has "
-            f"{width} and that of {place.row(odd[0])} has {odd[1]}. Pad or cut them."
+            f"all {what} of column {name!r} must have as many coordinates, at least one: that of "
+            f"{place.row(0)} has {width} and that of {place.row(odd[0])} has {odd[1]}. Pad or cut "
+            "them."
         )
     return numbers(flat, name, place, lists="lists of ").reshape(len(column), -1)
 
 
 def labels(column: Any, name: str, place: Place) -> np.ndarray:
-    """A target: integers, numbers, booleans or text without gaps, or lists of numbers, one for each output."""
+    """A target: integers, numbers, booleans or text without gaps, or lists of numbers.
+
+    A list has one number for each output.
+    """
     if is_list(column.type):
         found = matrix(column, name, place, "targets")
         refuse_gaps(found, (name,), place, "target")
@@ -124,8 +138,8 @@ def labels(column: Any, name: str, place: Place) -> np.ndarray:
     gaps = _gaps(column)
     if len(gaps):
         raise SchemaError(
-            f"target column {name!r} must be known in every row: {place.row(gaps[0])} is empty ({len(gaps)} in all). "
-            "Drop such rows first."
+            f"target column {name!r} must be known in every row: {place.row(gaps[0])} is empty "
+            f"({len(gaps)} in all). Drop such rows first."
         )
     return _values(column, name, place, "target column")
 
@@ -143,8 +157,8 @@ def set_ids(
             else f"{place.row(gaps[0])} is"
         )
         raise SchemaError(
-            f"column {name!r} must say of every row {what} it belongs to: {rows} empty ({len(gaps)} in all). Fill "
-            f"in the {what.split()[-1]}s, or drop such rows."
+            f"column {name!r} must say of every row {what} it belongs to: {rows} empty "
+            f"({len(gaps)} in all). Fill in the {what.split()[-1]}s, or drop such rows."
         )
     return _values(column, name, place, f"{what.split()[-1]} column")
 
@@ -167,8 +181,8 @@ def parts_of_split(column: Any, name: str, place: Place) -> Int[np.ndarray, " r"
     for row, word in enumerate(said):
         if word not in words:
             raise SchemaError(
-                f"column {name!r} must say train or test, or 0 or 1: {place.row(row)} says {word!r:.40}. Name another "
-                "column, or change it."
+                f"column {name!r} must say train or test, or 0 or 1: {place.row(row)} says "
+                f"{word!r:.40}. Name another column, or change it."
             )
     return np.array([words[word] for word in said], dtype=np.int64)
 
@@ -191,7 +205,8 @@ def _values(column: Any, name: str, place: Place, what: str) -> Shaped[np.ndarra
         return np.array(column.to_pylist(), dtype=np.str_)
     if not is_number(kind):
         raise SchemaError(
-            f"{what} {name!r} must hold numbers or text: it holds {kind}{place.inside}. Convert it first."
+            f"{what} {name!r} must hold numbers or text: it holds {kind}{place.inside}. Convert it "
+            "first."
         )
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return np.asarray(column.to_numpy(zero_copy_only=False))
@@ -199,7 +214,8 @@ def _values(column: Any, name: str, place: Place, what: str) -> Shaped[np.ndarra
     if not np.isfinite(values).all():
         row = int((~np.isfinite(values)).argmax())
         raise SchemaError(
-            f"{what} {name!r} must be finite: {place.row(row)} is {values[row]}. Drop such rows first."
+            f"{what} {name!r} must be finite: {place.row(row)} is {values[row]}. Drop such rows "
+            "first."
         )
     return values
 
@@ -216,7 +232,10 @@ PLURALS = {
 def refuse_gaps(
     values: np.ndarray, names: Sequence[str], place: Place, what: str, owner: Any = None
 ) -> None:
-    """Raise if numbers are missing or infinite; ``owner`` is the row of each if that is not its place."""
+    """Raise if numbers are missing or infinite.
+
+    ``owner`` is the row of each if that is not its place.
+    """
     finite = np.isfinite(values)
     if finite.all():
         return
@@ -232,10 +251,9 @@ def refuse_gaps(
         else ""
     )
     raise SchemaError(
-        f"{PLURALS[what]} must be known: "
-        f"{names[min(column, len(names) - 1)]!r} is {'missing' if missing else 'infinite'} in "
-        f"{place.row(i if owner is None else owner[i])}, {int((~finite).sum())} such entries in all. Fill them in"
-        f"{fill + drop if missing else ''}."
+        f"{PLURALS[what]} must be known: {names[min(column, len(names) - 1)]!r} is "
+        f"{'missing' if missing else 'infinite'} in {place.row(i if owner is None else owner[i])}, "
+        f"{int((~finite).sum())} such entries in all. Fill them in{fill + drop if missing else ''}."
     )
 
 
@@ -243,7 +261,10 @@ def refuse_gaps(
 
 
 def kind_of(kind: pa.DataType) -> str:
-    """What a column holds that can become numbers: "number", "text" or "date"; "" for anything else."""
+    """What a column holds that can become numbers: "number", "text" or "date".
+
+    It is "" for anything else.
+    """
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if is_number(kind):
@@ -258,7 +279,10 @@ _SECONDS = {"D": 86400.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def days(column: Any) -> Float[np.ndarray, " r"]:
-    """Dates, times and durations in days, since 1970 if they are dates; NaN where one is missing."""
+    """Dates, times and durations in days, since 1970 if they are dates.
+
+    NaN where one is missing.
+    """
     array = column.to_numpy(zero_copy_only=False)
     unit = _SECONDS[np.datetime_data(array.dtype)[0]]
     found = array.astype(np.int64) * (unit / 86400.0)
@@ -266,7 +290,10 @@ def days(column: Any) -> Float[np.ndarray, " r"]:
 
 
 def texts(column: Any) -> tuple[list[str], Int[np.ndarray, " r"]]:
-    """Different texts of a column, and which of them each row has; the last, "", stands for gaps and blanks."""
+    """Different texts of a column, and which of them each row has.
+
+    The last, "", stands for gaps and blanks.
+    """
     codes = column.cast(pa.large_string()).dictionary_encode()
     found = [text if text.strip() else "" for text in codes.dictionary.to_pylist()]
     return [*found, ""], codes.indices.fill_null(len(found)).to_numpy(zero_copy_only=False)
@@ -343,8 +370,8 @@ def coded(
         )
     if kind_of(column.type) != wanted:
         raise SchemaError(
-            f"column {name!r} must hold {lists}{HOLDS[wanted]}, as it did in the table it was learned from: it holds "
-            f"{lists}{column.type}{place.inside}. Convert it."
+            f"column {name!r} must hold {lists}{HOLDS[wanted]}, as it did in the table it was "
+            f"learned from: it holds {lists}{column.type}{place.inside}. Convert it."
         )
     if wanted != "text":
         values = (
@@ -366,10 +393,11 @@ def coded(
         if strange.any():
             row = int(strange.argmax())
             raise SchemaError(
-                f"column {name!r} must hold categories that were there before: {place.row(row)} says "
-                f"{found[rows[row]]!r:.60}, known are {', '.join(repr(c)[:40] for c in coding.categories[:12])}"
-                f"{' …' if len(coding.categories) > 12 else ''}. Correct it, or have it read as none of them with "
-                "unknown='ignore' (--unknown ignore)."
+                f"column {name!r} must hold categories that were there before: {place.row(row)} "
+                f"says {found[rows[row]]!r:.60}, known are "
+                f"{', '.join(repr(c)[:40] for c in coding.categories[:12])}{' …' if len(coding.categories) > 12 else ''}. "
+                "Correct it, or have it read as none of them with unknown='ignore' "
+                "(--unknown ignore)."
             )
     if not impute:
         table[[not text for text in found]] = np.nan

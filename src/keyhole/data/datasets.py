@@ -41,8 +41,8 @@ Found = tuple[str, int, Callable[[], bytes]]  # name of a file, its size, and ho
 def read_texts(path: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
     """The files whose name (with its folders, parted by /) is wanted, as text.
 
-    Members of archives are read in memory and only if they are plain files: a link, or a name that leads out of the
-    archive, has no way to the disk. Limits hold for all files together.
+    Members of archives are read in memory and only if they are plain files: a link, or a name that
+    leads out of the archive, has no way to the disk. Limits hold for all files together.
     """
     contents: dict[str, bytes] = {}
     total = 0
@@ -52,18 +52,19 @@ def read_texts(path: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
                 total += size
                 if total > LARGEST:
                     raise ValueError(
-                        f"text files may have {LARGEST:,} bytes together: {path.name!r} has {total:,} with "
-                        f"{name!r:.100}. Is it the right one?"
+                        f"text files may have {LARGEST:,} bytes together: {path.name!r} has "
+                        f"{total:,} with {name!r:.100}. Is it the right one?"
                     )
                 contents[name] = read()
     except (*DAMAGED, OSError) as error:
-        # an invalid argument is a place before the beginning of the file, where a damaged header leads
+        # an invalid argument is a place before the beginning of the file, where a damaged header
+        # leads
         of_the_archive = error.errno in (None, errno.EINVAL) if isinstance(error, OSError) else True
         if not of_the_archive or isinstance(error, FileNotFoundError):
             raise  # of the disk
         raise ValueError(
-            f"an archive must read back whole: {path.name!r} does not ({str(error)[:200]}). It is damaged; "
-            "fetch it again."
+            f"an archive must read back whole: {path.name!r} does not ({str(error)[:200]}). It is "
+            "damaged; fetch it again."
         ) from None
     return {name: _decode(content, name) for name, content in contents.items()}
 
@@ -100,7 +101,8 @@ def _files(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Itera
 def _in_tar(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Iterator[Found]:
     unpacked: Any = _Passed(stack.enter_context(_decompressed(path)), path)
     try:
-        # next to nothing may be read in one piece but a text: a name of a gigabyte is a name in bad faith
+        # next to nothing may be read in one piece but a text: a name of a gigabyte is a name in bad
+        # faith
         archive = stack.enter_context(tarfile.open(fileobj=unpacked, mode="r:"))  # noqa: SIM115
     except tarfile.TarError:
         if wanted(path.name):
@@ -109,7 +111,8 @@ def _in_tar(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Iter
     for count, member in enumerate(archive, 1):
         if count > MOST_MEMBERS:
             raise ValueError(
-                f"an archive may have {MOST_MEMBERS:,} members: {path.name!r} has more. Unpack it first."
+                f"an archive may have {MOST_MEMBERS:,} members: {path.name!r} has more. Unpack it "
+                "first."
             )
         if member.isreg() and wanted(member.name):
             file: Any = archive.extractfile(member)
@@ -128,13 +131,17 @@ def _decompressed(path: Path) -> Any:
 
 def _other_compression(path: Path) -> ValueError:
     return ValueError(
-        f"an archive must be a zip, or a tar compressed by gzip or bzip2: {path.name!r} is compressed by other means, "
-        "some of which let a small file ask for all memory. Unpack it, and pass the folder."
+        f"an archive must be a zip, or a tar compressed by gzip or bzip2: {path.name!r} is "
+        "compressed by other means, some of which let a small file ask for all memory. Unpack it, "
+        "and pass the folder."
     )
 
 
 class _Passed:
-    """A decompressed file that ends in an error where more is read or passed over than the limits allow."""
+    """A decompressed file with limits.
+
+    It ends in an error where more is read or passed over than they allow.
+    """
 
     def __init__(self, file: Any, path: Path) -> None:
         self._file, self._path, self.tell = file, path, file.tell
@@ -151,8 +158,9 @@ class _Passed:
     def _check(self, size: int, most: int) -> None:
         if size > most:
             raise ValueError(
-                f"an archive may have {most:,} bytes in one piece, and {MOST_PASSED:,} in all before what is wanted: "
-                f"{self._path.name!r} has {size:,}. Is it the right one? If so, unpack it and pass the folder."
+                f"an archive may have {most:,} bytes in one piece, and {MOST_PASSED:,} in all "
+                f"before what is wanted: {self._path.name!r} has {size:,}. Is it the right one? If "
+                "so, unpack it and pass the folder."
             )
 
 
@@ -183,12 +191,14 @@ def babi_tokens(
 ) -> Dataset:
     """Turn stories with a question each into sets of sentences with a query.
 
-    The token of a sentence has five parts: its bag of words, of length one; the same words weighed by their place,
-    from −1 for the first word to 1 for the last, of length ``order``; its words that the question has as well, with
-    the weight they have there times ``shared``; a one among zeros that says its age, the newest first; and three
-    functions of its age. The question has the first two parts, and zeros for the others. To every story one ``empty``
-    token of zeros is added, for heads to turn to when no sentence concerns them. ``order=0, shared=0, ages=False,
-    empty=False`` is the plain bag of words with three functions of its age.
+    The token of a sentence has five parts: its bag of words, of length one; the same words weighed
+    by their place, from −1 for the first word to 1 for the last, of length ``order``; its words
+    that the question has as well, with the weight they have there times ``shared``; a one among
+    zeros that says its age, the newest first; and three functions of its age. The question has the
+    first two parts, and zeros for the others. To every story one ``empty`` token of zeros is added,
+    for heads to turn to when no sentence concerns them.
+    ``order=0, shared=0, ages=False, empty=False`` is the plain bag of words with three functions of
+    its age.
 
     Parameters
     ----------
@@ -206,16 +216,16 @@ def babi_tokens(
     shared : float
         Weight of the part that holds what sentence and question share; 0 leaves it out.
     ages : bool
-        Whether to add a column for each age, as many as the longest story kept has sentences; `LearnedHeads` finds
-        them, and looks learn to look before or after what they found.
+        Whether to add a column for each age, as many as the longest story kept has sentences;
+        `LearnedHeads` finds them, and looks learn to look before or after what they found.
     empty : bool
         Whether to add the token of zeros.
 
     Returns
     -------
     Dataset
-        Without a target. Names are the word, ``word@`` for its place, ``word=`` for a word shared with the question,
-        ``age k``, and the three functions of the age k.
+        Without a target. Names are the word, ``word@`` for its place, ``word=`` for a word shared
+        with the question, ``age k``, and the three functions of the age k.
 
     Examples
     --------
@@ -280,20 +290,21 @@ def load_babi(path: Any, task: int = 1, *, folder: str = "en", newest: int = 80)
     Parameters
     ----------
     path : str or Path
-        The archive as it is distributed (tar.gz or zip), the folder it unpacks to, or a folder with the files
-        ``qaN_…_train.txt`` and ``qaN_…_test.txt``; or one such file.
+        The archive as it is distributed (tar.gz or zip), the folder it unpacks to, or a folder with
+        the files ``qaN_…_train.txt`` and ``qaN_…_test.txt``; or one such file.
     task : int
         1 to 20.
     folder : str
-        Which folder of the archive, where there are several: "en" has 1000 questions, "en-10k" 10,000.
+        Which folder of the archive, where there are several: "en" has 1000 questions, "en-10k"
+        10,000.
     newest : int
         Sentences kept of each story, the newest ones.
 
     Returns
     -------
     Dataset
-        Tokens as `keyhole.data.datasets.babi_tokens` makes them; the target is the answer, as text; ``split`` says
-        what is for training. Supporting facts, which the files name, are not used.
+        Tokens as `keyhole.data.datasets.babi_tokens` makes them; the target is the answer, as text;
+        ``split`` says what is for training. Supporting facts, which the files name, are not used.
 
     Examples
     --------
@@ -311,8 +322,8 @@ def load_babi(path: Any, task: int = 1, *, folder: str = "en", newest: int = 80)
     texts = _one_folder(texts, folder)
     if not texts:
         raise FileNotFoundError(
-            f"task {task} needs a file qa{task}_…_train.txt: {Path(path).name!r} has none. Give the archive of the "
-            "bAbI tasks, or the folder it unpacks to."
+            f"task {task} needs a file qa{task}_…_train.txt: {Path(path).name!r} has none. Give "
+            "the archive of the bAbI tasks, or the folder it unpacks to."
         )
     ordered = sorted(texts, key=lambda n: (n.endswith("_test.txt"), n))
     parts = [parse_stories(texts[n], n) for n in ordered]
@@ -322,7 +333,10 @@ def load_babi(path: Any, task: int = 1, *, folder: str = "en", newest: int = 80)
     )
     made = _tokens(questions, newest)
     answers = np.array([q.answer for q in questions], dtype=np.str_)
-    words = f"bAbI task {task}: {len(questions)} questions, {int((split == 0).sum())} of them for training"
+    words = (
+        f"bAbI task {task}: {len(questions)} questions, {int((split == 0).sum())} of them for "
+        "training"
+    )
     return Dataset(made.sets, answers, made.names, words, "answer", split)
 
 
@@ -341,7 +355,10 @@ def _one_folder(texts: dict[str, str], folder: str) -> dict[str, str]:
 
 
 def parse_stories(text: str, name: str) -> list[Question]:
-    """Questions of a file: lines are numbered, a number 1 begins a story, a tab marks a question."""
+    """Questions of a file.
+
+    Lines are numbered, a number 1 begins a story, a tab marks a question.
+    """
     questions: list[Question] = []
     story: list[tuple[str, ...]] = []
     for row, line in enumerate(text.splitlines(), start=1):
@@ -350,8 +367,8 @@ def parse_stories(text: str, name: str) -> list[Question]:
         number, _, rest = line.strip().partition(" ")
         if not number.isdecimal() or not rest:
             raise ValueError(
-                f"a line of a bAbI file is a number and a sentence: line {row} of {name.rpartition('/')[2]!r} is "
-                f"{line!r:.60}. Is it a bAbI file?"
+                f"a line of a bAbI file is a number and a sentence: line {row} of "
+                f"{name.rpartition('/')[2]!r} is {line!r:.60}. Is it a bAbI file?"
             )
         if int(number) == 1:
             story = []
@@ -397,18 +414,21 @@ def _tokens(questions: Sequence[Question], newest: int) -> Any:
 
 
 def load_bags(path: Any, *, bag: str | int = 0, label: str | int = -1, skip: Any = ()) -> Dataset:
-    r"""Read bags from a file with one instance per line: a column names its bag, another gives its label.
+    r"""Read bags from a file with one instance per line.
 
-    A bag is positive if one of its instances is: its label is the largest of theirs. That is the rule of the field,
-    and the same as their common label where they agree.
+    A column names its bag, another gives its label.
+
+    A bag is positive if one of its instances is: its label is the largest of theirs. That is the
+    rule of the field, and the same as their common label where they agree.
 
     Parameters
     ----------
     path : str or Path
         Comma separated, with or without a line of names.
     bag, label : str or int
-        Column by name or by position; negative positions count from the end. UCI's musk (clean1.data) has the bag
-        first, then the name of a conformation, and the class last: ``load_bags(path, skip=[1])``.
+        Column by name or by position; negative positions count from the end. UCI's musk
+        (clean1.data) has the bag first, then the name of a conformation, and the class last:
+        ``load_bags(path, skip=[1])``.
     skip : sequence of str or int
         Columns that are neither.
 
@@ -449,8 +469,9 @@ def load_bags(path: Any, *, bag: str | int = 0, label: str | int = -1, skip: Any
     for k, row in enumerate(rows):
         if len(row) != width or width < 3:
             raise ValueError(
-                f"every line has a bag, a label and at least one number: line {k + 1 + (header is not None)} of "
-                f"{path.name!r} has {len(row)} cells, the first has {width}."
+                "every line has a bag, a label and at least one number: line "
+                f"{k + 1 + (header is not None)} of {path.name!r} has {len(row)} cells, the first "
+                f"has {width}."
             )
     if not rows:
         raise ValueError(
@@ -468,8 +489,8 @@ def load_bags(path: Any, *, bag: str | int = 0, label: str | int = -1, skip: Any
     tokens = _as_numbers(cells[:, columns])
     for k, j in np.argwhere(~np.isfinite(tokens))[:1]:
         raise ValueError(
-            f"instances are numbers: column {names[j]!r} of instance {k} is {rows[k][columns[j]]!r:.40}. Leave the "
-            "column out with `skip`, or fill it in."
+            f"instances are numbers: column {names[j]!r} of instance {k} is "
+            f"{rows[k][columns[j]]!r:.40}. Leave the column out with `skip`, or fill it in."
         )
     labels = _labels(np.char.rstrip(cells[:, label_at], "."))
     owner: dict[str, list[int]] = {}
@@ -522,16 +543,19 @@ def _labels(cells: np.ndarray) -> np.ndarray:
 
 
 def load_digits_sets(position: str = "bumps") -> Dataset:
-    """The 1797 handwritten digits that scikit-learn brings along, each as the set of its inked pixels.
+    """The 1797 handwritten digits that scikit-learn brings along.
 
-    A key is a pixel with some ink: where it is and how dark. Blank pixels are left out, which loses nothing, because
-    a pixel that is not in the set is blank. There is no query.
+    Each is the set of its inked pixels.
+
+    A key is a pixel with some ink: where it is and how dark. Blank pixels are left out, which loses
+    nothing, because a pixel that is not in the set is blank. There is no query.
 
     Parameters
     ----------
     position : "bumps" or "plain"
-        How row and column are written: as eight bumps each, exp(−(row − k)²/2) for k = 0 … 7, of length one, so that
-        neighbouring rows are alike; or as the two plain numbers from −1 to 1. Then comes the ink, from 0 to 1.
+        How row and column are written: as eight bumps each, exp(−(row − k)²/2) for k = 0 … 7, of
+        length one, so that neighbouring rows are alike; or as the two plain numbers from −1 to 1.
+        Then comes the ink, from 0 to 1.
 
     Returns
     -------
@@ -574,8 +598,8 @@ def _bumps(size: int) -> Float[np.ndarray, "s s"]:
 
 
 _TABLE = (
-    "H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr "
-    "Rb Sr Y Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe"
+    "H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se "
+    "Br Kr Rb Sr Y Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe"
 )
 SYMBOLS = _TABLE.split()
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -587,17 +611,18 @@ def load_molecules(path: Any, *, n_radial: int = 12) -> Dataset:
     Parameters
     ----------
     path : str or Path
-        npz with ``X`` (atoms, 4), nuclear charge and position in Ångström, ``ptr`` (molecules + 1) and ``y``; or an xyz
-        file with one molecule after the other, whose comment lines give the energy, alone or as ``energy=…``; or
-        a folder or archive of xyz files, with the energies in their comments or in a text file beside them of lines
-        "name energy".
+        npz with ``X`` (atoms, 4), nuclear charge and position in Ångström, ``ptr`` (molecules + 1)
+        and ``y``; or an xyz file with one molecule after the other, whose comment lines give the
+        energy, alone or as ``energy=…``; or a folder or archive of xyz files, with the energies in
+        their comments or in a text file beside them of lines "name energy".
     n_radial : int
         Bumps of the radial basis, evenly spread from 0.8 to 6 Å.
 
     Returns
     -------
     Dataset
-        ``sets`` is a SetGroups of one set per atom. Energies are extensive: fit them with ``pooling="sum"``.
+        ``sets`` is a SetGroups of one set per atom. Energies are extensive: fit them with
+        ``pooling="sum"``.
 
     Examples
     --------
@@ -631,18 +656,22 @@ def molecule_sets(
     elements: Sequence[int] | np.ndarray | None = None,
     n_radial: int = 12,
 ) -> SetGroups:
-    """The neighbourhoods of all atoms, grouped by molecule: molecule i owns atoms ptr[i] to ptr[i+1].
+    """The neighbourhoods of all atoms, grouped by molecule.
 
-    For each atom one set: the query is its element, one-hot; the keys are all atoms of the molecule, itself included,
-    each with its element, one-hot, and its element times a radial basis of the distance, so that heads can tell a
-    hydrogen nearby from an oxygen far away. Tokens have dimension E·(1 + n_radial) for E elements, in float32.
+    Molecule i owns atoms ptr[i] to ptr[i+1].
+
+    For each atom one set: the query is its element, one-hot; the keys are all atoms of the
+    molecule, itself included, each with its element, one-hot, and its element times a radial basis
+    of the distance, so that heads can tell a hydrogen nearby from an oxygen far away. Tokens have
+    dimension E·(1 + n_radial) for E elements, in float32.
     """
     kinds = np.unique(charges) if elements is None else np.asarray(elements)
     unknown = ~np.isin(charges, kinds)
     if unknown.any():
         i = int(unknown.argmax())
         raise ValueError(
-            f"`elements` must name all that occur: atom {i} has charge {charges[i]}, not in {kinds.tolist()}."
+            f"`elements` must name all that occur: atom {i} has charge {charges[i]}, not in "
+            f"{kinds.tolist()}."
         )
     hot = (charges[:, None] == kinds).astype(np.float32)
     centres = _centres(check_count(n_radial, "n_radial", minimum=2))
@@ -668,7 +697,8 @@ def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
     for name in ("X", "ptr"):
         if name not in file.names:
             raise ValueError(
-                f"molecules need arrays 'X' and 'ptr': {path.name!r} has {', '.join(file.names[:20])}."
+                f"molecules need arrays 'X' and 'ptr': {path.name!r} has "
+                f"{', '.join(file.names[:20])}."
             )
     atoms, ptr = file["X"], file["ptr"]
     if (
@@ -678,12 +708,14 @@ def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
         or not np.isfinite(atoms).all()
     ):
         raise ValueError(
-            f"'X' must hold charge and position of each atom, (atoms, 4): got {atoms.dtype}, {atoms.shape}."
+            f"'X' must hold charge and position of each atom, (atoms, 4): got {atoms.dtype}, "
+            f"{atoms.shape}."
         )
     ptr = check_pointer(ptr, len(atoms), "X")
     if (np.diff(ptr) < 1).any():
         raise ValueError(
-            f"every molecule must have an atom: molecule {int(np.diff(ptr).argmin())} of 'ptr' has none."
+            f"every molecule must have an atom: molecule {int(np.diff(ptr).argmin())} of 'ptr' has "
+            "none."
         )
     charges = np.rint(atoms[:, 0]).astype(np.int64)
     if charges.min() < 1 or charges.max() > 118:
@@ -718,7 +750,8 @@ def _read_xyz(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
     missing = [f[3] for f, e in zip(frames, energy, strict=True) if e is None]
     if missing and len(missing) < len(frames):
         raise ValueError(
-            f"all molecules must have an energy, or none: {missing[0]!r} has none, {len(missing)} in all."
+            f"all molecules must have an energy, or none: {missing[0]!r} has none, {len(missing)} "
+            "in all."
         )
     return charges, positions, ptr, None if missing else np.array(energy, dtype=np.float64)
 
@@ -736,7 +769,10 @@ def _energies(texts: dict[str, str]) -> dict[str, float]:
 
 
 def parse_xyz(text: str, name: str) -> list[tuple[np.ndarray, np.ndarray, float | None, str]]:
-    """Frames of an xyz file: charges, positions, energy if the comment has one, and the name of the molecule."""
+    """Frames of an xyz file: charges, positions, energy, and the name of the molecule.
+
+    The energy is there if the comment has one.
+    """
     lines, frames, row = text.splitlines(), [], 0
     stem = name.rpartition("/")[2].removesuffix(".xyz")
     while row < len(lines):
@@ -750,8 +786,9 @@ def parse_xyz(text: str, name: str) -> list[tuple[np.ndarray, np.ndarray, float 
             or len(count) > 9
         ):
             raise ValueError(
-                f"a molecule in an xyz file begins with its number of atoms, a comment and as many lines: line "
-                f"{row + 1} of {stem!r:.60} is {lines[row]!r:.40}, with {len(lines) - row - 1} lines left."
+                "a molecule in an xyz file begins with its number of atoms, a comment and as many "
+                f"lines: line {row + 1} of {stem!r:.60} is {lines[row]!r:.40}, with "
+                f"{len(lines) - row - 1} lines left."
             )
         body = lines[row + 2 : row + 2 + int(count)]
         atoms = [_atom(line, row + 3 + k, stem) for k, line in enumerate(body)]
@@ -772,7 +809,8 @@ def _atom(line: str, row: int, stem: str) -> tuple[int, float, float, float]:
         ) from None
     if not np.isfinite([x, y, z]).all() or not 1 <= charge <= 118:
         raise ValueError(
-            f"an atom has an element and a finite position: line {row} of {stem!r:.60} is {line!r:.60}."
+            f"an atom has an element and a finite position: line {row} of {stem!r:.60} is "
+            f"{line!r:.60}."
         )
     return charge, x, y, z
 
@@ -791,16 +829,17 @@ def load_uea(path: Any, *, time: bool = True) -> Dataset:
     Parameters
     ----------
     path : str or Path
-        One file; or an archive or folder with a file ``…_TRAIN.ts`` and a file ``…_TEST.ts``, which become the split.
+        One file; or an archive or folder with a file ``…_TRAIN.ts`` and a file ``…_TEST.ts``, which
+        become the split.
     time : bool
-        Whether a token says when it was: a last coordinate from 0, the first step, to 1, the last. Without it a
-        series is a bag of values.
+        Whether a token says when it was: a last coordinate from 0, the first step, to 1, the last.
+        Without it a series is a bag of values.
 
     Returns
     -------
     Dataset
-        Steps with a missing value ("?" or NaN) are left out. Labels are text, or numbers where the file has
-        ``@targetLabel``.
+        Steps with a missing value ("?" or NaN) are left out. Labels are text, or numbers where the
+        file has ``@targetLabel``.
 
     Examples
     --------
@@ -822,7 +861,8 @@ def load_uea(path: Any, *, time: bool = True) -> Dataset:
     ):
         found = ", ".join(repr(n) for n in sorted(texts)[:8])
         raise ValueError(
-            f"one file, or one …_TRAIN.ts and one …_TEST.ts: {path.name!r} has {found}. Name one of them."
+            f"one file, or one …_TRAIN.ts and one …_TEST.ts: {path.name!r} has {found}. Name one "
+            "of them."
         )
     ordered = sorted(texts, key=lambda n: n.upper().endswith("_TEST.TS"))
     parts = [parse_ts(texts[name], name, time=time) for name in ordered]
@@ -841,7 +881,10 @@ def load_uea(path: Any, *, time: bool = True) -> Dataset:
     targets = [part[1] for part in parts if part[1] is not None]
     target = np.concatenate(targets) if len(targets) == len(parts) else None
     names = (*(f"dimension {j}" for j in range(dim)), *(("time",) if time else ()))
-    words = f"{path.name}: {len(series)} series of {min(map(len, series))}–{max(map(len, series))} steps"
+    words = (
+        f"{path.name}: {len(series)} series of {min(map(len, series))}–{max(map(len, series))} "
+        "steps"
+    )
     return Dataset(SetBatch(series), target, names, words, "label", split)
 
 
@@ -865,13 +908,15 @@ def parse_ts(
             numeric = key == "@targetlabel"
         elif key == "@timestamps" and value.strip() == "true":
             raise ValueError(
-                f"series must be without time stamps: {name!r:.80} has them. Convert it to evenly spaced ones."
+                f"series must be without time stamps: {name!r:.80} has them. Convert it to evenly "
+                "spaced ones."
             )
         elif not line.startswith("@"):
             break
     if head or not lines:
         raise ValueError(
-            f"a .ts file has lines that begin with @, then @data, then series: {name!r:.80} has not."
+            f"a .ts file has lines that begin with @, then @data, then series: {name!r:.80} has "
+            "not."
         )
     series, labels = [], []
     for row, line in lines:
@@ -890,14 +935,15 @@ def _series(fields: list[str], row: int, name: str, time: bool) -> Float[np.ndar
         columns = [[number(cell) for cell in field.split(",")] for field in fields]
     except ValueError as error:
         raise ValueError(
-            f"a series is numbers with commas, dimensions parted by colons: line {row} of {name!r:.60} is not "
-            f"({str(error)[:60]})."
+            f"a series is numbers with commas, dimensions parted by colons: line {row} of "
+            f"{name!r:.60} is not ({str(error)[:60]})."
         ) from None
     lengths = {len(column) for column in columns}
     if len(lengths) != 1:
         raise ValueError(
-            f"the dimensions of a series must be equally long, and there must be one: those on line "
-            f"{row} of {name!r:.60} have {', '.join(str(n) for n in sorted(lengths)) or 'no'} steps."
+            "the dimensions of a series must be equally long, and there must be one: those on line "
+            f"{row} of {name!r:.60} have {', '.join(str(n) for n in sorted(lengths)) or 'no'} "
+            "steps."
         )
     values = np.array(columns).T
     if time:
@@ -928,10 +974,12 @@ NAMES: dict[str, Callable[[], Dataset]] = {"digits": load_digits_sets}
 
 
 def load_data(data: str, **columns: Any) -> Dataset:
-    """Read data by a name that comes with keyhole ("digits"), or from a file whose suffix says what it is.
+    """Read data by a name that comes with keyhole ("digits"), or from a file.
 
-    A table as `read_table` takes it, with its ``columns`` by name; time series, a .ts file or a folder of a
-    …_TRAIN.ts and a …_TEST.ts; molecules (.xyz).
+    The suffix of a file says what it is.
+
+    A table as `read_table` takes it, with its ``columns`` by name; time series, a .ts file or a
+    folder of a …_TRAIN.ts and a …_TEST.ts; molecules (.xyz).
 
     >>> load_data("digits")
     Dataset(1797 sets: scikit-learn's digits, 8 × 8 pixels, those with some ink)
@@ -948,7 +996,8 @@ def load_data(data: str, **columns: Any) -> Dataset:
         )
     if data not in NAMES and suffix not in loaders:
         raise ValueError(
-            f"data is read by its suffix, one of {', '.join((*SUFFIXES, *loaders))}: got {path.name!r}."
+            f"data is read by its suffix, one of {', '.join((*SUFFIXES, *loaders))}: got "
+            f"{path.name!r}."
         )
     chosen = sorted(set(given) - {"missing"})
     if chosen:

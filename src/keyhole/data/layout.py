@@ -1,4 +1,7 @@
-"""How the columns of a table become sets: one row per set or one per token, whatever file they come from."""
+"""How the columns of a table become sets.
+
+One row per set or one per token, whatever file they come from.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,9 @@ TARGET_NAMES = ("target", "label", "class", "y")  # usual names, "y" last: it ma
 Pieces = Callable[[list[str]], Iterator[Any]]
 """Record batches of some columns, all rows of the table in their order."""
 PROBLEM = b"keyhole: no column"
-"""Note of a field whose cells make no column, with the reason: it may not be read, and does no harm unread."""
+"""Note of a field whose cells make no column, with the reason: it may not be read, and does no harm
+unread.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +70,13 @@ class Dataset:
     split : array (n,) or None
         0 for training, 1 for testing, where the source says so.
     columns : tuple of (str, value)
-        The options that read a table, resolved: pass them again to read another table in the same way.
+        The options that read a table, resolved: pass them again to read another table in the same
+        way.
     ids : array (n,) or None
         What a table with one row per token calls its sets.
     weights, groups, time : array (n,) or None
-        Weights of samples, what names siblings among them (for ``fit(…, groups=data.groups)``), and when they were,
-        where columns were named for these.
+        Weights of samples, what names siblings among them (for ``fit(…, groups=data.groups)``), and
+        when they were, where columns were named for these.
     query_names, extra_names : tuple of str
         Names of the coordinates of a query, and of the columns of samples.
     codings : tuple of Coding
@@ -117,7 +123,10 @@ class Dataset:
 
     @property
     def schema(self) -> Schema:
-        """What was learned about columns: ``schema.read(table)`` reads another table in the same way."""
+        """What was learned about columns.
+
+        ``schema.read(table)`` reads another table in the same way.
+        """
         sets = self.sets.sets
         return Schema(
             sets.dim,
@@ -138,8 +147,8 @@ class Dataset:
         """The part for testing."""
         if self.split is None:
             raise ValueError(
-                "this data comes without a split of its own: split it yourself, by indexing, or name a column with "
-                "`split` or `time`."
+                "this data comes without a split of its own: split it yourself, by indexing, or "
+                "name a column with `split` or `time`."
             )
         return self[np.flatnonzero(self.split == 1)]
 
@@ -148,7 +157,10 @@ class Dataset:
 
 
 def check_names(given: str | Sequence[str] | None, option: str) -> None:
-    """Raise unless names are given each once, in a list or in one text with commas; or not at all."""
+    """Raise unless names are given each once, or not at all.
+
+    They come in a list or in one text with commas.
+    """
     if given is None:
         return
     names = [part.strip() for part in given.split(",")] if isinstance(given, str) else list(given)
@@ -185,13 +197,14 @@ def check_columns(schema: pa.Schema, names: Sequence[str], option: str | None, s
             if option == "keys" and not count:
                 remedy = " If it is in another table, of tokens, pass that as `tokens` (--tokens)."
             raise SchemaError(
-                f"{rule}: column {name!r} {problem}. It has {', '.join(repr(c) for c in schema.names[:30])}.{remedy}"
+                f"{rule}: column {name!r} {problem}. It has "
+                f"{', '.join(repr(c) for c in schema.names[:30])}.{remedy}"
             )
         note = (schema.field(name).metadata or {}).get(PROBLEM)
         if note is not None:
             raise SchemaError(
-                f"a column must hold one kind of thing: {name!r} does not ({note.decode(errors='replace')}). Convert "
-                "it, for example to text."
+                f"a column must hold one kind of thing: {name!r} does not "
+                f"({note.decode(errors='replace')}). Convert it, for example to text."
             )
 
 
@@ -199,12 +212,13 @@ def check_columns(schema: pa.Schema, names: Sequence[str], option: str | None, s
 class Layout:
     """How the columns of a table become sets: every column that is read, by its use.
 
-    ``keys`` is one column of lists of tokens, one of lists per coordinate, or one of numbers per coordinate. With one
-    row per token ``set_id`` says which set a row belongs to, and ``role`` which rows are queries. ``dim`` is the number
-    of coordinates of a key, where lists are flat or may all be empty. Where keys are ``joined`` they have a table of
-    their own, and all else has a table with one row per sample. ``codings`` are those of columns that are no plain
-    numbers; ``unknown`` says what becomes of categories that they do not know. ``key_id`` is a column of tokens that is
-    copied as a list of its entries in the order of the keys.
+    ``keys`` is one column of lists of tokens, one of lists per coordinate, or one of numbers per
+    coordinate. With one row per token ``set_id`` says which set a row belongs to, and ``role``
+    which rows are queries. ``dim`` is the number of coordinates of a key, where lists are flat or
+    may all be empty. Where keys are ``joined`` they have a table of their own, and all else has a
+    table with one row per sample. ``codings`` are those of columns that are no plain numbers;
+    ``unknown`` says what becomes of categories that they do not know. ``key_id`` is a column of
+    tokens that is copied as a list of its entries in the order of the keys.
     """
 
     keys: tuple[str, ...]
@@ -303,13 +317,16 @@ class Layout:
         used: set[Any],
         set_id: str | None,
     ) -> Layout:
-        """Keys in a table of tokens, all else in one of samples; an id says which tokens a sample has."""
+        """Keys in a table of tokens, all else in one of samples.
+
+        An id says which tokens a sample has.
+        """
         both = [n for n in SET_NAMES if n in schema.names and n in tokens.schema.names]
         set_id = set_id or next(iter(both), None)
         if set_id is None:
             raise SchemaError(
-                "tables of samples and of tokens need a column that says what belongs together: none of "
-                f"{', '.join(SET_NAMES)} is in both. Name it with `set_id` (--set)."
+                "tables of samples and of tokens need a column that says what belongs together: "
+                f"none of {', '.join(SET_NAMES)} is in both. Name it with `set_id` (--set)."
             )
         check_columns(schema, [set_id], "set_id", source)
         check_columns(schema, query, "query", source)
@@ -339,14 +356,17 @@ class Layout:
         set_id = set_id or next((n for n in SET_NAMES if n in schema.names), None)
         if set_id is None:
             what = (
-                f"column {keys[0]!r} must hold sets of keys: found type {schema.field(keys[0]).type}. "
+                (
+                    f"column {keys[0]!r} must hold sets of keys: found type "
+                    f"{schema.field(keys[0]).type}. "
+                )
                 if keys
                 else ""
             )
             raise SchemaError(
-                f"{what}a table with one row per token needs a column that says which set a row belongs to: none of "
-                f"{', '.join(SET_NAMES)} is among {', '.join(schema.names[:30])} of {source}. Name it with `set_id` "
-                "(--set)."
+                f"{what}a table with one row per token needs a column that says which set a row "
+                f"belongs to: none of {', '.join(SET_NAMES)} is among "
+                f"{', '.join(schema.names[:30])} of {source}. Name it with `set_id` (--set)."
             )
         role = "role" if "role" in schema.names and not query else None
         check_columns(schema, [set_id], "set_id", source)
@@ -367,8 +387,9 @@ class Layout:
         if not keys:
             why = f" ({'; '.join(left_out[:10])})" if left_out else ""
             raise SchemaError(
-                f"a table must have a column of numbers, or of few texts, for the keys: none is left among "
-                f"{', '.join(schema.names[:30])} of {source}{why}. Name them with `keys` (--keys)."
+                "a table must have a column of numbers, or of few texts, for the keys: none is "
+                f"left among {', '.join(schema.names[:30])} of {source}{why}. Name them with "
+                "`keys` (--keys)."
             )
         check_columns(schema, query, "query", source)
         return cls(keys, query, set_id=set_id, role=role, left_out=left_out)
@@ -397,8 +418,9 @@ class Layout:
             nested = [f for f in schema if f.name in found and is_list(f.type.value_type)]
             if (nested and len(found) > 1) or not found:
                 raise SchemaError(
-                    "keys must be one column of lists of tokens, or one column of lists of numbers per coordinate: "
-                    f"found {', '.join(repr(n) for n in found) or 'none'} in {source}. Name them with `keys` (--keys)."
+                    "keys must be one column of lists of tokens, or one column of lists of numbers "
+                    f"per coordinate: found {', '.join(repr(n) for n in found) or 'none'} in "
+                    f"{source}. Name them with `keys` (--keys)."
                 )
             keys, left_out = (
                 (tuple(found), ()) if nested else _coordinates(found, schema, pieces, source)
@@ -407,16 +429,20 @@ class Layout:
             kind = schema.field(name).type
             if not is_list(kind):
                 raise SchemaError(
-                    f"all key columns must hold lists if one does: {name!r} holds {kind}. Repeat what belongs to the "
-                    "whole set as a list, or make it the query."
+                    f"all key columns must hold lists if one does: {name!r} holds {kind}. Repeat "
+                    "what belongs to the whole set as a list, or make it the query."
                 )
         return cls(keys, query, left_out=left_out)
 
     def _with_width(self, schema: pa.Schema, pieces: Pieces, source: str) -> Layout:
-        """The same with the coordinates of a token, where lists do not say and all of a batch may be empty."""
+        """The same with the coordinates of a token.
+
+        For where lists do not say and all of a batch may be empty.
+        """
         if not self.keys:
             raise SchemaError(
-                f"keys must be in some column: none is left for them in {source}. Name them with `keys`."
+                f"keys must be in some column: none is left for them in {source}. Name them with "
+                "`keys`."
             )
         name, kind = self.keys[0], schema.field(self.keys[0]).type
         if self.dim is not None or self.set_id is not None or len(self.keys) > 1:
@@ -424,13 +450,15 @@ class Layout:
         if not is_list(kind.value_type):
             if name == "keys":  # tokens, by its name
                 raise SchemaError(
-                    f"column 'keys' must hold sets of keys: found type {kind} in {source}. It is flat: say how many "
-                    "coordinates a key has with `dim` (--dim), 1 if each number is a key."
+                    f"column 'keys' must hold sets of keys: found type {kind} in {source}. It is "
+                    "flat: say how many coordinates a key has with `dim` (--dim), 1 if each number "
+                    "is a key."
                 )
             return self
         if self.missing != "drop" or pa.types.is_fixed_size_list(kind.value_type):
             return self
-        # the first token says how many coordinates tokens have, whatever number of empty sets precede
+        # the first token says how many coordinates tokens have, whatever number of empty sets
+        # precede
         for piece in pieces([name]):
             column = piece.column(0)
             if not is_list(column.type) or not is_list(column.type.value_type):
@@ -448,13 +476,19 @@ class Layout:
         return list(dict.fromkeys([*self.query, *self.target, *self.extras, *single]))
 
     def columns(self, more: Sequence[str] = ()) -> list[str]:
-        """Names of the columns it reads, of the table of samples where there are two, and of some more."""
+        """Names of the columns it reads, and of some more.
+
+        Of the table of samples where there are two.
+        """
         keys = () if self.joined else self.keys
         names = [*keys, *self.of_samples, *filter(None, (self.set_id, self.role)), *more]
         return [name for name in dict.fromkeys(names) if not (self.joined and name == self.key_id)]
 
     def studies(self, schema: pa.Schema, tokens: pa.Schema | None) -> list[Study]:
-        """What is to be learned about columns: categories of text, the first of dates, means where gaps are filled."""
+        """What is to be learned about columns.
+
+        Categories of text, the first of dates, means where gaps are filled.
+        """
         found: dict[str, Study] = {}
         for part, names in (
             (schema if tokens is None else tokens, self.keys),
@@ -465,13 +499,14 @@ class Layout:
                 said = kind_of(kind)
                 if not said and not is_list(kind) and not pa.types.is_null(kind):
                     raise SchemaError(
-                        f"column {name!r} must hold numbers, text or dates: it holds {part.field(name).type}. Leave it "
-                        "out, or convert it."
+                        f"column {name!r} must hold numbers, text or dates: it holds "
+                        f"{part.field(name).type}. Leave it out, or convert it."
                     )
                 if name in found and found[name].kind != said:
                     raise SchemaError(
-                        f"columns of one name must hold the same: {name!r} holds {HOLDS[found[name].kind]} among "
-                        f"tokens and {HOLDS.get(said, kind)} among samples. Rename one, or convert it."
+                        f"columns of one name must hold the same: {name!r} holds "
+                        f"{HOLDS[found[name].kind]} among tokens and {HOLDS.get(said, kind)} among "
+                        "samples. Rename one, or convert it."
                     )
                 if said in ("text", "date") or (said == "number" and self.missing == "impute"):
                     found.setdefault(name, Study(name, said))
@@ -481,15 +516,24 @@ class Layout:
     def options(self) -> tuple[tuple[str, Any], ...]:
         """The options of `read_table` that give this layout."""
         target: Any = self.target[0] if len(self.target) == 1 else self.target
-        every = (("set_id", self.set_id), ("keys", self.keys), ("query", self.query), ("target", target),
-                 ("extras", self.extras),
-                 ("dim", self.dim), ("missing", self.missing if self.missing != "error" else None))  # fmt: skip
+        every = (
+            ("set_id", self.set_id),
+            ("keys", self.keys),
+            ("query", self.query),
+            ("target", target),
+            ("extras", self.extras),
+            ("dim", self.dim),
+            ("missing", self.missing if self.missing != "error" else None),
+        )
         return tuple((option, value) for option, value in every if value)
 
     def read(
         self, table: Any, place: Place, copied: Sequence[str] = (), tokens: Any = None
     ) -> tuple[Dataset, dict[str, Any]]:
-        """The samples of a table or record batch, and some columns as they are, one entry per sample."""
+        """The samples of a table or record batch, and some columns as they are.
+
+        With one entry per sample.
+        """
         try:
             table = whole_batch(table)
             if self.joined:
@@ -507,7 +551,10 @@ class Layout:
     def _coded(
         self, columns: Iterable[tuple[str, Any]], place: Place, lists: str = ""
     ) -> tuple[np.ndarray, list[str]]:
-        """Columns as the columns of a matrix, and the name of the one that each of these comes from."""
+        """Columns as the columns of a matrix.
+
+        With the name of the column that each of these comes from.
+        """
         known, impute = {coding.column: coding for coding in self.codings}, self.missing == "impute"
         parts, owners = [], []
         for name, column in columns:
@@ -563,7 +610,9 @@ class Layout:
         place: Place,
         rows: Callable[[], np.ndarray],
     ) -> SetBatch:
-        """Sets of tokens; gaps are refused, or the tokens that have one dropped. ``rows`` says where each token was.
+        """Sets of tokens; gaps are refused, or the tokens that have one dropped.
+
+        ``rows`` says where each token was.
 
         ``names`` are those of the columns that the coordinates come from.
         """
@@ -595,7 +644,10 @@ class Layout:
         )
 
     def _pairs(self) -> tuple[tuple[int, int], ...] | None:
-        """Coordinates of one name in query and keys; None where they are all there are, in their order, or none is."""
+        """Coordinates of one name in query and keys.
+
+        None where they are all there are, in their order, or none is.
+        """
         names, asked = self._names_of(self.keys), self._names_of(self.query)
         pairs = tuple((i, names.index(name)) for i, name in enumerate(asked) if name in names)
         return (
@@ -612,7 +664,10 @@ class Layout:
         place: Place,
         keys: tuple[Any, Any, Any] | None = None,
     ) -> dict[str, Any]:
-        """Columns to copy, one entry per sample; ``keys`` are a table of tokens, its rows in order, their offsets."""
+        """Columns to copy, one entry per sample.
+
+        ``keys`` are a table of tokens, its rows in order, their offsets.
+        """
         found = {name: samples.column(name) for name in copied if name != self.key_id}
         if self.key_id is not None and self.key_id in copied:
             if keys is None:
@@ -624,8 +679,9 @@ class Layout:
                 )
             if not is_list(ids.type) or not np.array_equal(pc.list_value_length(ids), sets.lengths):
                 raise SchemaError(
-                    f"column {self.key_id!r} must have an id for each key{place.inside}: it does not, or keys with "
-                    "gaps were dropped. Fill gaps (--missing impute), or leave out --key-id."
+                    f"column {self.key_id!r} must have an id for each key{place.inside}: it does "
+                    "not, or keys with gaps were dropped. Fill gaps (--missing impute), or leave "
+                    "out --key-id."
                 )
             found[self.key_id] = ids
         return found
@@ -638,8 +694,8 @@ class Layout:
         tokens, offsets, names, owners = self._list_tokens(table, place)
         if self.dim is not None and tokens.shape[1] != self.dim:
             raise SchemaError(
-                f"`dim` is {self.dim}, and the keys of {', '.join(self.keys[:5])} have {tokens.shape[1]} coordinates"
-                f"{place.inside}."
+                f"`dim` is {self.dim}, and the keys of {', '.join(self.keys[:5])} have "
+                f"{tokens.shape[1]} coordinates{place.inside}."
             )
         query = self._vectors(table, place, self.query, "query")
         lengths = np.diff(offsets)
@@ -656,7 +712,10 @@ class Layout:
     def _list_tokens(
         self, table: Any, place: Place
     ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...], Sequence[str]]:
-        """Tokens end to end, where each set begins, names of coordinates, and of the columns they come from."""
+        """Tokens end to end, where each set begins, and names.
+
+        Names of coordinates, and of the columns they come from.
+        """
         known = self._known_rows(table, place)
         columns = [table.column(name) for name in self.keys]
         if not known.all():
@@ -671,8 +730,8 @@ class Layout:
             if odd.any():
                 i = int(odd.argmax())
                 raise SchemaError(
-                    f"lists of column {first!r} must be whole keys of `dim` = {self.dim} coordinates: {place.row(i)} "
-                    f"has {np.diff(offsets)[i]} numbers."
+                    f"lists of column {first!r} must be whole keys of `dim` = {self.dim} "
+                    f"coordinates: {place.row(i)} has {np.diff(offsets)[i]} numbers."
                 )
             flat = numbers(values, first, place, lists="lists of ")
             names = _positions(first, self.dim)
@@ -683,8 +742,9 @@ class Layout:
             if not np.array_equal(offsets, others):
                 row = int((np.diff(offsets) != np.diff(others)).argmax())
                 raise SchemaError(
-                    f"the coordinates of a set must have equally many entries: in {place.row(row)} column {first!r} "
-                    f"has {np.diff(offsets)[row]} and {name!r} has {np.diff(others)[row]}. Pad or cut them."
+                    f"the coordinates of a set must have equally many entries: in {place.row(row)} "
+                    f"column {first!r} has {np.diff(offsets)[row]} and {name!r} has "
+                    f"{np.diff(others)[row]}. Pad or cut them."
                 )
             parts.append((name, values))
         rows = np.repeat(np.arange(table.num_rows), np.diff(offsets)) if self.codings else None
@@ -698,16 +758,16 @@ class Layout:
         name = self.keys[0]
         if is_list(tokens.type.value_type):
             raise SchemaError(
-                f"column {name!r} must hold sets of keys: found type list<{tokens.type}>{place.inside}. There is one "
-                "level of lists too many."
+                f"column {name!r} must hold sets of keys: found type "
+                f"list<{tokens.type}>{place.inside}. There is one level of lists too many."
             )
         if tokens.null_count:
             known = tokens.is_valid().to_numpy(zero_copy_only=False)
             if self.missing != "drop":
                 row = int(np.searchsorted(offsets, known.argmin(), side="right")) - 1
                 raise SchemaError(
-                    f"column {name!r} must hold lists of tokens: {place.row(row)} has one that is empty. Drop it, or "
-                    "all such tokens with missing='drop' (--missing drop)."
+                    f"column {name!r} must hold lists of tokens: {place.row(row)} has one that is "
+                    "empty. Drop it, or all such tokens with missing='drop' (--missing drop)."
                 )
             tokens = tokens.filter(pa.array(known))
             offsets = np.concatenate([[0], np.cumsum(known)])[offsets]
@@ -716,13 +776,14 @@ class Layout:
         if odd is not None:
             row = int(np.searchsorted(offsets, odd[0], side="right")) - 1
             raise SchemaError(
-                f"all tokens of column {name!r} must have as many coordinates, at least one: the first has {width}, "
-                f"and token {odd[0] - offsets[row]} of {place.row(row)} has {odd[1]}. Pad or cut them."
+                f"all tokens of column {name!r} must have as many coordinates, at least one: the "
+                f"first has {width}, and token {odd[0] - offsets[row]} of {place.row(row)} has "
+                f"{odd[1]}. Pad or cut them."
             )
         if not width:
             raise SchemaError(
-                f"column {name!r} must hold at least one token: all lists{place.inside} are empty. Say how many "
-                "coordinates a token has with `dim` (--dim)."
+                f"column {name!r} must hold at least one token: all lists{place.inside} are empty. "
+                "Say how many coordinates a token has with `dim` (--dim)."
             )
         return (
             numbers(flat, name, place, lists="lists of ").reshape(-1, width),
@@ -731,22 +792,29 @@ class Layout:
         )
 
     def _known_rows(self, table: Any, place: Place) -> Bool[np.ndarray, " n"]:
-        """Rows in which all key columns have a list: the others are refused, or all their tokens dropped."""
+        """Rows in which all key columns have a list.
+
+        The others are refused, or all their tokens dropped.
+        """
         known = np.ones(table.num_rows, dtype=bool)
         for name in self.keys:
             if table.column(name).null_count:
                 known &= table.column(name).is_valid().to_numpy(zero_copy_only=False)
             if self.missing != "drop" and not known.all():
                 raise SchemaError(
-                    f"column {name!r} must have a list in every row: {place.row(known.argmin())} is empty. Drop the "
-                    "row, or have its tokens dropped with missing='drop' (--missing drop)."
+                    f"column {name!r} must have a list in every row: {place.row(known.argmin())} "
+                    "is empty. Drop the row, or have its tokens dropped with missing='drop' "
+                    "(--missing drop)."
                 )
         return known
 
     def _vectors(
         self, table: Any, place: Place, names: tuple[str, ...], what: str
     ) -> Float[np.ndarray, "n d"] | None:
-        """One vector for each row, from a column of lists or one of numbers per coordinate; None for no columns."""
+        """One vector for each row, from a column of lists or one of numbers per coordinate.
+
+        None for no columns.
+        """
         if not names:
             return None
         first = table.column(names[0])
@@ -803,7 +871,10 @@ class Layout:
     def _read_joined(
         self, samples: Any, place: Place, copied: Sequence[str], tokens: Any
     ) -> tuple[Dataset, Any]:
-        """Sets out of two tables: a sample has the tokens of its id, which other samples may have too."""
+        """Sets out of two tables.
+
+        A sample has the tokens of its id, which other samples may have too.
+        """
         assert self.set_id is not None
         there = Place("the table of tokens")
         tokens = whole_batch(tokens)
@@ -812,8 +883,8 @@ class Layout:
         if (wanted.dtype.kind == "U") != (held.dtype.kind == "U"):
             raise SchemaError(
                 f"column {self.set_id!r} must hold the same ids in both tables: it holds "
-                f"{samples.column(self.set_id).type} for samples and {tokens.column(self.set_id).type} for tokens. "
-                "Convert one of them."
+                f"{samples.column(self.set_id).type} for samples and "
+                f"{tokens.column(self.set_id).type} for tokens. Convert one of them."
             )
         values, names = self._coded(((name, tokens.column(name)) for name in self.keys), there)
         order = np.argsort(held, kind="stable")
@@ -823,9 +894,10 @@ class Layout:
         if self.missing != "drop" and (first == last).any():
             i = int((first == last).argmax())
             raise SchemaError(
-                f"every sample must have tokens: {self.set_id!r} is {wanted[i]!s:.40} in {place.row(i)}, and in no row "
-                f"of the table of tokens ({int((first == last).sum())} such samples). Drop such samples, or give them "
-                "a token of zeros with missing='drop' (--missing drop)."
+                f"every sample must have tokens: {self.set_id!r} is {wanted[i]!s:.40} in "
+                f"{place.row(i)}, and in no row of the table of tokens "
+                f"({int((first == last).sum())} such samples). Drop such samples, or give them a "
+                "token of zeros with missing='drop' (--missing drop)."
             )
         offsets = np.concatenate([[0], np.cumsum(last - first)])
         rows = order[np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], last - first)]
@@ -859,7 +931,10 @@ def _positions(name: str, dim: int) -> tuple[str, ...]:
 
 
 def _is_ragged(schema: pa.Schema, name: str) -> bool:
-    """Whether a column holds lists of any lengths: coordinates rather than a target, which may be a list of one."""
+    """Whether a column holds lists of any lengths.
+
+    Coordinates rather than a target, which may be a list of one.
+    """
     kinds = [f.type for f in schema if f.name == name]
     return any(is_list(kind) and not pa.types.is_fixed_size_list(kind) for kind in kinds)
 
@@ -958,9 +1033,9 @@ def _check_constant(
         row = int((~same).argmax())
         one, other = (str(column[i]) for i in (row, int(first[owner[row]])))
         raise SchemaError(
-            f"column {name!r} must be the same in all rows of a set: {place.row(row)} says {one:.40} where "
-            f"{place.row(first[owner[row]])}, of the same set, says {other:.40}. Is this the right column, and "
-            "`set_id` the right set?"
+            f"column {name!r} must be the same in all rows of a set: {place.row(row)} says "
+            f"{one:.40} where {place.row(first[owner[row]])}, of the same set, says {other:.40}. "
+            "Is this the right column, and `set_id` the right set?"
         )
 
 
@@ -973,8 +1048,8 @@ def _rows_by_role(
     if unknown.any():
         row = int(unknown.argmax())
         raise SchemaError(
-            f"column 'role' must say 'key' or 'query': {place.row(row)} says {roles[row]!s:.40}. Rename the column if "
-            "it is something else."
+            f"column 'role' must say 'key' or 'query': {place.row(row)} says {roles[row]!s:.40}. "
+            "Rename the column if it is something else."
         )
     rows = np.flatnonzero(roles == "query")
     if len(rows) == 0:
@@ -983,8 +1058,8 @@ def _rows_by_role(
     if (counts != 1).any():
         i = int((counts != 1).argmax())
         raise SchemaError(
-            f"every set must have one row whose role is 'query', or leave out the column 'role': set number {i}"
-            f"{place.inside} has {counts[i]}."
+            "every set must have one row whose role is 'query', or leave out the column 'role': "
+            f"set number {i}{place.inside} has {counts[i]}."
         )
     queries = np.empty((n, tokens.shape[1]), tokens.dtype)
     queries[owner[rows]] = tokens[rows]

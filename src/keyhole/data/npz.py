@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 GROWTH, TIMES = 2**27, 20
-"""Arrays of a file may take 128 MiB and twenty times its size together: deflated zeros claim a thousand times."""
+"""Arrays of a file may take 128 MiB and twenty times its size together: deflated zeros claim a
+thousand times.
+"""
 LONGEST_HEADER = 10_000  # bytes; NumPy's own limit, which it looks at after reading
 
 
@@ -109,9 +111,10 @@ class NpzFile:
     def _take_room(self, name: str, size: int) -> None:
         if size > self._room:
             raise ValueError(
-                f"arrays may take {GROWTH:,} bytes and {TIMES} times the size of their file together: {name!r} of "
-                f"{self.path.name!r} takes {size:,} bytes in memory, and {self._room:,} are left of that. If it is "
-                "what it should be, save it uncompressed, by np.savez."
+                f"arrays may take {GROWTH:,} bytes and {TIMES} times the size of their file "
+                f"together: {name!r} of {self.path.name!r} takes {size:,} bytes in memory, and "
+                f"{self._room:,} are left of that. If it is what it should be, save it "
+                "uncompressed, by np.savez."
             )
         self._room -= size
 
@@ -145,10 +148,17 @@ _REMEDY = "The file is damaged or of another kind; fetch or write it again."
 
 
 def npz_table(
-    path: Path, keys: tuple[str, ...] | None, query: tuple[str, ...] | None, target: Any, extras: Any = None,
+    path: Path,
+    keys: tuple[str, ...] | None,
+    query: tuple[str, ...] | None,
+    target: Any,
+    extras: Any = None,
     content: bytes | None = None,
-) -> tuple[Any, Any]:  # fmt: skip
-    """The arrays of an npz file as a table of one row per set, and its split or None. Names are those of the arrays."""
+) -> tuple[Any, Any]:
+    """The arrays of an npz file as a table of one row per set, and its split or None.
+
+    Names are those of the arrays.
+    """
     import pyarrow as pa
 
     file = NpzFile(path, content)
@@ -164,7 +174,8 @@ def npz_table(
     if tokens.ndim == 3:
         if 0 in tokens.shape:
             raise ValueError(
-                f"array {keys_name!r} must have sets, keys and coordinates: its shape is {tokens.shape}."
+                f"array {keys_name!r} must have sets, keys and coordinates: its shape is "
+                f"{tokens.shape}."
             )
         ptr = np.arange(len(tokens) + 1) * tokens.shape[1]
         tokens = tokens.reshape(-1, tokens.shape[2])
@@ -178,8 +189,8 @@ def npz_table(
         found = _floats(file[vectors], vectors)
         if found.ndim != 2 or len(found) != n or not found.shape[1]:
             raise ValueError(
-                f"array {vectors!r} must have one {what} per set, ({n}, d): its shape is {found.shape}. Save one row "
-                "for each set."
+                f"array {vectors!r} must have one {what} per set, ({n}, d): its shape is "
+                f"{found.shape}. Save one row for each set."
             )
         columns[vectors] = _rows(found)
     for name in filter(None, targets):
@@ -206,8 +217,8 @@ def _check_name(file: NpzFile, name: str) -> None:
     if name not in file:
         raise ValueError(
             f"{file.path.name!r} must hold {name!r}: it holds "
-            f"{', '.join(repr(n) for n in file.names[:30]) or 'nothing'}. Tokens are in 'keys' (n, N, d), or in "
-            "'X' (tokens, d) with 'ptr' (sets + 1); or name them (--keys)."
+            f"{', '.join(repr(n) for n in file.names[:30]) or 'nothing'}. Tokens are in 'keys' "
+            "(n, N, d), or in 'X' (tokens, d) with 'ptr' (sets + 1); or name them (--keys)."
         )
 
 
@@ -222,24 +233,29 @@ def _floats(array: np.ndarray, name: str) -> np.ndarray:
 def _pointer(file: NpzFile, tokens: np.ndarray, name: str) -> np.ndarray:
     if tokens.ndim != 2 or not tokens.shape[1]:
         raise ValueError(
-            f"array {name!r} must have shape (n, N, d), or (tokens, d) with 'ptr': its shape is {tokens.shape}. "
-            "For one key per set save x[:, None, :]."
+            f"array {name!r} must have shape (n, N, d), or (tokens, d) with 'ptr': its shape is "
+            f"{tokens.shape}. For one key per set save x[:, None, :]."
         )
     _check_name(file, "ptr")
     return check_pointer(file["ptr"], len(tokens), name)
 
 
 def check_pointer(ptr: np.ndarray, n_rows: int, name: str) -> np.ndarray:
-    """The rows at which samples begin, and the end of the last: integers that rise from 0 to the rows of an array."""
+    """The rows at which samples begin, and the end of the last.
+
+    Integers that rise from 0 to the rows of an array.
+    """
     if ptr.ndim != 1 or ptr.dtype.kind not in "iu" or len(ptr) < 2:
         raise ValueError(
-            f"'ptr' must be a vector of integers, one more than sets: got {ptr.dtype} of shape {ptr.shape}."
+            f"'ptr' must be a vector of integers, one more than sets: got {ptr.dtype} of shape "
+            f"{ptr.shape}."
         )
     ptr = ptr.astype(np.int64)
     if ptr[0] != 0 or ptr[-1] != n_rows or (np.diff(ptr) < 0).any():
         raise ValueError(
-            f"'ptr' must rise from 0 to the {n_rows} rows of {name!r}, set i owning rows ptr[i] to ptr[i+1]: "
-            f"it goes from {ptr[0]} to {ptr[-1]}, its smallest step is {np.diff(ptr).min()}."
+            f"'ptr' must rise from 0 to the {n_rows} rows of {name!r}, set i owning rows ptr[i] to "
+            f"ptr[i+1]: it goes from {ptr[0]} to {ptr[-1]}, its smallest step is "
+            f"{np.diff(ptr).min()}."
         )
     return ptr
 

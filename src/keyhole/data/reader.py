@@ -1,4 +1,7 @@
-"""One reader of sets, for files and for tables in memory: whole by `read_table`, in parts by `ParquetSets`."""
+"""One reader of sets, for files and for tables in memory.
+
+Whole by `read_table`, in parts by `ParquetSets`.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,9 @@ MISSING = ("error", "drop", "impute")
 READ_OPTIONS = ("keys", "query", "target", "extras", "set_id", "missing", "dim")
 """Options that a schema has of the table it was learned from."""
 NEWEST = 0.2
-"""Share of the samples, the newest, that is set apart for testing where a column says when they were."""
+"""Share of the samples, the newest, that is set apart for testing where a column says when they
+were.
+"""
 
 
 @contextmanager
@@ -67,15 +72,16 @@ def reading(path: Path) -> Iterator[None]:
 def validated(data: Any, path: Path, *, full: bool = True) -> Any:
     """Return a table or record batch once every offset, length and text in it has been looked at.
 
-    Offsets that lead nowhere are memory that is not ours, and Arrow follows them unless it is asked to look first.
-    Numbers themselves are not touched, so the cost is that of the offsets; none of them is read if not ``full``, which
-    is enough to count rows.
+    Offsets that lead nowhere are memory that is not ours, and Arrow follows them unless it is asked
+    to look first. Numbers themselves are not touched, so the cost is that of the offsets; none of
+    them is read if not ``full``, which is enough to count rows.
     """
     try:
         data.validate(full=full)
     except (pa.ArrowException, ValueError) as error:
         raise ValueError(
-            f"a table must hold together: {path.name!r} does not ({str(error).strip()[:200]}). It is damaged; {AGAIN}."
+            f"a table must hold together: {path.name!r} does not ({str(error).strip()[:200]}). It "
+            f"is damaged; {AGAIN}."
         ) from None
     return data
 
@@ -91,7 +97,10 @@ def check_file_name(path: Path) -> None:
 
 
 class _ParquetFile:
-    """Row groups of a Parquet file. The footer is read once; readers are made anew: threads may not share one."""
+    """Row groups of a Parquet file.
+
+    The footer is read once; readers are made anew: threads may not share one.
+    """
 
     split = None
 
@@ -117,8 +126,9 @@ class _ParquetFile:
     def _rows_of_a_batch(self, file: Any, group: int, columns: list[str]) -> int:
         """Rows that take `BATCH_BYTES` in memory, as the first ones do.
 
-        Sizes in the footer say little, since a value repeated often takes next to nothing in the file; and Arrow ends
-        the process where it is asked for the footer of a column that is damaged.
+        Sizes in the footer say little, since a value repeated often takes next to nothing in the
+        file; and Arrow ends the process where it is asked for the footer of a column that is
+        damaged.
         """
         first = next(
             file.iter_batches(PROBED_ROWS, row_groups=[group], columns=columns, use_threads=False),
@@ -162,13 +172,16 @@ class _ParquetFile:
 
     def _rows_lost(self, where: str, said: int, found: int) -> ValueError:
         return ValueError(
-            f"a table must hold together: {where} says that it has {said} rows, and {found} are there. "
-            f"{self.path.name!r} is damaged; {AGAIN}."
+            f"a table must hold together: {where} says that it has {said} rows, and {found} are "
+            f"there. {self.path.name!r} is damaged; {AGAIN}."
         )
 
 
 class _ArrowFile:
-    """Record batches: of an Arrow file or stream, memory-mapped, or of a table that was read whole."""
+    """Record batches of an Arrow file or stream, or of a table.
+
+    Files are memory-mapped; a table was read whole.
+    """
 
     def __init__(
         self,
@@ -237,7 +250,7 @@ class _ArrowFile:
 
 
 def _open(path: Path, keys: Any, query: Any, target: Any, extras: Any) -> _ParquetFile | _ArrowFile:
-    """A file by its suffix if that is of a kind that is read whole, else by the bytes it begins with."""
+    """A file by its suffix if its kind is read whole, else by its first bytes."""
     suffix = path.suffix.lower()
     if suffix == ".npz":
         return _ArrowFile.table(path, *npz_table(path, keys, query, target, extras))
@@ -261,13 +274,16 @@ def _opened(path: Path, _pid: int, _size: int, _time: int) -> _ParquetFile | _Ar
     if path.suffix.lower() in (".arrow", ".feather", ".ipc"):
         return _ArrowFile.stream(path)
     raise SchemaError(
-        f"{path.name} must be a Parquet file or an Arrow file: it begins with {magic!r}. Convert it, for example "
-        "with pandas: frame.to_parquet(path)."
+        f"{path.name} must be a Parquet file or an Arrow file: it begins with {magic!r}. Convert "
+        "it, for example with pandas: frame.to_parquet(path)."
     )
 
 
 def table_in_memory(content: bytes, name: str, target: str | None = None) -> pa.Table:
-    """The table in the bytes of a file: nothing is opened, of its name only the end of a TSV counts."""
+    """The table in the bytes of a file.
+
+    Nothing is opened, of its name only the end of a TSV counts.
+    """
     try:
         if content[:2] == b"PK":
             return npz_table(
@@ -290,7 +306,10 @@ def table_in_memory(content: bytes, name: str, target: str | None = None) -> pa.
 
 
 def table_of(source: Any, what: str) -> pa.Table:
-    """A table of pandas, polars or Arrow as one of Arrow, column by column; an index is no column."""
+    """A table of pandas, polars or Arrow as one of Arrow, column by column.
+
+    An index is no column.
+    """
     import narwhals as nw
 
     if isinstance(source, pa.RecordBatch):
@@ -308,8 +327,9 @@ def table_of(source: Any, what: str) -> pa.Table:
         frame = nw.from_native(source, eager_only=True)
     except TypeError:
         raise TypeError(
-            f"`{what}` must be a path, or a table of pandas, polars or Arrow: got {type(source).__name__}. Collect a "
-            "lazy frame first, and make a table of anything else, for example with pandas.DataFrame."
+            f"`{what}` must be a path, or a table of pandas, polars or Arrow: got "
+            f"{type(source).__name__}. Collect a lazy frame first, and make a table of anything "
+            "else, for example with pandas.DataFrame."
         ) from None
     columns = [_arrow_column(frame[column]) for column in frame.columns]
     notes = [{PROBLEM: problem} if problem else None for _, problem in columns]
@@ -321,7 +341,10 @@ def table_of(source: Any, what: str) -> pa.Table:
 
 
 def _arrow_column(series: Any) -> tuple[Any, str]:
-    """A column of a frame, cells that are matrices being lists of their rows; or nulls, and what is the matter."""
+    """A column of a frame, cells that are matrices being lists of their rows.
+
+    Or nulls, and what is the matter.
+    """
     try:
         return series.to_arrow(), ""
     except (pa.ArrowException, ValueError, TypeError, OverflowError):
@@ -360,10 +383,12 @@ def _table_of_files(paths: Sequence[Path]) -> pa.Table:
 
 
 class _Beginnings(NamedTuple):
-    """Where sets begin in the groups of a table with one row per token: a set belongs to the group it begins in.
+    """Where sets begin in the groups of a table with one row per token.
 
-    For each group its ``rows``, the leading ones to ``skip``, of a set of an earlier group, and the ``sets`` that
-    begin.
+    A set belongs to the group it begins in.
+
+    For each group its ``rows``, the leading ones to ``skip``, of a set of an earlier group, and the
+    ``sets`` that begin.
     """
 
     rows: list[int]
@@ -372,53 +397,65 @@ class _Beginnings(NamedTuple):
 
 
 class ParquetSets:
-    """Sets in Parquet, Arrow, CSV or npz files, in batches: two batches are in memory, one of them being read.
+    """Sets in Parquet, Arrow, CSV or npz files, in batches.
 
-    It can be gone through any number of times, cut into parts and sent to other processes: it holds names and
-    numbers only. Parquet and Arrow files are read row group by row group; CSV and npz files are read whole.
+    Two batches are in memory, one of them being read.
+
+    It can be gone through any number of times, cut into parts and sent to other processes: it holds
+    names and numbers only. Parquet and Arrow files are read row group by row group; CSV and npz
+    files are read whole.
 
     Parameters
     ----------
     path : path, folder of ``*.parquet`` files, sequence of paths, or table of pandas, polars or Arrow
-        Arrow files (the IPC format, also called Feather) are memory-mapped, and their batches are views of them.
+        Arrow files (the IPC format, also called Feather) are memory-mapped, and their batches are
+        views of them.
     tokens : path or table, optional
         A table with one row per token, where ``path`` has one row per sample; it is read whole.
     keys : column name or names, optional
-        With one row per set, one column of lists of tokens (list<list<float>>, list<fixed_size_list<float>>, or flat
-        lists and ``dim``), or one column of lists of numbers per coordinate. With one row per token, one column of
-        numbers, text or dates per coordinate. By default the column ``keys``, or all columns (of lists, of numbers, of
-        few texts) that serve no other purpose, but those that look like an id, a time or a split. Names in one string
-        are parted by commas.
+        With one row per set, one column of lists of tokens (list<list<float>>,
+        list<fixed_size_list<float>>, or flat lists and ``dim``), or one column of lists of numbers
+        per coordinate. With one row per token, one column of numbers, text or dates per coordinate.
+        By default the column ``keys``, or all columns (of lists, of numbers, of few texts) that
+        serve no other purpose, but those that look like an id, a time or a split. Names in one
+        string are parted by commas.
     query : column name or names, optional
-        One column of lists, or one column of numbers per coordinate. By default the column ``query``; with one row per
-        token, the rows whose column ``role`` says "query".
+        One column of lists, or one column of numbers per coordinate. By default the column
+        ``query``; with one row per token, the rows whose column ``role`` says "query".
     target : str or sequence of str, optional
-        Column or columns of outputs or labels, () for none; by default the first of target, label, class, y. With one
-        row per token it is the same in all rows of a set.
+        Column or columns of outputs or labels, () for none; by default the first of target, label,
+        class, y. With one row per token it is the same in all rows of a set.
     extras : column name or names, optional
-        Columns of the sample itself: one column of lists, or one column of numbers each; by default the column of lists
-        ``extras``. With one row per token they are the same in all rows of a set.
+        Columns of the sample itself: one column of lists, or one column of numbers each; by default
+        the column of lists ``extras``. With one row per token they are the same in all rows of a
+        set.
     weight : str, optional
         Column of sample weights.
     groups : str, optional
-        Column that names siblings among samples, to be left out together: ``fit(…, groups=data.groups)``.
+        Column that names siblings among samples, to be left out together:
+        ``fit(…, groups=data.groups)``.
     time : str, optional
-        Column that says when a sample was, in dates or numbers. The newest fifth is then the test part of the data.
+        Column that says when a sample was, in dates or numbers. The newest fifth is then the test
+        part of the data.
     split : str, optional
-        Column that says of every sample whether it is for training or for testing: train or test, or 0 or 1.
+        Column that says of every sample whether it is for training or for testing: train or test,
+        or 0 or 1.
     set_id : str, optional
-        With one row per token, which set a row belongs to; by default the first of set, set_id, bag, bag_id, id,
-        group. Rows of a set follow each other where they are not in one row group.
+        With one row per token, which set a row belongs to; by default the first of set, set_id,
+        bag, bag_id, id, group. Rows of a set follow each other where they are not in one row group.
     missing : "error", "drop" or "impute"
-        What to do about a gap (NaN or nothing): refuse the table; drop a token that has one, a set without any
-        token left getting one of zeros, and refuse gaps of queries and extras; or fill it, a number or date by the mean
-        over the rows of the table and a text by a category of its own. Gaps in targets are always refused.
+        What to do about a gap (NaN or nothing): refuse the table; drop a token that has one, a set
+        without any token left getting one of zeros, and refuse gaps of queries and extras; or fill
+        it, a number or date by the mean over the rows of the table and a text by a category of its
+        own. Gaps in targets are always refused.
     dim : int, optional
         Coordinates of a key, for flat lists.
     schema : Schema, optional
-        What was learned about another table, to read this one in the same way: all options that are not given.
+        What was learned about another table, to read this one in the same way: all options that are
+        not given.
     unknown : "error" or "ignore"
-        With a schema, what becomes of a category that it does not know: refused, or none of those it knows.
+        With a schema, what becomes of a category that it does not know: refused, or none of those
+        it knows.
     batch_size : int, optional
         Sets of a batch; by default as many as take some 32 MiB.
     start, stop : int, optional
@@ -565,7 +602,10 @@ class ParquetSets:
         return None if not self.layout.target else dict(self.layout.options)["target"]
 
     def require(self, columns: Sequence[str], *, one_type: bool = False) -> None:
-        """Raise unless every file has these columns, each once, and of the same type in all files if asked."""
+        """Raise unless every file has these columns, each once.
+
+        And of the same type in all files if asked.
+        """
         first = self._file(0).schema
         for i, file in enumerate(self.paths):
             schema = self._file(i).schema
@@ -574,8 +614,8 @@ class ParquetSets:
                 found, wanted = schema.field(name).type, first.field(name).type
                 if found != wanted:
                     raise SchemaError(
-                        f"column {name!r} must have one type: it is {wanted} in {self.paths[0].name} and {found} in "
-                        f"{file.name}. Convert one of them."
+                        f"column {name!r} must have one type: it is {wanted} in "
+                        f"{self.paths[0].name} and {found} in {file.name}. Convert one of them."
                     )
 
     @property
@@ -616,7 +656,10 @@ class ParquetSets:
 
     @cached_property
     def _beginnings(self) -> _Beginnings:
-        """Where sets begin, by a pass over their ids. Rows of a set follow each other, or all fits into memory."""
+        """Where sets begin, by a pass over their ids.
+
+        Rows of a set follow each other, or all fits into memory.
+        """
         name = str(self.layout.set_id)
         rows, skip, seen, begin, last = [], [], [], [], None
         for number in range(self._ends[-1]):
@@ -642,8 +685,9 @@ class ParquetSets:
                     self._file(self._place(g)[0]).where(self._place(g)[1]) for g, _ in (one, two)
                 ]
                 raise SchemaError(
-                    f"rows of a set must follow each other in a table of {size:,} bytes, which is read in parts: "
-                    f"{Place(names[1]).row(two[1])} belongs to set {every[order[again[0]]]!s:.40}, which began in "
+                    f"rows of a set must follow each other in a table of {size:,} bytes, which is "
+                    f"read in parts: {Place(names[1]).row(two[1])} belongs to set "
+                    f"{every[order[again[0]]]!s:.40}, which began in "
                     f"{Place(names[0]).row(one[1])}. Sort the table by {name!r}."
                 )
             first = next(i for i, count in enumerate(rows) if count)
@@ -672,7 +716,10 @@ class ParquetSets:
     def read(
         self, number: int, copied: Sequence[str] = ()
     ) -> Iterator[tuple[Dataset, dict[str, Any]]]:
-        """The samples of one row group, counted over all files, in batches, each with some columns as they are."""
+        """The samples of one row group, counted over all files, in batches.
+
+        Each comes with some columns as they are.
+        """
         columns = self.layout.columns(copied)
         if not self._by_token:
             for table, place in self._tables(number, columns, self.batch_size):
@@ -709,7 +756,10 @@ class ParquetSets:
         if self._by_token:
             words = f"{len(data)} sets of {table.num_rows} rows, one row per token"
         elif self.tokens is not None:
-            words = f"{len(data)} samples with {len(data.sets.sets.tokens)} tokens of a table of {self.tokens.num_rows}"
+            words = (
+                f"{len(data)} samples with {len(data.sets.sets.tokens)} tokens of a table of "
+                f"{self.tokens.num_rows}"
+            )
         split = self._file(0).split if data.split is None else data.split
         if data.time is not None and data.split is None:
             split = np.zeros(len(data), dtype=np.int64)
@@ -721,7 +771,10 @@ class ParquetSets:
         return _read_ahead(batches) if thread_count() > 1 else batches
 
     def parts(self, count: int | None = None) -> list[ParquetSets]:
-        """Cut it into at most ``count`` runs of row groups, one row group each if None; none of them is empty."""
+        """Cut it into at most ``count`` runs of row groups, one row group each if None.
+
+        None of them is empty.
+        """
         filled = [i for i in range(self.n_groups) if self.rows(self.start + i)]
         if not filled:
             raise ValueError(
@@ -762,7 +815,10 @@ class ParquetSets:
 
 
 def _read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The same batches, the next one read while this one is worked on: decoding takes one core, and leaves the rest."""
+    """The same batches, the next one read while this one is worked on.
+
+    Decoding takes one core, and leaves the rest.
+    """
     with ThreadPoolExecutor(1) as reader:
         following = reader.submit(next, batches, None)
         while (batch := following.result()) is not None:
@@ -785,31 +841,36 @@ def read_table(
     missing: str | None = None,
     dim: int | None = None,
 ) -> Dataset:
-    r"""Read sets from a table of pandas, polars or Arrow, or from a Parquet, Arrow, CSV or npz file.
+    r"""Read sets from a table or a file.
 
-    One row per set: keys in one column of lists of tokens, or in one column of lists per coordinate. One row per
-    token (the only form of CSV): a column for the set, columns for the coordinates. Two tables: one row per token in
-    ``tokens`` and one row per sample in ``source``, joined by ``set_id``. In npz: ``keys`` (n, N, d), or ``X``
-    (tokens, d) with ``ptr`` (n + 1), and ``y``.
+    Tables are those of pandas, polars or Arrow; files are Parquet, Arrow, CSV or npz.
 
-    Text becomes numbers: a coordinate for each category, up to 32 of them, and a place that a hash names for more;
-    dates become days after the first one, booleans 0 and 1. What was learned so is ``data.schema``, which reads other
-    tables the same way. Columns of one name in query and keys are paired (`SetBatch.pairs`).
+    One row per set: keys in one column of lists of tokens, or in one column of lists per
+    coordinate. One row per token (the only form of CSV): a column for the set, columns for the
+    coordinates. Two tables: one row per token in ``tokens`` and one row per sample in ``source``,
+    joined by ``set_id``. In npz: ``keys`` (n, N, d), or ``X`` (tokens, d) with ``ptr`` (n + 1), and
+    ``y``.
+
+    Text becomes numbers: a coordinate for each category, up to 32 of them, and a place that a hash
+    names for more; dates become days after the first one, booleans 0 and 1. What was learned so is
+    ``data.schema``, which reads other tables the same way. Columns of one name in query and keys
+    are paired (`SetBatch.pairs`).
 
     Parameters
     ----------
     source : table, str or Path
         A table in memory; a file, its format told by the suffix; or a folder of Parquet files.
     tokens : table, str or Path, optional
-        The tokens, where ``source`` has one row per sample. A sample has the tokens of its id, also where other samples
-        have the same.
+        The tokens, where ``source`` has one row per sample. A sample has the tokens of its id, also
+        where other samples have the same.
     keys, query, target, extras, groups, time, split, set_id, missing, dim
         As in `keyhole.data.ParquetSets`, which reads the same tables in parts.
 
     Returns
     -------
     Dataset
-        With ``sets``, ``target``, ``names`` and ``schema``; ``left_out`` says what was not read, and why.
+        With ``sets``, ``target``, ``names`` and ``schema``; ``left_out`` says what was not read,
+        and why.
 
     Examples
     --------
@@ -828,8 +889,8 @@ def read_table(
         path = Path(given) if isinstance(given, (str, os.PathLike)) else None
         if path is not None and path.suffix.lower() not in SUFFIXES and not path.is_dir():
             raise ValueError(
-                f"a table is read by its suffix, one of {', '.join(SUFFIXES)}: got {path.name!r}. Rename it, or "
-                "convert it."
+                f"a table is read by its suffix, one of {', '.join(SUFFIXES)}: got {path.name!r}. "
+                "Rename it, or convert it."
             )
     named: dict[str, Any] = {
         "keys": keys,

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 CODINGS = ("number", "date", "one-hot", "hashed")
 MOST_CATEGORIES = 32
-"""Different texts of a column up to which each has a coordinate of its own; more share `HASHED` of them."""
+"""Different texts of a column up to which each has a coordinate of its own; more share `HASHED` of
+them.
+"""
 HASHED = 32
 
 
@@ -25,7 +27,8 @@ class Coding:
     ----------
     column : str
     kind : "number", "date", "one-hot" or "hashed"
-        A date becomes days after ``start``; a text a one among zeros, or a sign at a place that its hash names.
+        A date becomes days after ``start``; a text a one among zeros, or a sign at a place that its
+        hash names.
     categories : tuple of str
         Those of "one-hot", sorted; "" stands for a gap, where the table had any.
     start : float
@@ -62,7 +65,10 @@ class Coding:
 
     @classmethod
     def of_list(cls, stored: Any) -> Coding:
-        """From JSON that anybody may have written: raises ValueError, TypeError or KeyError where it is none."""
+        """From JSON that anybody may have written.
+
+        Raises ValueError, TypeError or KeyError where it is none.
+        """
         column, kind, categories, start, fill = stored
         texts = isinstance(categories, list) and all(isinstance(c, str) for c in categories)
         if not isinstance(column, str) or kind not in CODINGS or not texts:
@@ -83,10 +89,12 @@ class Coding:
 
 @dataclass(frozen=True)
 class Schema:
-    """The input of a model: dimension and names of tokens, whether sets have a query, and how its table was read.
+    """The input of a model, and how its table was read.
 
-    `read_table` makes one, ``kh.save(model, path, schema=data.schema)`` stores it with the model, and
-    `keyhole.models.read_model` returns it.
+    Dimension and names of tokens, and whether sets have a query.
+
+    `read_table` makes one, ``kh.save(model, path, schema=data.schema)`` stores it with the model,
+    and `keyhole.models.read_model` returns it.
 
     Attributes
     ----------
@@ -125,14 +133,16 @@ class Schema:
         source, tokens : path, or table of pandas, polars or Arrow
             As in `read_table`.
         unknown : "error" or "ignore"
-            What a category that was not in the table of before is: refused, by its name and row, or none of those
-            that were.
+            What a category that was not in the table of before is: refused, by its name and row, or
+            none of those that were.
 
         Examples
         --------
         >>> import pandas as pd
         >>> import keyhole as kh
-        >>> old = pd.DataFrame({"set": [1, 1, 2], "colour": ["red", "blue", "red"], "y": [0.0, 0.0, 1.0]})
+        >>> old = pd.DataFrame(
+        ...     {"set": [1, 1, 2], "colour": ["red", "blue", "red"], "y": [0.0, 0.0, 1.0]}
+        ... )
         >>> schema = kh.read_table(old).schema
         >>> schema.read(pd.DataFrame({"set": [7], "colour": ["blue"]})).sets.tokens
         array([[1., 0.]], dtype=float32)
@@ -148,7 +158,10 @@ class Schema:
         return found
 
     def check(self, sets: SetBatch | SetGroups, names: Any = ()) -> None:
-        """Raise unless ``sets`` have the dimension, queries and (where both have any) names of the training sets."""
+        """Raise unless ``sets`` are like the training sets.
+
+        In dimension, queries and (where both have any) names.
+        """
         batch = sets.sets
         if batch.dim != self.dim:
             known = (
@@ -157,16 +170,19 @@ class Schema:
                 else "Read the table as it was read to fit."
             )
             raise ValueError(
-                f"tokens must have the {self.dim} coordinates the model was fitted to: got {batch.dim}. {known}"
+                f"tokens must have the {self.dim} coordinates the model was fitted to: got "
+                f"{batch.dim}. {known}"
             )
         if (batch.query is not None) != self.has_query:
             had, given = ("with", "without") if self.has_query else ("without", "with")
             raise ValueError(
-                f"the model was fitted to sets {had} a query: got sets {given}. Read both the same way."
+                f"the model was fitted to sets {had} a query: got sets {given}. Read both the same "
+                "way."
             )
         for i, (was, name) in enumerate(zip(self.names, names, strict=False)):
             if was != name:
                 raise ValueError(
-                    f"coordinates must be those the model was fitted to, in their order: coordinate {i} was {was!r} "
-                    f"and is {name!r}. Choose the columns {', '.join(self.names[:20])} as keys."
+                    "coordinates must be those the model was fitted to, in their order: coordinate "
+                    f"{i} was {was!r} and is {name!r}. Choose the columns "
+                    f"{', '.join(self.names[:20])} as keys."
                 )

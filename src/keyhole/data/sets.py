@@ -1,4 +1,7 @@
-"""Samples: sets of keys, each with a query, stored end to end without padding; samples that own several sets."""
+"""Samples: sets of keys, each with a query, stored end to end without padding.
+
+Samples that own several sets.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,12 @@ POOLINGS = ("mean", "sum")
 
 
 class SampleBatch:
-    """n samples, each standing for one or more sets of keys: what every kind of batch answers for itself.
+    """n samples, each standing for one or more sets of keys.
 
-    The features of a sample are Φ_i = Σ_j c_j φ(set j) over its sets j. Whoever computes with samples asks for their
-    sets `written_out`, and never what kind they are.
+    What every kind of batch answers for itself.
+
+    The features of a sample are Φ_i = Σ_j c_j φ(set j) over its sets j. Whoever computes with
+    samples asks for their sets `written_out`, and never what kind they are.
     """
 
     __slots__ = ()
@@ -60,7 +65,10 @@ class SampleBatch:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every sample is one set, averaged over its keys: its features are those of ``sets``."""
+        """Whether every sample is one set, averaged over its keys.
+
+        Its features are those of ``sets``.
+        """
         return False
 
     @property
@@ -80,7 +88,10 @@ class SampleBatch:
 
     @property
     def has_query(self) -> bool:
-        """Whether sets have a query once they are written out: given with them, or made of their keys."""
+        """Whether sets have a query once they are written out.
+
+        Given with them, or made of their keys.
+        """
         return self.each or self.sets.query is not None
 
     @property
@@ -91,7 +102,10 @@ class SampleBatch:
 
     @property
     def extras(self) -> Float[np.ndarray, "n c"] | None:
-        """Columns of the samples themselves, in float64 and in host memory always; None if there are none."""
+        """Columns of the samples themselves, in float64 and in host memory always.
+
+        None if there are none.
+        """
         raise NotImplementedError
 
     def with_extras(self, extras: Any) -> Any:
@@ -121,7 +135,10 @@ class SampleBatch:
         return self.with_sets(self.sets.astype(dtype))
 
     def pooled(self, pooling: str, *, each: bool = False) -> Any:
-        """The samples as a layer sees them, sets where that is all they are; with ``each``, every key is a query."""
+        """The samples as a layer sees them, sets where that is all they are.
+
+        With ``each``, every key is a query.
+        """
         pooled = PooledSets(self, pooling, each)
         return self.sets if pooled.is_plain else pooled
 
@@ -159,15 +176,16 @@ class SampleBatch:
         if index.dtype == bool:
             if index.shape != (len(self),):
                 raise IndexError(
-                    f"a mask must have one entry per set: got shape {index.shape} for {len(self)} sets."
+                    f"a mask must have one entry per set: got shape {index.shape} for {len(self)} "
+                    "sets."
                 )
             return np.flatnonzero(index)
         if index.size == 0:
             index = index.astype(np.intp)
         if index.dtype.kind not in "iu" or index.ndim > 1:
             raise IndexError(
-                f"a {type(self).__name__} is indexed by a slice, a list or array of integers, or a mask: "
-                f"got {type(rows).__name__} of dtype {index.dtype} and shape {index.shape}."
+                f"a {type(self).__name__} is indexed by a slice, a list or array of integers, or a "
+                f"mask: got {type(rows).__name__} of dtype {index.dtype} and shape {index.shape}."
             )
         index = np.atleast_1d(index).astype(np.intp)
         outside = (index < -len(self)) | (index >= len(self))
@@ -178,19 +196,23 @@ class SampleBatch:
         return np.where(index < 0, index + len(self), index)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """An (n, d) array of objects: entry (i, j) is coordinate j of sample i, as a batch of one sample.
+        """An (n, d) array of objects.
 
-        scikit-learn's ensembles choose rows and columns of it, and `samples_in` makes samples of what they chose. A
-        table of numbers it is not.
+        Entry (i, j) is coordinate j of sample i, as a batch of one sample.
+
+        scikit-learn's ensembles choose rows and columns of it, and `samples_in` makes samples of
+        what they chose. A table of numbers it is not.
         """
         if dtype is not None and np.dtype(dtype) != object:
             raise TypeError(
-                f"a {type(self).__name__} is no table of numbers, and cannot be read as {np.dtype(dtype)}. Give it to "
-                "an estimator of keyhole, or make features of it first: kh.AttentionFeatures(n_heads).fit_transform(X)."
+                f"a {type(self).__name__} is no table of numbers, and cannot be read as "
+                f"{np.dtype(dtype)}. Give it to an estimator of keyhole, or make features of it "
+                "first: kh.AttentionFeatures(n_heads).fit_transform(X)."
             )
         cells = np.empty(self.shape, dtype=object)
         for j in range(self.dim):
-            # queries may have more coordinates than keys, or fewer: the last column has the rest of theirs
+            # queries may have more coordinates than keys, or fewer: the last column has the rest of
+            # theirs
             own = slice(j, j + 1 if j + 1 < self.dim or self.query_dim <= self.dim else None)
             query = None if self.sets.query is None else self.sets.query[:, own]
             column = self.with_sets(
@@ -203,16 +225,24 @@ class SampleBatch:
 
 @dataclass(frozen=True)
 class WrittenSets:
-    """The sets of some samples end to end, and the coefficient of each in the features of its sample."""
+    """The sets of some samples end to end.
+
+    With the coefficient of each in the features of its sample.
+    """
 
     sets: SetBatch
     offsets: Int[np.ndarray, " o"]
     coefficients: Float[np.ndarray, " s"]
     repeated: bool = False
-    """Whether the sets of a sample hold the same keys in the same order, each being the query in turn."""
+    """Whether the sets of a sample hold the same keys in the same order, each being the query in
+    turn.
+    """
 
     def pool(self, numbers: Float[np.ndarray, "a b"], axis: int = 0) -> Float[np.ndarray, "c e"]:
-        """Numbers of sets along ``axis``, which are overwritten, as numbers of samples: Σ_j c_j x_j."""
+        """Numbers of sets along ``axis``, which are overwritten, as numbers of samples.
+
+        Σ_j c_j x_j.
+        """
         numbers *= np.expand_dims(self.coefficients.astype(numbers.dtype), 1 - axis)
         return np.add.reduceat(numbers, self.offsets[:-1], axis=axis)
 
@@ -223,12 +253,16 @@ class WrittenSets:
         return rows
 
     def of_keys(self, numbers: Float[np.ndarray, "k t"]) -> Float[np.ndarray, "l t"]:
-        """Numbers of keys written out, which are overwritten, as numbers of the keys held: Σ_j c_j x_j over copies."""
+        """Numbers of keys written out, which are overwritten, as numbers of the keys held.
+
+        Σ_j c_j x_j over copies.
+        """
         lengths = self.sets.lengths
         numbers *= np.repeat(self.coefficients, lengths)[:, None]
         if not self.repeated:
             return numbers
-        # a sample has as many sets as keys, so that its first set, and its first key, have the same number
+        # a sample has as many sets as keys, so that its first set, and its first key, have the same
+        # number
         first = np.repeat(self.offsets[:-1], np.diff(self.offsets))
         place = np.arange(len(numbers)) - np.repeat(self.sets.offsets[:-1] - first, lengths)
         return np.stack([np.bincount(place, weights=column) for column in numbers.T], axis=1)
@@ -238,8 +272,9 @@ def check_samples(value: Any, name: str) -> None:
     """Raise if ``value`` is not a batch of samples."""
     if not isinstance(value, SampleBatch):
         raise TypeError(
-            f"`{name}` must be a SetBatch: got {type(value).__name__}. Wrap arrays in kh.SetBatch(keys, query), or in "
-            "kh.SetBatch.from_tokens(x) if row 0 of each set is its query."
+            f"`{name}` must be a SetBatch: got {type(value).__name__}. Wrap arrays in "
+            "kh.SetBatch(keys, query), or in kh.SetBatch.from_tokens(x) if row 0 of each set is "
+            "its query."
         )
 
 
@@ -248,12 +283,16 @@ def check_sets(value: Any, name: str) -> None:
     check_samples(value, name)
     if not value.is_plain:
         raise TypeError(
-            f"`{name}` must be a SetBatch, one set per sample: got {type(value).__name__}. Its sets are `{name}.sets`."
+            f"`{name}` must be a SetBatch, one set per sample: got {type(value).__name__}. Its "
+            f"sets are `{name}.sets`."
         )
 
 
 def samples_in(value: Any) -> SampleBatch | None:
-    """A batch of samples as it is, what was chosen of an array of their coordinates joined, None for anything else."""
+    """A batch of samples as it is, or chosen coordinates of an array joined.
+
+    None for anything else.
+    """
     if isinstance(value, SampleBatch):
         return value
     if (
@@ -270,9 +309,10 @@ def samples_in(value: Any) -> SampleBatch | None:
     for j, i in np.ndindex(len(columns), len(value)):
         if not np.array_equal(sizes[0][i], sizes[j][i]):
             raise ValueError(
-                f"the coordinates of a sample must come from sets of one size: sample {i} has {sizes[0][i].tolist()} "
-                f"keys in coordinate 0 and {sizes[j][i].tolist()} in coordinate {j}. To permute coordinates, as "
-                "permutation_importance does, use samples of one size; or compare fits with and without them."
+                f"the coordinates of a sample must come from sets of one size: sample {i} has "
+                f"{sizes[0][i].tolist()} keys in coordinate 0 and {sizes[j][i].tolist()} in "
+                f"coordinate {j}. To permute coordinates, as permutation_importance does, use "
+                "samples of one size; or compare fits with and without them."
             )
     first = columns[0]
     return first.with_sets(first.sets.beside([column.sets for column in columns[1:]]))
@@ -282,22 +322,26 @@ def samples_in(value: Any) -> SampleBatch | None:
 class SetBatch(SampleBatch):
     """A batch of n sets of keys, each with an optional query.
 
-    Set i has keys x_1 … x_N in R^d, N ≥ 1 and different from set to set, and one query x_0 in R^{d_q}. The order of
-    the keys never matters. Keys are stored end to end, so a long set costs the others nothing.
+    Set i has keys x_1 … x_N in R^d, N ≥ 1 and different from set to set, and one query x_0 in
+    R^{d_q}. The order of the keys never matters. Keys are stored end to end, so a long set costs
+    the others nothing.
 
     Parameters
     ----------
     keys : array (n, N, d), or sequence of n arrays (N_i, d)
         The keys of each set.
     query : array (n, d_q), optional
-        One query per set, of the kind of the keys (d_q = d) or of its own: a candidate is not a past purchase. Without
-        it every set has the constant query x~_0 = [0; √2], whose length is that of a unit token [x; 1].
+        One query per set, of the kind of the keys (d_q = d) or of its own: a candidate is not a
+        past purchase. Without it every set has the constant query x~_0 = [0; √2], whose length is
+        that of a unit token [x; 1].
     extras : array (n, c), optional
-        Columns of the sample itself, such as a user's mean rating: estimators solve for their coefficients in the same
-        ridge as for the values of the heads. ``kh.tokens.with_size(batch)`` adds the number of keys.
+        Columns of the sample itself, such as a user's mean rating: estimators solve for their
+        coefficients in the same ridge as for the values of the heads.
+        ``kh.tokens.with_size(batch)`` adds the number of keys.
     pairs : sequence of (query coordinate, key coordinate), optional
-        Coordinates that mean the same, for queries of their own kind: `read_table` pairs columns of one name. A head distribution
-        that is chosen or learned on the batch has them meet; else coordinate i of both does, for as many as both have.
+        Coordinates that mean the same, for queries of their own kind: `read_table` pairs columns of
+        one name. A head distribution that is chosen or learned on the batch has them meet; else
+        coordinate i of both does, for as many as both have.
 
     Attributes
     ----------
@@ -309,12 +353,12 @@ class SetBatch(SampleBatch):
 
     Notes
     -----
-    float32 input stays float32, everything else becomes float64. Arrays are copied only where that is needed to
-    join or convert them. What the batch holds is read-only, but may share memory with the arrays it was made
-    from: writing to those later shows in the batch.
+    float32 input stays float32, everything else becomes float64. Arrays are copied only where that
+    is needed to join or convert them. What the batch holds is read-only, but may share memory with
+    the arrays it was made from: writing to those later shows in the batch.
 
-    torch tensors stay tensors, on the device they are on, and so does what is computed from the batch; offsets and
-    lengths are NumPy arrays always. `numpy` and `to` move a batch.
+    torch tensors stay tensors, on the device they are on, and so does what is computed from the
+    batch; offsets and lengths are NumPy arrays always. `numpy` and `to` move a batch.
 
     Examples
     --------
@@ -379,8 +423,9 @@ class SetBatch(SampleBatch):
         if lengths.min() < 2:
             i = int(lengths.argmin())
             raise ValueError(
-                f"each set of `x` must have a query (row 0) and at least one key: set {i} has no keys, only its "
-                "query. Drop such sets, or use SetBatch(keys) if your sets carry no query."
+                f"each set of `x` must have a query (row 0) and at least one key: set {i} has no "
+                "keys, only its query. Drop such sets, or use SetBatch(keys) if your sets carry no "
+                "query."
             )
         is_key = np.ones(len(tokens), dtype=bool)
         is_key[offsets[:-1]] = False
@@ -471,12 +516,18 @@ class SetBatch(SampleBatch):
     def mapped(
         self, change: Callable[[Any], Any], of_query: Callable[[Any], Any] | None = None
     ) -> SetBatch:
-        """The same sets with keys and queries that ``change`` makes of theirs, row by row; ``of_query`` of queries."""
+        """The same sets with keys and queries that ``change`` makes of theirs, row by row.
+
+        ``of_query`` of queries.
+        """
         query = None if self.query is None else (of_query or change)(self.query)
         return self._from_flat(change(self.tokens), self.offsets, query, self.extras, self.pairs)
 
     def with_query(self, query: Float[Any, "n q"] | None) -> SetBatch:
-        """The same sets with other queries, or none, that are known to fit; what was paired is not any more."""
+        """The same sets with other queries, or none, that are known to fit.
+
+        What was paired is not any more.
+        """
         return self._from_flat(self.tokens, self.offsets, query, self.extras)
 
     def beside(self, others: Sequence[SetBatch]) -> SetBatch:
@@ -518,7 +569,10 @@ class SetBatch(SampleBatch):
         return arrays.with_last(self.query, 1.0)
 
     def seen_query(self) -> Float[Any, "n e"]:
-        """The same without the zeros of a constant query: (n, 1), to be multiplied with the last rows of heads."""
+        """The same without the zeros of a constant query: (n, 1).
+
+        To be multiplied with the last rows of heads.
+        """
         return (
             self.extended_query()
             if self.query is not None
@@ -532,7 +586,10 @@ class SetBatch(SampleBatch):
         return (self[i : i + 1] for i in range(len(self)))
 
     def __getitem__(self, rows: Any) -> SetBatch:
-        """Return the sets that ``rows`` names: a slice, integers, or a mask. One integer gives a batch of one set."""
+        """Return the sets that ``rows`` names: a slice, integers, or a mask.
+
+        One integer gives a batch of one set.
+        """
         if isinstance(rows, slice):
             start, stop, step = rows.indices(len(self))
             if step == 1:
@@ -567,7 +624,8 @@ class SetBatch(SampleBatch):
         extras = arrays.joined_rows([b.extras for b in batches], "extras")
         if len({b.pairs for b in batches}) > 1:
             raise ValueError(
-                "`batches` must pair the same coordinates of query and key: they pair different ones."
+                "`batches` must pair the same coordinates of query and key: they pair different "
+                "ones."
             )
         return cls._from_flat(
             arrays.concatenated([b.tokens for b in batches]),
@@ -584,7 +642,10 @@ class SetBatch(SampleBatch):
         if self.extras is not None:
             count = self.extras.shape[1]
             query += f", {count} extra{'' if count == 1 else 's'}"
-        tail = f"dim {self.dim}, {query}, {self.dtype}{'' if self.device is None else f', torch on {self.device}'})"
+        tail = (
+            f"dim {self.dim}, {query}, "
+            f"{self.dtype}{'' if self.device is None else f', torch on {self.device}'})"
+        )
         if n == 0:
             return f"SetBatch(0 sets, {tail}"
         low, high = int(self.lengths.min()), int(self.lengths.max())
@@ -596,7 +657,9 @@ class SetBatch(SampleBatch):
 
 
 def concatenate(batches: Sequence[Any]) -> Any:
-    """Join batches end to end. All must have the same dimensions, and all or none a query, and extras.
+    """Join batches end to end.
+
+    All must have the same dimensions, and all or none a query, and extras.
 
     Parameters
     ----------
@@ -616,8 +679,9 @@ def concatenate(batches: Sequence[Any]) -> Any:
     kinds = {type(batch) for batch in batches}
     if len(kinds) > 1:
         raise ValueError(
-            f"`batches` must all be of one kind: got {' and '.join(sorted(kind.__name__ for kind in kinds))}. "
-            "SetGroups(batch, np.ones(len(batch), int)) makes samples of one set each."
+            "`batches` must all be of one kind: got "
+            f"{' and '.join(sorted(kind.__name__ for kind in kinds))}. SetGroups(batch, "
+            "np.ones(len(batch), int)) makes samples of one set each."
         )
     return kinds.pop()._joined(batches)
 
@@ -630,8 +694,9 @@ def _join_sets(sets: Any, name: str) -> tuple[Any, np.ndarray]:
         )
     if is_table(sets):
         raise TypeError(
-            f"`{name}` must be an array or a sequence of arrays: got a table, {type(sets).__name__}. A table with a "
-            "row per key is read by kh.read_table; a row per set, one key each, is x.to_numpy()[:, None, :]."
+            f"`{name}` must be an array or a sequence of arrays: got a table, "
+            f"{type(sets).__name__}. A table with a row per key is read by kh.read_table; a row "
+            "per set, one key each, is x.to_numpy()[:, None, :]."
         )
     sets = as_sequence(sets)
     if is_tensor(sets) or (isinstance(sets, np.ndarray) and sets.dtype != object):
@@ -646,7 +711,8 @@ def _join_sets(sets: Any, name: str) -> tuple[Any, np.ndarray]:
         or not hasattr(sets, "__getitem__")
     ):
         raise TypeError(
-            f"`{name}` must be an (n, N, d) array or a sequence of n arrays (N_i, d): got {type(sets).__name__}."
+            f"`{name}` must be an (n, N, d) array or a sequence of n arrays (N_i, d): got "
+            f"{type(sets).__name__}."
         )
     return _join_ragged(sets, name)
 
@@ -654,8 +720,9 @@ def _join_sets(sets: Any, name: str) -> tuple[Any, np.ndarray]:
 def _join_dense(array: Any, name: str) -> tuple[Any, np.ndarray]:
     if array.ndim != 3:
         raise ValueError(
-            f"`{name}` must have shape (n, N, d), sets × keys × coordinates, or be a list of (N_i, d) arrays: "
-            f"got shape {tuple(array.shape)}. For one key per set, pass x[:, None, :]."
+            f"`{name}` must have shape (n, N, d), sets × keys × coordinates, or be a list of "
+            f"(N_i, d) arrays: got shape {tuple(array.shape)}. For one key per set, pass x[:, "
+            "None, :]."
         )
     n, length, dim = array.shape
     arrays.check_sizes(n, np.full(n, length), dim, name)
@@ -668,18 +735,19 @@ def _join_ragged(sets: Any, name: str) -> tuple[Any, np.ndarray]:
     for i in range(len(sets)):
         if isinstance(sets[i], SampleBatch):
             raise TypeError(
-                f"`{name}` must hold arrays: {name}[{i}] is a batch. Join batches with kh.concatenate."
+                f"`{name}` must hold arrays: {name}[{i}] is a batch. Join batches with "
+                "kh.concatenate."
             )
         array = arrays.check_numbers(sets[i], f"{name}[{i}]")
         if array.ndim != 2:
             raise ValueError(
-                f"each set of `{name}` must have shape (N_i, d): set {i} has shape {tuple(array.shape)}. "
-                "A set of one key is x[None, :]."
+                f"each set of `{name}` must have shape (N_i, d): set {i} has shape "
+                f"{tuple(array.shape)}. A set of one key is x[None, :]."
             )
         if held and array.shape[1] != held[0].shape[1]:
             raise ValueError(
-                f"all sets of `{name}` must share their last axis (the token dimension): set 0 has shape "
-                f"{tuple(held[0].shape)} and set {i} has shape {tuple(array.shape)}."
+                f"all sets of `{name}` must share their last axis (the token dimension): set 0 has "
+                f"shape {tuple(held[0].shape)} and set {i} has shape {tuple(array.shape)}."
             )
         held.append(array)
     lengths = np.array([len(a) for a in held], dtype=np.int64)
@@ -698,9 +766,12 @@ def _join_ragged(sets: Any, name: str) -> tuple[Any, np.ndarray]:
 def first_occurrences(
     batch: SampleBatch, labels: Float[np.ndarray, "n t"]
 ) -> Int[np.ndarray, " n"]:
-    """For each sample, the first that equals it: same keys as a multiset, same query, extras and labels.
+    """For each sample, the first that equals it.
 
-    Hashes pick the candidates in O(tokens); candidates are then compared entry by entry, so the answer is exact.
+    Same keys as a multiset, same query, extras and labels.
+
+    Hashes pick the candidates in O(tokens); candidates are then compared entry by entry, so the
+    answer is exact.
     """
     batch = batch.signature()
     hashes = hash_samples(batch, labels)
@@ -751,10 +822,12 @@ def sample_order(
     seed: int,
     groups: Int[np.ndarray, " n"] | None = None,
 ) -> Int[np.ndarray, " n"]:
-    """The numbers of all samples in an order that looks random and belongs to the samples, not to their places.
+    """The numbers of all samples in an order that looks random.
 
-    The first k samples of it are a fair part of all, and the same part however the samples were arranged. Neither the
-    unit nor the origin of y changes it.
+    The order belongs to the samples, not to their places.
+
+    The first k samples of it are a fair part of all, and the same part however the samples were
+    arranged. Neither the unit nor the origin of y changes it.
 
     Parameters
     ----------
@@ -781,7 +854,10 @@ def distinct_hashes(
     columns: Float[np.ndarray, "n t"],
     groups: Int[np.ndarray, " n"] | None = None,
 ) -> np.ndarray:
-    """A 64-bit hash of its own for each distinct sample, in any order of samples, any unit and from any origin of y."""
+    """A 64-bit hash of its own for each distinct sample.
+
+    It does not depend on the order of samples, nor on the unit and origin of y.
+    """
     # one hash for keys, query and extras; y stays out of it, because its unit is the user's
     hashes = hash_samples(batch, np.zeros((len(batch), 1)))
     # samples that differ in y alone, or in their group, are counted through in that order
@@ -838,7 +914,9 @@ class DistinctSamples:
         weights: Float[np.ndarray, " n"] | None,
         groups: Int[np.ndarray, " n"] | None = None,
     ) -> DistinctSamples:
-        """Join duplicates: samples of equal keys, query, extras and outputs, and of one group if there are groups.
+        """Join duplicates: samples of equal keys, query, extras and outputs.
+
+        And of one group if there are groups.
 
         Examples
         --------
@@ -861,7 +939,10 @@ class DistinctSamples:
         seed: int,
         groups: Int[np.ndarray, " n"] | None = None,
     ) -> Int[np.ndarray, " n"]:
-        """The place of each of n given samples in `sample_order`; n for those of no weight and for later duplicates."""
+        """The place of each of n given samples in `sample_order`.
+
+        It is n for those of no weight and for later duplicates.
+        """
         some = groups if groups is None else groups[self.rows]
         order = sample_order(batch[self.rows], columns[self.rows], seed, some)
         ranks = np.full(len(batch), len(batch))
@@ -885,8 +966,8 @@ def _same_sample(batch: SetBatch, labels: np.ndarray, i: int, j: int) -> bool:
 class SetGroups(SampleBatch):
     """A batch of n samples, each owning one or more sets, whose features are pooled over its sets.
 
-    For keys that depend on the query: an atom's neighbours with their distances to it are a set, a molecule is
-    the group of the sets of its atoms.
+    For keys that depend on the query: an atom's neighbours with their distances to it are a set, a
+    molecule is the group of the sets of its atoms.
 
     Parameters
     ----------
@@ -916,8 +997,9 @@ class SetGroups(SampleBatch):
         check_sets(sets, "sets")
         if sets.extras is not None:
             raise ValueError(
-                "extras belong to samples, which are groups of sets here: got `sets` that have them. Pass them as "
-                "SetGroups(sets.with_extras(None), counts, extras), one row per sample."
+                "extras belong to samples, which are groups of sets here: got `sets` that have "
+                "them. Pass them as SetGroups(sets.with_extras(None), counts, extras), one row per "
+                "sample."
             )
         check_no_mask(counts, "counts")
         counts = np.asarray(counts)
@@ -932,7 +1014,8 @@ class SetGroups(SampleBatch):
             )
         if counts.sum() != len(sets):
             raise ValueError(
-                f"`counts` must add up to the number of sets: got {int(counts.sum())} for {len(sets)} sets."
+                f"`counts` must add up to the number of sets: got {int(counts.sum())} for "
+                f"{len(sets)} sets."
             )
         self._store(sets, arrays.offsets_of(counts), arrays.check_extras(extras, len(counts)))
 
@@ -985,8 +1068,8 @@ class SetGroups(SampleBatch):
         """Raise unless queries are those given."""
         if query != "given":
             raise ValueError(
-                f"`query` must be 'given' for SetGroups, whose sets have their own queries: got {query!r}. "
-                "Pass a SetBatch to make queries from keys."
+                "`query` must be 'given' for SetGroups, whose sets have their own queries: got "
+                f"{query!r}. Pass a SetBatch to make queries from keys."
             )
 
     def signature(self) -> SetBatch:
@@ -1018,16 +1101,19 @@ class SetGroups(SampleBatch):
 
 @dataclass(frozen=True, eq=False)
 class PooledSets(SampleBatch):
-    """n samples pooled otherwise than by the mean over one set: by sums, over groups, over every key as the query.
+    """n samples pooled otherwise than by the mean over one set.
+
+    By sums, over groups, over every key as the query.
 
     Attributes
     ----------
     base : SetBatch or SetGroups
     pooling : "mean" or "sum"
-        "mean" averages over the keys of a set (ReLU/N) and over the sets of a sample; "sum" adds both up.
+        "mean" averages over the keys of a set (ReLU/N) and over the sets of a sample; "sum" adds
+        both up.
     each : bool
-        Whether every key of a set of ``base``, a SetBatch, is the query in turn. Such sets are written out as they
-        are asked for: a set of N keys stands for N sets of N.
+        Whether every key of a set of ``base``, a SetBatch, is the query in turn. Such sets are
+        written out as they are asked for: a set of N keys stands for N sets of N.
     """
 
     base: SampleBatch = field(repr=False)
@@ -1046,7 +1132,10 @@ class PooledSets(SampleBatch):
 
     @property
     def set_offsets(self) -> Int[np.ndarray, " o"]:
-        """Sample i stands for sets ``set_offsets[i] … set_offsets[i+1] − 1`` once they are written out."""
+        """Sample i stands for a run of sets once they are written out.
+
+        Sets ``set_offsets[i] … set_offsets[i+1] − 1``.
+        """
         return self.base.sets.offsets if self.each else self.base.set_offsets
 
     @property

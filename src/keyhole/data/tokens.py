@@ -1,4 +1,7 @@
-"""Tokens before the layer sees them: their scale, where the query comes from, and tokens that are missing."""
+"""Tokens before the layer sees them.
+
+Their scale, where the query comes from, and tokens that are missing.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,14 @@ class TokenRule:
     Attributes
     ----------
     scaling : "none", "sphere" or "standard"
-        "sphere" divides every token by its length (a token of zeros stays); "standard" takes the training mean off
-        every coordinate and divides it by √d times its standard deviation, d counting the coordinates that vary, so
-        that tokens have length one on average. Queries of the dimension of the keys are taken to be of their kind, and
-        go through the same; those of another dimension have a mean and a spread of their own.
+        "sphere" divides every token by its length (a token of zeros stays); "standard" takes the
+        training mean off every coordinate and divides it by √d times its standard deviation, d
+        counting the coordinates that vary, so that tokens have length one on average. Queries of
+        the dimension of the keys are taken to be of their kind, and go through the same; those of
+        another dimension have a mean and a spread of their own.
     query : "given", "mean" or "each"
-        "mean" replaces the query by the mean of the keys, after scaling; "each" makes every key the query in turn
-        and pools the features over queries.
+        "mean" replaces the query by the mean of the keys, after scaling; "each" makes every key the
+        query in turn and pools the features over queries.
     pooling : "mean" or "sum"
         Over keys, over queries, and over the sets of a sample.
     centre, spread : arrays (d,) or None
@@ -39,11 +43,13 @@ class TokenRule:
     query_centre, query_spread : arrays (d_q,) or None
         The same for queries of another dimension than the keys.
     extras_centre, extras_spread : arrays (c,) or None
-        Columns of samples become (z − centre) / spread: their training mean taken off (without an intercept it stays),
-        divided by their standard deviation (without an intercept by their root mean square), times ``extras_scale``.
+        Columns of samples become (z − centre) / spread: their training mean taken off (without an
+        intercept it stays), divided by their standard deviation (without an intercept by their root
+        mean square), times ``extras_scale``.
     extras_scale : float
     hops : tuple of arrays (P, D_h, D)
-        Those of the head distribution: the query the layer sees is extended, last of all, by what each hop finds (`pass_hops`).
+        Those of the head distribution: the query the layer sees is extended, last of all, by what
+        each hop finds (`pass_hops`).
     """
 
     scaling: str
@@ -85,7 +91,8 @@ class TokenRule:
                 batch.extras, np.ones(len(batch), int), weights
             )
             if not fit_intercept:
-                # the root mean square, of the mean and of what varies among samples that have weight
+                # the root mean square, of the mean and of what varies among samples that have
+                # weight
                 size = np.hypot(centre, np.where(moving, spread, 0.0))
                 centre = np.zeros_like(centre)
                 spread = np.where(size > 0, size, 1.0)
@@ -117,13 +124,16 @@ class TokenRule:
         hops = getattr(distribution, "hops_", ())
         if hops and self.query == "each":
             raise ValueError(
-                "further hops extend a query, and with query='each' every key is the query in turn. Use "
-                "query='given' or query='mean', or a head distribution of one hop."
+                "further hops extend a query, and with query='each' every key is the query in "
+                "turn. Use query='given' or query='mean', or a head distribution of one hop."
             )
         return replace(self, hops=hops) if hops or self.hops else self
 
     def query_dim(self, batch: SampleBatch) -> int:
-        """The dimension of the queries that the layer will see: those given, or made of keys, and what hops find."""
+        """The dimension of the queries that the layer will see.
+
+        Those given, or made of keys, and what hops find.
+        """
         asked = batch.query_dim if self.query == "given" else batch.dim
         return asked + sum(len(hop) for hop in self.hops) * batch.dim
 
@@ -162,9 +172,12 @@ class TokenRule:
 
 
 def pass_hops(sets: SetBatch, hops: Sequence[Float[np.ndarray, "p _ e"]]) -> SetBatch:
-    """The same sets, their queries extended by what each pattern of each hop finds: Σ_i a_i x_i, hop after hop.
+    """The same sets, their queries extended by what each pattern of each hop finds.
 
-    What is found is rounded to float32, so that copies of a sample remain copies whatever the order of their keys.
+    Σ_i a_i x_i, hop after hop.
+
+    What is found is rounded to float32, so that copies of a sample remain copies whatever the order
+    of their keys.
     """
     for hop in hops:
         weights, found = (
@@ -227,7 +240,10 @@ def standardisation(
     counts: Int[np.ndarray, " n"],
     weights: Float[np.ndarray, " n"] | None,
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]:
-    """The mean of tokens, ``counts`` of which belong to each sample, and √d times their standard deviation."""
+    """The mean of tokens, and √d times their standard deviation.
+
+    ``counts`` of the tokens belong to each sample.
+    """
     centre, spread, moving = mean_and_spread(tokens, counts, weights)
     return centre, spread * math.sqrt(max(1, int(moving.sum())))
 
@@ -244,8 +260,8 @@ def mean_and_spread(
     share = np.repeat(np.ones(len(counts)) if weights is None else weights, counts)
     kept = share > 0
     tokens, share = tokens[kept].astype(np.float64), share[kept] / share.sum()
-    # in float64, every coordinate in units of its own size, so that squares neither overflow nor vanish, and
-    # relative to the first token: a large common offset costs no digits
+    # in float64, every coordinate in units of its own size, so that squares neither overflow nor
+    # vanish, and relative to the first token: a large common offset costs no digits
     units = unit_exponent(tokens, axis=0)
     first = np.ldexp(tokens[0], -units)
     shifted = np.ldexp(tokens, -units) - first
@@ -282,16 +298,17 @@ def with_size(samples: Any) -> Any:
 def _means_of_keys(sets: SetBatch) -> Float[np.ndarray, "n d"]:
     """The mean of the keys of each set, to the last bit the same for any order of its keys.
 
-    Copies of a sample are found by comparing bits, and a plain sum depends on the order. Here each number is cut, at
-    places that depend on the largest of its set alone, into two parts whose sums are exact; what is left is less than
-    the rounding of the result.
+    Copies of a sample are found by comparing bits, and a plain sum depends on the order. Here each
+    number is cut, at places that depend on the largest of its set alone, into two parts whose sums
+    are exact; what is left is less than the rounding of the result.
     """
     starts, counts = sets.offsets[:-1], sets.lengths
     rest = sets.tokens.astype(np.float64)
     _, exponent = np.frexp(np.maximum.reduceat(np.abs(rest), starts, axis=0))
     _, room = np.frexp(counts.astype(np.float64))
     exponent += room[:, None]
-    # in units of a power of two above the sum, so that nothing overflows or is lost below the smallest number
+    # in units of a power of two above the sum, so that nothing overflows or is lost below the
+    # smallest number
     rest = np.ldexp(rest, -np.repeat(exponent, counts, axis=0))
     sums = np.zeros(exponent.shape)
     for cut in (np.full(len(counts), 1.5), np.ldexp(1.5, room - 52)):
@@ -303,10 +320,12 @@ def _means_of_keys(sets: SetBatch) -> Float[np.ndarray, "n d"]:
 
 
 def drop_missing(keys: Any) -> list[Float[np.ndarray, "k d"]]:
-    """Drop the tokens that hold a NaN or a masked entry; a set that has none left gets one token of zeros.
+    """Drop the tokens that hold a NaN or a masked entry.
 
-    The rule for missing tokens: a set is what was observed of it. `SetBatch` itself refuses NaN, so that nothing is
-    dropped unless asked.
+    A set that has none left gets one token of zeros.
+
+    The rule for missing tokens: a set is what was observed of it. `SetBatch` itself refuses NaN, so
+    that nothing is dropped unless asked.
 
     Parameters
     ----------
@@ -359,8 +378,9 @@ def windows(
     width, stride : int
         Steps of a window, and from one window to the next; the last window ends with the series.
     split : bool
-        Whether level (mean) and amplitude (standard deviation) of each channel are split off: a token is then the
-        shape, of mean 0 and length √width (zeros where nothing varies), followed by level and amplitude.
+        Whether level (mean) and amplitude (standard deviation) of each channel are split off: a
+        token is then the shape, of mean 0 and length √width (zeros where nothing varies), followed
+        by level and amplitude.
 
     Returns
     -------
@@ -383,8 +403,8 @@ def windows(
         steps = check_float_array(series[i], f"series[{i}]").astype(np.float64)
         if steps.ndim not in (1, 2) or len(steps) < width:
             raise ValueError(
-                f"every series must have shape (T,) or (T, channels) with T ≥ width = {width}: series {i} has shape "
-                f"{steps.shape}. Use a smaller width, or leave it out."
+                f"every series must have shape (T,) or (T, channels) with T ≥ width = {width}: "
+                f"series {i} has shape {steps.shape}. Use a smaller width, or leave it out."
             )
         steps = steps.reshape(len(steps), -1)
         starts = np.unique(
@@ -400,7 +420,9 @@ def windows(
 
 
 def with_ages(keys: Any, n_ages: int) -> list[Float[np.ndarray, "k e"]]:
-    """Append to each key its age as one of ``n_ages`` zeros and ones, the last key being of age 0: sets with an order.
+    """Append to each key its age as one of ``n_ages`` zeros and ones, the last key being of age 0.
+
+    Sets with an order.
 
     Keys of age ``n_ages − 1`` and above share the last column.
 
@@ -420,9 +442,12 @@ def with_ages(keys: Any, n_ages: int) -> list[Float[np.ndarray, "k e"]]:
 
 
 def with_shared(keys: Any, query: Any) -> list[Float[np.ndarray, "k e"]]:
-    """Append to each key its products, coordinate by coordinate, with the query of its set: what the two share.
+    """Append to each key its products, coordinate by coordinate, with the query of its set.
 
-    ``query`` is an array (n, d) of the keys' kind. Of zeros and ones a product is 1 where both have what it means.
+    What the two share.
+
+    ``query`` is an array (n, d) of the keys' kind. Of zeros and ones a product is 1 where both have
+    what it means.
 
     Examples
     --------
@@ -440,8 +465,8 @@ def with_shared(keys: Any, query: Any) -> list[Float[np.ndarray, "k e"]]:
     for i, tokens in enumerate(_token_arrays(keys)):
         if tokens.shape[1:] != asked.shape[1:]:
             raise ValueError(
-                f"keys and query must have coordinates of one kind: set {i} has shape {tokens.shape}, `query` "
-                f"{asked.shape}. Choose the columns they have in common."
+                f"keys and query must have coordinates of one kind: set {i} has shape "
+                f"{tokens.shape}, `query` {asked.shape}. Choose the columns they have in common."
             )
         made.append(np.concatenate([tokens, tokens * asked[i]], axis=1))
     return made

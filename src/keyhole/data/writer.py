@@ -29,9 +29,12 @@ def write_parquet(
     row_group_size: int | None = None,
     extra: dict[str, Any] | None = None,
 ) -> int:
-    """Write batches, (X, y) or sets alone, to a Parquet file with columns keys, query, extras, y and weight.
+    """Write batches, (X, y) or sets alone, to a Parquet file.
 
-    The file appears under its name when it is complete. It is not compressed: random numbers would not shrink.
+    With columns keys, query, extras, y and weight.
+
+    The file appears under its name when it is complete. It is not compressed: random numbers would
+    not shrink.
 
     Parameters
     ----------
@@ -77,7 +80,10 @@ def write_parquet(
 def sets_table(
     batch: Batch, extra: Mapping[str, Any] = MappingProxyType({}), start: int = 0
 ) -> Any:
-    """A batch as an Arrow table with columns keys, query, extras, y and weight, and rows of further ones."""
+    """A batch as an Arrow table with columns keys, query, extras, y and weight.
+
+    Rows of further columns are appended.
+    """
     sets: SetBatch = batch.sets
     number = pa.from_numpy_dtype(sets.dtype)
     flat = pa.FixedSizeListArray.from_arrays(pa.array(sets.tokens.reshape(-1)), sets.dim)
@@ -113,12 +119,15 @@ PREDICTED = ("prediction", "probability_")  # how columns begin that a model mad
 
 
 class PartedFile:
-    """Parts in a folder beside the file, joined when all are there; parts made earlier by the same job are kept.
+    """Parts in a folder beside the file, joined when all are there.
 
-    Making one looks and refuses, and touches nothing; ``with`` takes the folder for this run alone. ``job`` says what
-    the parts are made from, in words and numbers; with ``overwrite`` an existing file, or parts of another job, may go.
-    A symbolic link is followed, and the folder is beside the file that it leads to; a file that is
-    replaced keeps its mode, and where others may not read it, they may not read the folder either.
+    Parts made earlier by the same job are kept.
+
+    Making one looks and refuses, and touches nothing; ``with`` takes the folder for this run alone.
+    ``job`` says what the parts are made from, in words and numbers; with ``overwrite`` an existing
+    file, or parts of another job, may go. A symbolic link is followed, and the folder is beside the
+    file that it leads to; a file that is replaced keeps its mode, and where others may not read it,
+    they may not read the folder either.
     """
 
     def __init__(self, path: Any, job: dict[str, Any], *, overwrite: bool = False) -> None:
@@ -144,7 +153,8 @@ class PartedFile:
                 f"{self.folder} cannot be written: {error.strerror}. Choose another place."
             ) from None
         try:
-            self._refuse_to_replace()  # again, both: another run may have ended before the folder was ours
+            # again, both: another run may have ended before the folder was ours
+            self._refuse_to_replace()
             if self._refuse_another_job() != self.job:
                 self._clear()
                 note = {"made by": MAKER, "job": self.job}
@@ -179,16 +189,19 @@ class PartedFile:
                 sorted(key for key in {*known, *self.job} if known.get(key) != self.job.get(key))
             )
             raise ValueError(
-                f"{self.folder} holds parts of another run: {changed} changed since. Run it as before to go on, "
-                "or pass --overwrite to start over."
+                f"{self.folder} holds parts of another run: {changed} changed since. Run it as "
+                "before to go on, or pass --overwrite to start over."
             )
         return known
 
     def _known_job(self) -> Any:
-        """What the note in the folder says; raise unless the folder is ours, or there is none, or nothing in it."""
+        """What the note in the folder says.
+
+        Raise unless the folder is ours, or there is none, or nothing in it.
+        """
         foreign = ValueError(
-            f"the folder {self.folder} is needed for parts of the output, and what is there was not made by keyhole. "
-            "Move it away, or choose another output."
+            f"the folder {self.folder} is needed for parts of the output, and what is there was "
+            "not made by keyhole. Move it away, or choose another output."
         )
         try:
             note = json.loads((self.folder / "job.json").read_text(encoding="utf-8"))
@@ -228,7 +241,10 @@ class PartedFile:
 
     @contextmanager
     def _draft(self, name: Path, target: Path | None = None) -> Iterator[Path]:
-        """A file to write that takes its name once it is complete, and leaves nothing if it cannot be."""
+        """A file to write that takes its name once it is complete.
+
+        It leaves nothing if it cannot be completed.
+        """
         draft = self.folder / f"{name.stem}.{os.getpid()}.draft"
         place = target or name
         try:
@@ -244,19 +260,23 @@ class PartedFile:
             raise
         except OSError as error:
             raise OSError(
-                f"{self.path} cannot be written: {error.strerror or error}. What is done is kept in {self.folder}: "
-                "make room, and run the same command to go on."
+                f"{self.path} cannot be written: {error.strerror or error}. What is done is kept "
+                f"in {self.folder}: make room, and run the same command to go on."
             ) from None
         except pa.ArrowException as error:
             raise ValueError(
-                f"every column must have a type that Parquet can store: {str(error).strip()[:200]}. Leave it out."
+                "every column must have a type that Parquet can store: "
+                f"{str(error).strip()[:200]}. Leave it out."
             ) from None
         finally:
             with contextlib.suppress(OSError):
                 draft.unlink()
 
     def done(self, rows: Sequence[int]) -> set[int]:
-        """Numbers of the parts that are there, read, and have their number of rows; the others are to be made again."""
+        """Numbers of the parts that are there, read, and have their number of rows.
+
+        The others are to be made again.
+        """
         found = set()
         for number, expected in enumerate(rows):
             with contextlib.suppress(ValueError, OSError), reading(self._part(number)):
@@ -270,7 +290,10 @@ class PartedFile:
             pq.write_table(table, draft, write_page_checksum=True)
 
     def join(self, numbers: Sequence[int]) -> int:
-        """Join the parts into the file, one row group each, and remove them; return the number of rows."""
+        """Join the parts into the file, one row group each, and remove them.
+
+        Return the number of rows.
+        """
         rows = 0
         with self._draft(Path("joined"), self.path) as draft, contextlib.ExitStack() as stack:
             writer = None
@@ -286,7 +309,10 @@ class PartedFile:
         return rows
 
     def _read(self, number: int, schema: Any) -> Any:
-        """A part, read in full; one that is damaged is removed, for the next run to make it again."""
+        """A part, read in full.
+
+        One that is damaged is removed, for the next run to make it again.
+        """
         part = self._part(number)
         try:
             with reading(part):
@@ -298,7 +324,8 @@ class PartedFile:
                 )
             if schema is not None and table.schema != schema:
                 raise ValueError(
-                    f"parts must have the same columns: {part.name!r} has other columns than the first."
+                    f"parts must have the same columns: {part.name!r} has other columns than the "
+                    "first."
                 )
             for name, column in zip(
                 table.column_names, validated(table, part).columns, strict=True
@@ -317,13 +344,17 @@ class PartedFile:
 
 
 def _locked(path: Path, output: Path) -> int | None:
-    """Lock a file until it is closed, at the latest when the process ends; None where there are no locks."""
+    """Lock a file until it is closed, at the latest when the process ends.
+
+    None where there are no locks.
+    """
     try:
         import fcntl
     except ImportError:  # Windows
         return None
     busy = ValueError(
-        f"one run writes an output at a time: another run is writing {output}. Wait for it, or choose another output."
+        f"one run writes an output at a time: another run is writing {output}. Wait for it, or "
+        "choose another output."
     )
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:

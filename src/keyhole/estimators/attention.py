@@ -1,4 +1,7 @@
-"""One attention layer with frozen random heads, fitted in closed form: regression and classification."""
+"""One attention layer with frozen random heads, fitted in closed form.
+
+Regression and classification.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,10 @@ from keyhole.training import TrainingSet
 
 
 class AttentionModel(SetModel):
-    """What `AttentionRegressor` and `AttentionClassifier` share: settings, the fit, batches, and how sure they are."""
+    """What `AttentionRegressor` and `AttentionClassifier` share.
+
+    Settings, the fit, batches, and how sure they are.
+    """
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         "n_heads": [
@@ -119,9 +125,9 @@ class AttentionModel(SetModel):
         sample_weight : array (n,), optional
             Weighs the squared error of each sample.
         groups : array (n,), optional
-            Samples of one group (questions about one story, measurements of one patient) are left out together.
-            Penalty and settings are then chosen by the error on whole groups left out, and ``loo_error_`` and
-            leave-one-out predictions are of whole groups left out.
+            Samples of one group (questions about one story, measurements of one patient) are left
+            out together. Penalty and settings are then chosen by the error on whole groups left
+            out, and ``loo_error_`` and leave-one-out predictions are of whole groups left out.
 
         Returns
         -------
@@ -171,7 +177,10 @@ class AttentionModel(SetModel):
         raise NotImplementedError
 
     def layer_spec(self, samples: Any) -> LayerSpec:
-        """The specification that the parameters stand for, for samples like these (None: on the host)."""
+        """The specification that the parameters stand for.
+
+        For samples like these (None: on the host).
+        """
         is_classifier = isinstance(self, ClassifierMixin)
         device = None if samples is None else pick_device(self.device, samples.sets)
         return LayerSpec(
@@ -210,7 +219,8 @@ class AttentionModel(SetModel):
             self.n_iter_ = ridge.n_iter
         single = self._has_one_output()
         if isinstance(layer, KernelLayer):
-            # a kernel compares with the training sets for ever, and what was given may be changed later
+            # a kernel compares with the training sets for ever, and what was given may be changed
+            # later
             layer = replace(layer, sets=layer.sets[np.arange(len(layer.sets))])
             self.layer_ = layer
             self.n_heads_: float = math.inf
@@ -220,7 +230,10 @@ class AttentionModel(SetModel):
             self.values_ = without_output_axis(layer.values, single)
 
     def _store_training(self, fitted: FittedLayer, data: TrainingSet) -> None:
-        """Keep the samples if a factor of their fit, n × n or n × p numbers, is within the memory budget."""
+        """Keep the samples if a factor of their fit is within the memory budget.
+
+        It has n × n or n × p numbers.
+        """
         n = len(data)
         width = n
         if not isinstance(fitted.layer, KernelLayer) and data.groups is None:
@@ -266,7 +279,8 @@ class AttentionModel(SetModel):
                 )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    # ------------------------------------------------------------------------------------------------ batches
+    # ----------------------------------------------------------------------------------------------
+    # batches
 
     def fit_batches(self, batches: Any, *, classes: Any = None, selection: str = "auto") -> Any:
         """Fit from batches that are read one at a time.
@@ -274,42 +288,55 @@ class AttentionModel(SetModel):
         Parameters
         ----------
         batches : iterable, or path
-            Gives (X, y) or (X, y, sample_weight), each as ``fit`` takes them: a list, a generator, a
-            `keyhole.data.ParquetSets`; or the path of a Parquet or Arrow file with columns keys, y and, if
-            there are queries, query.
+            Gives (X, y) or (X, y, sample_weight), each as ``fit`` takes them: a list, a generator,
+            a `keyhole.data.ParquetSets`; or the path of a Parquet or Arrow file with columns keys,
+            y and, if there are queries, query.
         classes : array, optional
-            For a classifier: all labels. Found by reading them first if ``batches`` can be read twice.
+            For a classifier: all labels. Found by reading them first if ``batches`` can be read
+            twice.
         selection : "auto", "loo" or "gcv"
-            How the penalty is chosen: by exact leave-one-out, which takes another pass over ``batches`` and twice
-            the arithmetic of the first; or by exact generalised cross-validation, from the sums alone. "auto" is
-            "loo" if ``batches`` can be read twice (an iterator, such as a generator, cannot).
+            How the penalty is chosen: by exact leave-one-out, which takes another pass over
+            ``batches`` and twice the arithmetic of the first; or by exact generalised
+            cross-validation, from the sums alone. "auto" is "loo" if ``batches`` can be read twice
+            (an iterator, such as a generator, cannot).
 
         Returns
         -------
         self
-            ``selection_.method`` says which it was. Duplicates of a sample count as samples of their own.
+            ``selection_.method`` says which it was. Duplicates of a sample count as samples of
+            their own.
         """
         self._validate_params()
         return in_batches.fit_batches(self, batches, classes, selection)
 
     def predict_batches(self, batches: Iterable[Any]) -> Iterator[np.ndarray]:
-        """Yield the predictions of each batch in turn: of sets alone, or of (X, y) whose y is not used."""
+        """Yield the predictions of each batch in turn.
+
+        Of sets alone, or of (X, y) whose y is not used.
+        """
         return in_batches.predict_batches(self, batches)
 
-    # ------------------------------------------------------------------------------------------------ how sure
+    # ----------------------------------------------------------------------------------------------
+    # how sure
 
     @property
     def interval_method(self) -> str:
-        """How intervals and label sets are made: "jackknife+", or "jackknife" without leave-one-out fits."""
+        """How intervals and label sets are made.
+
+        "jackknife+", or "jackknife" without leave-one-out fits.
+        """
         return "jackknife+" if "training_" in vars(self) else "jackknife"
 
     def predict_std(self, X: Any) -> Float[np.ndarray, "n ..."]:
-        """Return the standard deviation of a new outcome, (n,) or (n, outputs), by the Gaussian process view.
+        """Return the standard deviation of a new outcome, (n,) or (n, outputs).
 
-        √(A (v(x) + alpha)): v(x) is the posterior variance under the prior whose covariance is the kernel of the layer,
-        with noise alpha and a free intercept; the amplitude A, one for each output, is fitted to the leave-one-out
-        errors, A = mean of e_i² / (v_{−i}(x_i) + alpha). Of a classifier, that of ``decision_function``. It is a model
-        of the errors, and no guarantee: that is what intervals are for.
+        By the Gaussian process view.
+
+        √(A (v(x) + alpha)): v(x) is the posterior variance under the prior whose covariance is the
+        kernel of the layer, with noise alpha and a free intercept; the amplitude A, one for each
+        output, is fitted to the leave-one-out errors, A = mean of e_i² / (v_{−i}(x_i) + alpha). Of
+        a classifier, that of ``decision_function``. It is a model of the errors, and no guarantee:
+        that is what intervals are for.
 
         Examples
         --------
@@ -330,9 +357,10 @@ class AttentionModel(SetModel):
     def novelty(self, X: Any) -> Float[np.ndarray, " n"]:
         """Return how unlike the training samples each sample is, as a rank between 0 and 1.
 
-        The share of training samples (of groups, where there were any) whose posterior variance, under the fit without
-        them, is below that of the new sample: 0.5 is as usual as they are, above 0.99 the model has seen nothing like
-        it, and extrapolates. It uses X alone: whether the outcome is unusual it does not say.
+        The share of training samples (of groups, where there were any) whose posterior variance,
+        under the fit without them, is below that of the new sample: 0.5 is as usual as they are,
+        above 0.99 the model has seen nothing like it, and extrapolates. It uses X alone: whether
+        the outcome is unusual it does not say.
 
         Examples
         --------
@@ -352,13 +380,17 @@ class AttentionModel(SetModel):
     def coordinate_importance(
         self, n_repeats: int = 3, random_state: int = 0
     ) -> CoordinateImportance:
-        """Return what each coordinate of keys and queries, and each extra, is worth on the training samples.
+        """Return what each coordinate and each extra is worth.
 
-        A coordinate is permuted, and every sample predicted by the exact fit without it (or its group): what grows is
-        the error on samples that the fit has not seen, with no refit. Of a classifier, that of its one-vs-rest targets,
-        squared. A coordinate that acts alone, through its mean over the keys, shows when it is permuted across sets and
-        not within them; one that says which keys matter shows in both. Two coordinates that say the same share what
-        they are worth, and may both seem worthless. One prediction of all samples for each coordinate and repeat.
+        Coordinates are those of keys and queries; the worth is on the training samples.
+
+        A coordinate is permuted, and every sample predicted by the exact fit without it
+        (or its group): what grows is the error on samples that the fit has not seen, with no refit.
+        Of a classifier, that of its one-vs-rest targets, squared. A coordinate that acts alone,
+        through its mean over the keys, shows when it is permuted across sets and not within them;
+        one that says which keys matter shows in both. Two coordinates that say the same share what
+        they are worth, and may both seem worthless. One prediction of all samples for each
+        coordinate and repeat.
 
         Examples
         --------
@@ -386,13 +418,14 @@ class AttentionModel(SetModel):
         """The leave-one-out fits, if they have variances."""
         if self.interval_method != "jackknife+":
             raise ValueError(
-                f"{purpose} takes the posterior variance of all leave-one-out fits, and {self._why_no_refits()}"
+                f"{purpose} takes the posterior variance of all leave-one-out fits, and "
+                f"{self._why_no_refits()}"
             )
         refits = self.training_.refits()
         if not refits.has_variance:
             raise ValueError(
-                f"{purpose} takes a posterior variance, and that a penalty above rounding: alpha is {self.alpha_:g}. "
-                "Use alpha='loo', or a larger number."
+                f"{purpose} takes a posterior variance, and that a penalty above rounding: alpha "
+                f"is {self.alpha_:g}. Use alpha='loo', or a larger number."
             )
         return refits
 
@@ -401,31 +434,43 @@ class AttentionModel(SetModel):
         if self.solver_ == "cg":
             return "conjugate gradients make no factor of it. Fit with solver='direct'."
         if "n_samples_seen_" in vars(self):
-            return "a fit in batches keeps sums, and not its samples. Use fit, on a part of the samples if need be."
+            return (
+                "a fit in batches keeps sums, and not its samples. Use fit, on a part of the "
+                "samples if need be."
+            )
         return (
-            "this model has no samples to make them from: it was loaded from a file saved with keep='predict', or they "
-            "were too many for a matrix of all pairs within the memory budget. Save with keep='all', raise scikit-"
-            "learn's working_memory setting, or fit fewer samples."
+            "this model has no samples to make them from: it was loaded from a file saved with "
+            "keep='predict', or they were too many for a matrix of all pairs within the memory "
+            "budget. Save with keep='all', raise scikit-learn's working_memory setting, or fit "
+            "fewer samples."
         )
 
     def _warn_of_plain_jackknife(self, what: str) -> None:
-        """Say that there are no leave-one-out fits; raise if there are no leave-one-out errors either."""
+        """Say that there are no leave-one-out fits.
+
+        Raise if there are no leave-one-out errors either.
+        """
         if not len(getattr(self, "jackknife_errors_", ())):
             raise ValueError(
-                f"{what} take errors of samples that were left out, and this model has none: {self._why_no_refits()} "
-                "With a few numbers as `alpha`, conjugate gradients hold out a tenth."
+                f"{what} take errors of samples that were left out, and this model has none: "
+                f"{self._why_no_refits()} With a few numbers as `alpha`, conjugate gradients hold "
+                "out a tenth."
             )
         warnings.warn(
-            f"{what} are those of the plain jackknife, the prediction and the spread of {len(self.jackknife_errors_)} "
-            f"leave-one-out errors: jackknife+ takes all leave-one-out fits, and {self._why_no_refits()}",
+            f"{what} are those of the plain jackknife, the prediction and the spread of "
+            f"{len(self.jackknife_errors_)} leave-one-out errors: jackknife+ takes all "
+            f"leave-one-out fits, and {self._why_no_refits()}",
             PlainJackknifeWarning,
             stacklevel=3,
         )
 
-    # ------------------------------------------------------------------------------------------------ evidence
+    # ----------------------------------------------------------------------------------------------
+    # evidence
 
     def hop_weights(self, X: Any) -> list[list[Float[np.ndarray, "p k"]]]:
-        """Return how much each hop of the model weighs each key: for answers that show their evidence.
+        """Return how much each hop of the model weighs each key.
+
+        For answers that show their evidence.
 
         Parameters
         ----------
@@ -435,9 +480,10 @@ class AttentionModel(SetModel):
         Returns
         -------
         list, one entry per hop, of n arrays (patterns, N_i)
-            Hop h < H has softmax weights, a row for each of its patterns. The last hop is that of the random heads:
-            a row for each mean of the head distribution, the mean weight of the heads around it (of 256 heads drawn
-            from it if there are infinitely many). Heads of one hop have that alone.
+            Hop h < H has softmax weights, a row for each of its patterns. The last hop is that of
+            the random heads: a row for each mean of the head distribution, the mean weight of the
+            heads around it (of 256 heads drawn from it if there are infinitely many). Heads of one
+            hop have that alone.
 
         Examples
         --------
@@ -455,61 +501,73 @@ class AttentionModel(SetModel):
 
 
 class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
-    """Regression on sets with an optional query, by one attention layer with frozen random heads and ridge values.
+    """Regression on sets with an optional query, with ridge values.
 
-    The layer is f(x) = Σ_m <v_m, φ_m(x)> + b with features φ_m of M random heads; v minimises
-    Σ_i (y_i − f(x_i))² + α|v|², the intercept b being free. With default settings everything is chosen on the training
-    set; the paper's layer is ``n_heads=512, heads=kh.GaussianHeads(), scaling="none", query="given"``.
+    By one attention layer with frozen random heads.
+
+    The layer is f(x) = Σ_m <v_m, φ_m(x)> + b with features φ_m of M random heads; v minimises Σ_i
+    (y_i − f(x_i))² + α|v|², the intercept b being free. With default settings everything is chosen
+    on the training set; the paper's layer is ``n_heads=512, heads=kh.GaussianHeads(),
+    scaling="none", query="given"``.
 
     Parameters
     ----------
     n_heads : int, math.inf or "auto"
-        M, or infinity for the exact kernel of infinitely many heads. "auto" is the exact kernel where it is predicted,
-        from the sizes of the training set alone, to take less time than 512 heads, and 512 heads where it is not; half
-        as many, and again, where a fit is predicted to take more than 120 s of one core. In batches, as many as make
-        2048 features, 512 at most.
+        M, or infinity for the exact kernel of infinitely many heads. "auto" is the exact kernel
+        where it is predicted, from the sizes of the training set alone, to take less time than 512
+        heads, and 512 heads where it is not; half as many, and again, where a fit is predicted to
+        take more than 120 s of one core. In batches, as many as make 2048 features, 512 at most.
     heads : head distribution, optional
-        ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>. None is ``kh.GaussianHeads()``, or a
-        multiple of the identity as its mean where there is a query and the leave-one-out loss is lower by more than one
-        standard error; under softmax also heads that draw a multiple for each coordinate,
-        ``kh.GaussianHeads((0.3, 20.0), 0.1)``. ``kh.LearnedHeads()`` is fitted to the training set.
+        ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>. None is
+        ``kh.GaussianHeads()``, or a multiple of the identity as its mean where there is a query and
+        the leave-one-out loss is lower by more than one standard error; under softmax also heads
+        that draw a multiple for each coordinate, ``kh.GaussianHeads((0.3, 20.0), 0.1)``.
+        ``kh.LearnedHeads()`` is fitted to the training set.
     alpha : "loo", number or sequence of numbers
-        Ridge penalty; "loo" chooses from an automatic grid, a sequence from itself, both by exact leave-one-out.
+        Ridge penalty; "loo" chooses from an automatic grid, a sequence from itself, both by exact
+        leave-one-out.
     activation : "relu", "softmax", "linear", "square", "step" or "exp"
         "relu" has weights ReLU(s)/N, "softmax" softmax weights over the set.
     fit_intercept : bool
     random_state : int, RandomState, Generator or None
         An integer s means the heads ``heads.sample(n_heads, d, s)``.
     dtype : "float64" or "float32"
-        Precision of the features and their Gram matrix. Kernels are always float64, except those of a device.
+        Precision of the features and their Gram matrix. Kernels are always float64, except those of
+        a device.
     pooling : "mean" or "sum"
-        Whether features are averaged over keys (and queries, and sets of a sample) or added up, for targets that
-        grow with the set.
+        Whether features are averaged over keys (and queries, and sets of a sample) or added up, for
+        targets that grow with the set.
     scaling : "none", "sphere", "standard" or "auto"
-        What is done to tokens first, learned on the training sets: each to length one; or every coordinate centred
-        and divided by √d times its standard deviation; "auto" takes the one of least leave-one-out loss, on 128 to
-        500 samples, so that choosing takes about as long as one fit.
+        What is done to tokens first, learned on the training sets: each to length one; or every
+        coordinate centred and divided by √d times its standard deviation; "auto" takes the one of
+        least leave-one-out loss, on 128 to 500 samples, so that choosing takes about as long as one
+        fit.
     query : "given", "mean", "each" or "auto"
-        The query of each set, or the constant one; the mean of its keys; each key in turn, features pooled over
-        queries. "auto" tries "given" and "mean" on sets without a query. In batches all that is automatic is settled
-        on the first 1024 samples, or on fewer if values are asked for before that, and kept.
+        The query of each set, or the constant one; the mean of its keys; each key in turn, features
+        pooled over queries. "auto" tries "given" and "mean" on sets without a query. In batches all
+        that is automatic is settled on the first 1024 samples, or on fewer if values are asked for
+        before that, and kept.
     device : None, "auto", "cuda", "cuda:1", … or "cpu"
-        Where torch fits and predicts (docs/gpu.md); "auto" is the first GPU, if any. None follows ``X``: torch where it
-        holds tensors, NumPy otherwise. Fitted attributes and predictions are NumPy arrays always.
+        Where torch fits and predicts (docs/gpu.md); "auto" is the first GPU, if any. None follows
+        ``X``: torch where it holds tensors, NumPy otherwise. Fitted attributes and predictions are
+        NumPy arrays always.
     solver : "auto", "direct" or "cg"
-        "direct" factorises the smaller of the n × n and p × p Gram matrices, p = M·(d+1). "cg" makes neither: it is
-        preconditioned conjugate gradients over heads that are drawn anew in each iteration, for a fixed ``alpha`` or
-        a few to choose from on a tenth of the samples. "auto" is "cg" only if the matrix exceeds the memory.
+        "direct" factorises the smaller of the n × n and p × p Gram matrices, p = M·(d+1). "cg"
+        makes neither: it is preconditioned conjugate gradients over heads that are drawn anew in
+        each iteration, for a fixed ``alpha`` or a few to choose from on a tenth of the samples.
+        "auto" is "cg" only if the matrix exceeds the memory.
     extras_scale : "loo" or number
-        For samples with extras z: features become [φ; s·z~], kernels K + s²·<z~, z~'>, z~ being z less its training
-        mean and divided by its standard deviation (without an intercept, divided by its root mean square). s is this
-        number, or the one of least leave-one-out squared error among four, on at most 500 samples; in batches by
-        generalised cross-validation. ``tokens_.extras_scale`` is s, ``layer_.extras_values`` are the coefficients.
+        For samples with extras z: features become [φ; s·z~], kernels K + s²·<z~, z~'>, z~ being z
+        less its training mean and divided by its standard deviation (without an intercept, divided
+        by its root mean square). s is this number, or the one of least leave-one-out squared error
+        among four, on at most 500 samples; in batches by generalised cross-validation.
+        ``tokens_.extras_scale`` is s, ``layer_.extras_values`` are the coefficients.
 
     Attributes
     ----------
     heads_ : head distribution
-        ``heads``, or what was chosen or learned on the training set; ``layer_.heads`` are the drawn matrices.
+        ``heads``, or what was chosen or learned on the training set; ``layer_.heads`` are the drawn
+        matrices.
     tokens_ : TokenRule
         Scaling, query and pooling used.
     candidates_ : tuple of Candidate
@@ -519,14 +577,17 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     alpha_ : float
         The penalty used.
     loo_error_ : float
-        Leave-one-out mean squared error at ``alpha_``; not after a fit in one pass over batches, nor after "cg".
+        Leave-one-out mean squared error at ``alpha_``; not after a fit in one pass over batches,
+        nor after "cg".
     selection_ : Selection
         How the penalty was chosen: method, criterion, penalties tried, their scores.
     loo_predictions_ : array (n,) or (n, outputs)
-        Prediction for each training sample by the model fitted without it and without its exact duplicates.
+        Prediction for each training sample by the model fitted without it and without its exact
+        duplicates.
     jackknife_errors_ : array (k, outputs)
-        Sizes of leave-one-out errors of up to 2048 samples, one of each group and of duplicates, each output's in
-        order: what `predict_interval` is made of where there are no leave-one-out fits. Few or none after "cg".
+        Sizes of leave-one-out errors of up to 2048 samples, one of each group and of duplicates,
+        each output's in order: what `predict_interval` is made of where there are no leave-one-out
+        fits. Few or none after "cg".
     intercept_ : float or array (outputs,)
     values_ : array (M, D) or (M, D, outputs)
         v, for finite heads.
@@ -537,18 +598,19 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     solver_ : str
         "primal", "dual", "kernel" or "cg".
     residual_, n_iter_ : float and int
-        After "cg": a certificate, and iterations. Fitted values are off, in root mean square, by at most that share
-        of the standard deviation of y; a ``ResidualWarning`` says so if it is more than 1e-8 (float32: 1e-6).
+        After "cg": a certificate, and iterations. Fitted values are off, in root mean square, by at
+        most that share of the standard deviation of y; a ``ResidualWarning`` says so if it is more
+        than 1e-8 (float32: 1e-6).
     n_features_in_, n_query_features_in_, n_extras_in_ : int
         Token dimension d, that of queries (0 without), and number of sample-level features.
 
     Notes
     -----
-    Exact duplicates of a sample (same keys in any order, same query, same y) count as one sample of their joint weight,
-    so leave-one-out leaves all of them out. Temporaries stay within scikit-learn's ``working_memory`` setting
-    (1 GiB); the n × n or p × p Gram matrix comes on top.
-    A fit keeps a copy of its training samples for `predict_interval` and the like, unless their factor, n × n or n × p
-    numbers, would exceed ``working_memory``.
+    Exact duplicates of a sample (same keys in any order, same query, same y) count as one sample of
+    their joint weight, so leave-one-out leaves all of them out. Temporaries stay within
+    scikit-learn's ``working_memory`` setting (1 GiB); the n × n or p × p Gram matrix comes on top.
+    A fit keeps a copy of its training samples for `predict_interval` and the like, unless their
+    factor, n × n or n × p numbers, would exceed ``working_memory``.
 
     Examples
     --------
@@ -616,9 +678,9 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> AttentionRegressor:
         """Add samples to those seen so far; the same fit as on all of them at once.
 
-        The values are solved for by the next prediction, or by `solve`, so that many calls cost little more than one.
-        The penalty is chosen by exact generalised cross-validation: leave-one-out takes another pass over the data,
-        which `fit_batches` makes.
+        The values are solved for by the next prediction, or by `solve`, so that many calls cost
+        little more than one. The penalty is chosen by exact generalised cross-validation:
+        leave-one-out takes another pass over the data, which `fit_batches` makes.
         """
         in_batches.take(self, X, y, sample_weight)
         return self
@@ -632,11 +694,14 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     def predict_interval(
         self, X: Any, coverage: float = 0.9, *, width: Literal["constant", "adaptive"] = "constant"
     ) -> Float[np.ndarray, "n ..."]:
-        """Return intervals for new outcomes by jackknife+, from all leave-one-out fits, without refitting.
+        """Return intervals for new outcomes by jackknife+.
 
-        f_{−i}(x) = f(x) − h_i(x) e_i is the prediction of the fit without sample i, e_i its error there. Jackknife+
-        (Barber, Candès, Ramdas and Tibshirani 2021) goes from the ⌊(1−c)(n+1)⌋-th smallest of f_{−i}(x) − |e_i| to the
-        ⌈c(n+1)⌉-th smallest of f_{−i}(x) + |e_i|, c being ``coverage``; an end is infinite where n is too small for c.
+        From all leave-one-out fits, without refitting.
+
+        f_{−i}(x) = f(x) − h_i(x) e_i is the prediction of the fit without sample i, e_i its error
+        there. Jackknife+ (Barber, Candès, Ramdas and Tibshirani 2021) goes from the ⌊(1−c)(n+1)⌋-th
+        smallest of f_{−i}(x) − |e_i| to the ⌈c(n+1)⌉-th smallest of f_{−i}(x) + |e_i|, c being
+        ``coverage``; an end is infinite where n is too small for c.
 
         Parameters
         ----------
@@ -644,9 +709,10 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         coverage : float
             Share of outcomes that should be inside.
         width : "constant" or "adaptive"
-            "adaptive" divides |e_i| by √(v_{−i}(x_i) + alpha) and multiplies by √(v_{−i}(x) + alpha), v_{−i} being the
-            posterior variance without sample i: intervals are wider where training samples are few. Choose before you
-            see the result: choosing by it breaks the guarantee.
+            "adaptive" divides |e_i| by √(v_{−i}(x_i) + alpha) and multiplies by √(v_{−i}(x) +
+            alpha), v_{−i} being the posterior variance without sample i: intervals are wider where
+            training samples are few. Choose before you see the result: choosing by it breaks the
+            guarantee.
 
         Returns
         -------
@@ -655,26 +721,31 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
 
         Notes
         -----
-        What is guaranteed: if training samples and new ones are exchangeable, at least 2c − 1 of new outcomes are
-        inside, in the mean over training sets; in practice about c. What is not: anything for one particular x, or
-        where new samples come from elsewhere (see `novelty`). Penalty, scaling and heads are taken as given, although
-        they were chosen on the same samples, which weakens the guarantee. Duplicates of a sample count as one.
-        ``sample_weight`` weighs the fit, and not the ranks: samples of positive weight count alike. With ``groups`` the
-        fits leave out whole groups, each sample counts one over the size of its group, and ranks are over groups: the
-        guarantee is for a sample of a new group.
+        What is guaranteed: if training samples and new ones are exchangeable, at least 2c − 1 of
+        new outcomes are inside, in the mean over training sets; in practice about c. What is not:
+        anything for one particular x, or where new samples come from elsewhere (see `novelty`).
+        Penalty, scaling and heads are taken as given, although they were chosen on the same
+        samples, which weakens the guarantee. Duplicates of a sample count as one. ``sample_weight``
+        weighs the fit, and not the ranks: samples of positive weight count alike. With ``groups``
+        the fits leave out whole groups, each sample counts one over the size of its group, and
+        ranks are over groups: the guarantee is for a sample of a new group.
 
-        Where no leave-one-out fits can be made (after a fit in batches, by conjugate gradients, from a lean file, of
-        too many samples) the interval is that of the plain jackknife, f(x) plus and minus a quantile of |e|, and a
-        `PlainJackknifeWarning` says so; ``interval_method`` is its name.
+        Where no leave-one-out fits can be made (after a fit in batches, by conjugate gradients,
+        from a lean file, of too many samples) the interval is that of the plain jackknife, f(x)
+        plus and minus a quantile of |e|, and a `PlainJackknifeWarning` says so; ``interval_method``
+        is its name.
 
-        The fits are made on first use, at about the cost of a fit at one penalty, and kept: n × n or n × p numbers.
+        The fits are made on first use, at about the cost of a fit at one penalty, and kept: n × n
+        or n × p numbers.
 
         Examples
         --------
         >>> import numpy as np
         >>> import keyhole as kh
         >>> sets = kh.targets.sphere_sets(300, n_keys=4, dim=3, seed=0)
-        >>> y = kh.targets.TokenPower(2, dim=3)(sets) + 0.1 * np.random.default_rng(0).standard_normal(300)
+        >>> y = kh.targets.TokenPower(2, dim=3)(sets) + 0.1 * np.random.default_rng(
+        ...     0
+        ... ).standard_normal(300)
         >>> model = kh.AttentionRegressor(random_state=0).fit(sets[:200], y[:200])
         >>> low, high = model.predict_interval(sets[200:], coverage=0.8).T
         >>> float(((low <= y[200:]) & (y[200:] <= high)).mean())
@@ -702,11 +773,13 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
 
 
 class AttentionClassifier(ClassifierMixin, AttentionModel):
-    """Classification of sets with an optional query, by one attention layer with frozen random heads and ridge values.
+    """Classification of sets with an optional query, with ridge values.
 
-    Ridge on one-vs-rest targets ±1, one output per class (a single one for two classes), as scikit-learn's
-    ``RidgeClassifier`` does; probabilities are softmax(c · scores) with the temperature c fitted to the leave-one-out
-    scores.
+    By one attention layer with frozen random heads.
+
+    Ridge on one-vs-rest targets ±1, one output per class (a single one for two classes), as
+    scikit-learn's ``RidgeClassifier`` does; probabilities are softmax(c · scores) with the
+    temperature c fitted to the leave-one-out scores.
 
     Parameters
     ----------
@@ -715,19 +788,20 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
     extras_scale : "loo" or number
         As for `AttentionRegressor`.
     class_weight : None, "balanced" or dict
-        Weight of the samples of each class; "balanced" gives every class that has weight the same total
-        weight.
+        Weight of the samples of each class; "balanced" gives every class that has weight the same
+        total weight.
     criterion : "log_loss" or "squared_error"
-        What the penalty, and all else that is automatic, is chosen by: the log-loss of the calibrated leave-one-out
-        scores, or the squared error of the one-vs-rest targets. Fits in batches have the log-loss of the samples they
-        keep for calibration. `IdentityHeads` and `LearnedHeads` are fitted by the squared error, whose gradient is
-        exact, in either case: head distributions know nothing of classes.
+        What the penalty, and all else that is automatic, is chosen by: the log-loss of the
+        calibrated leave-one-out scores, or the squared error of the one-vs-rest targets. Fits in
+        batches have the log-loss of the samples they keep for calibration. `IdentityHeads` and
+        `LearnedHeads` are fitted by the squared error, whose gradient is exact, in either case:
+        head distributions know nothing of classes.
 
     Attributes
     ----------
     classes_ : array (classes,)
-        The labels of y, sorted. A class whose samples all have weight 0 keeps its place: its score is
-        −1, its probability 0, and it is never predicted. All else is as without those samples.
+        The labels of y, sorted. A class whose samples all have weight 0 keeps its place: its score
+        is −1, its probability 0, and it is never predicted. All else is as without those samples.
     class_has_weight_ : bool array (classes,)
         Which classes have a sample of positive weight.
     loo_error_ : float
@@ -739,7 +813,8 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
     jackknife_errors_ : array (k, 1)
         One less the leave-one-out probability of the right label, of up to 2048 samples, in order.
     selection_ : Selection
-        With ``criterion="log_loss"`` its scores are mean log-losses, each penalty's at the temperature that suits it.
+        With ``criterion="log_loss"`` its scores are mean log-losses, each penalty's at the
+        temperature that suits it.
     alpha_, intercept_, values_, dual_coef_, solver_, n_features_in_, heads_, n_heads_, tokens_, layer_, candidates_
         As for `AttentionRegressor`; outputs are the one-vs-rest targets.
 
@@ -861,16 +936,21 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
     ) -> AttentionClassifier:
-        """Add samples to those seen so far; ``classes``, all labels there will be, is needed in the first call.
+        """Add samples to those seen so far.
 
-        As for `AttentionRegressor`. Probabilities are calibrated on the exact leave-one-out scores of some 2000
-        samples that are kept for it.
+        ``classes``, all labels there will be, is needed in the first call.
+
+        As for `AttentionRegressor`. Probabilities are calibrated on the exact leave-one-out scores
+        of some 2000 samples that are kept for it.
         """
         in_batches.take(self, X, y, sample_weight, classes)
         return self
 
     def decision_function(self, X: Any) -> Float[np.ndarray, "n ..."]:
-        """Return scores: (n,) for two classes, positive for ``classes_[1]``; otherwise (n, classes)."""
+        """Return scores: (n,) for two classes, positive for ``classes_[1]``.
+
+        Otherwise (n, classes).
+        """
         model = self._snapshot()
         outputs = model._layer_outputs(X)
         return without_output_axis(outputs, model._has_one_output())
@@ -895,24 +975,28 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         return model._calibration().log_probabilities(outputs)
 
     def predict_set(self, X: Any, coverage: float = 0.9) -> Bool[np.ndarray, "n c"]:
-        """Return which labels are plausible for each sample, by jackknife+ from all leave-one-out fits.
+        """Return which labels are plausible for each sample.
 
-        Label y is in the set of x unless at least c(n+1) of the training samples are more at home with their own label,
-        left out, than x is with y: {y : #{i : p_{−i}(x_i, y_i) > p_{−i}(x, y)} < c(n+1)}, with the probabilities p_{−i}
-        of the fit without sample i, at the temperature of the model.
+        By jackknife+ from all leave-one-out fits.
+
+        Label y is in the set of x unless at least c(n+1) of the training samples are more at home
+        with their own label, left out, than x is with y: {y : #{i : p_{−i}(x_i, y_i) >
+        p_{−i}(x, y)} < c(n+1)}, with the probabilities p_{−i} of the fit without sample i, at the
+        temperature of the model.
 
         Returns
         -------
         bool array (n, classes)
-            In the order of ``classes_``. A set may be empty: then x is less at home with every label than most of the
-            training samples were with theirs.
+            In the order of ``classes_``. A set may be empty: then x is less at home with every
+            label than most of the training samples were with theirs.
 
         Notes
         -----
-        As for `AttentionRegressor.predict_interval`: at least 2c − 1 of new samples have their label in their set,
-        about c in practice, for exchangeable samples, over all labels together and not for each. The temperature has
-        seen all training samples, as have penalty, scaling and heads. Without leave-one-out fits the plain jackknife
-        compares p(x, y) of the model with the leave-one-out p_{−i}(x_i, y_i), and a warning says so.
+        As for `AttentionRegressor.predict_interval`: at least 2c − 1 of new samples have their
+        label in their set, about c in practice, for exchangeable samples, over all labels together
+        and not for each. The temperature has seen all training samples, as have penalty, scaling
+        and heads. Without leave-one-out fits the plain jackknife compares p(x, y) of the model with
+        the leave-one-out p_{−i}(x_i, y_i), and a warning says so.
 
         Examples
         --------
@@ -920,7 +1004,9 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         >>> import keyhole as kh
         >>> rng = np.random.default_rng(0)
         >>> x = rng.standard_normal((200, 2))
-        >>> model = kh.AttentionClassifier(random_state=0).fit(x, x[:, 0] + 0.3 * rng.standard_normal(200) > 0)
+        >>> model = kh.AttentionClassifier(random_state=0).fit(
+        ...     x, x[:, 0] + 0.3 * rng.standard_normal(200) > 0
+        ... )
         >>> model.predict_set([[-2.0, 0.0], [0.0, 0.0], [2.0, 0.0]], coverage=0.95)
         array([[ True, False],
                [ True,  True],

@@ -19,10 +19,12 @@ from keyhole.estimators.validation import as_samples
 
 
 class SetModel(BaseEstimator):
-    """A fitted layer behind a scikit-learn surface: it prepares samples, predicts, and says what each key added.
+    """A fitted layer behind a scikit-learn surface.
 
-    Subclasses set ``tokens_`` (what is done to tokens first) and ``layer_`` (what predicts) in ``fit``, and say by
-    `_has_one_output` whether predictions have an axis of outputs.
+    It prepares samples, predicts, and says what each key added.
+
+    Subclasses set ``tokens_`` (what is done to tokens first) and ``layer_`` (what predicts) in
+    ``fit``, and say by `_has_one_output` whether predictions have an axis of outputs.
     """
 
     tokens_: TokenRule
@@ -49,7 +51,10 @@ class SetModel(BaseEstimator):
         return self
 
     def _prepared(self, X: Any) -> Any:
-        """Samples as the layer takes them: checked, on the host, tokens scaled, queries made, pooled."""
+        """Samples as the layer takes them.
+
+        Checked, on the host, tokens scaled, queries made, pooled.
+        """
         check_is_fitted(self)
         samples = as_samples(self, X, reset=False).numpy()
         with explained_memory_errors("predict", samples, None, LESS_FOR_A_PREDICTION):
@@ -64,42 +69,46 @@ class SetModel(BaseEstimator):
     def contributions(self, X: Any) -> list[Float[np.ndarray, "k ..."]]:
         """Return what each key adds to the prediction of its sample.
 
-        With weights σ(s_mi)/N, f(x) = b + Σ_i c_i and c_i = (1/N) Σ_m M^{-1/2} σ(s_mi) <v_m, x~_i>; for softmax its
-        weights stand in the place of σ(s_mi)/N. With infinitely many heads c_i is the prediction for the set of key i
-        alone, with the same query and without b, divided by N. Together with ``intercept_`` and, where there are any,
-        the sums of `extras_contributions`, they add up to `predict`, of a classifier to ``decision_function``.
+        With weights σ(s_mi)/N, f(x) = b + Σ_i c_i and c_i = (1/N) Σ_m M^{-1/2} σ(s_mi) <v_m, x~_i>;
+        for softmax its weights stand in the place of σ(s_mi)/N. With infinitely many heads c_i is
+        the prediction for the set of key i alone, with the same query and without b, divided by N.
+        Together with ``intercept_`` and, where there are any, the sums of `extras_contributions`,
+        they add up to `predict`, of a classifier to ``decision_function``.
 
         Returns
         -------
         list of n arrays (N_i,) or (N_i, outputs)
-            In the order of the keys; of SetGroups, those of all sets of a sample. With ``query="each"`` the part of a
-            key is summed over all queries.
+            In the order of the keys; of SetGroups, those of all sets of a sample. With
+            ``query="each"`` the part of a key is summed over all queries.
 
         Notes
         -----
-        A share or an effect? With ``pooling="sum"``, another activation than "softmax", a query that does not depend
-        on the keys ("given") and no extras that count keys, c_i is exactly what removing key i takes away, whatever
-        else is in the set, and hence its Shapley value. With ``pooling="mean"`` a removal also changes 1/N for the
-        others; under softmax it changes their weights; with ``query="mean"`` or "each", and with several hops, it
-        changes queries: there c_i is the key's share of this prediction, and not what would be missing without it.
+        A share or an effect? With ``pooling="sum"``, another activation than "softmax", a query
+        that does not depend on the keys ("given") and no extras that count keys, c_i is exactly
+        what removing key i takes away, whatever else is in the set, and hence its Shapley value.
+        With ``pooling="mean"`` a removal also changes 1/N for the others; under softmax it changes
+        their weights; with ``query="mean"`` or "each", and with several hops, it changes queries:
+        there c_i is the key's share of this prediction, and not what would be missing without it.
         Neither says what causes y.
 
-        Cost: for one output about that of `predict`, 2MD for a key and each further output; NumPy computes it wherever
-        the model was fitted, in blocks of some 200,000 keys.
+        Cost: for one output about that of `predict`, 2MD for a key and each further output; NumPy
+        computes it wherever the model was fitted, in blocks of some 200,000 keys.
 
         Examples
         --------
         >>> import numpy as np
         >>> import keyhole as kh
         >>> sets = kh.targets.sphere_sets(200, n_keys=3, dim=4, seed=0)
-        >>> y = kh.targets.TokenPower(2, dim=4)(sets)  # the mean of x² over the keys, x their first coordinate
+        >>> # the mean of x² over the keys, x their first coordinate
+        >>> y = kh.targets.TokenPower(2, dim=4)(sets)
         >>> model = kh.AttentionRegressor(100, random_state=0).fit(sets, y)
         >>> parts = model.contributions(sets)
         >>> totals = [part.sum() + model.intercept_ for part in parts]
         >>> bool(np.allclose(totals, model.predict(sets), atol=1e-12))
         True
         >>> x = sets.tokens[:, 0]
-        >>> bool(np.corrcoef(np.concatenate(parts), x**2)[0, 1] > 0.9)  # what a key adds goes with its own x²
+        >>> # what a key adds goes with its own x²
+        >>> bool(np.corrcoef(np.concatenate(parts), x**2)[0, 1] > 0.9)
         True
         """
         model = self._snapshot()
@@ -112,10 +121,12 @@ class SetModel(BaseEstimator):
         return np.split(parts, ends[:-1])
 
     def extras_contributions(self, X: Any) -> Float[np.ndarray, "n c ..."]:
-        """Return what each sample-level feature adds to each prediction: (n, features), or (n, features, outputs).
+        """Return what each sample-level feature adds to each prediction.
 
-        Coefficient times the feature as it is scaled, so that a feature at its training mean adds 0. Without extras
-        the array has no columns.
+        (n, features), or (n, features, outputs).
+
+        Coefficient times the feature as it is scaled, so that a feature at its training mean
+        adds 0. Without extras the array has no columns.
 
         Examples
         --------
@@ -139,8 +150,8 @@ class SetModel(BaseEstimator):
 
 
 LESS_FOR_A_FIT = (
-    "Use fewer samples or fewer heads, tokens of float32, solver='cg' with a number as `alpha`, or fit_batches, which "
-    "holds p × p numbers whatever the number of samples is, p = M·(d + 1)."
+    "Use fewer samples or fewer heads, tokens of float32, solver='cg' with a number as `alpha`, or "
+    "fit_batches, which holds p × p numbers whatever the number of samples is, p = M·(d + 1)."
 )
 LESS_FOR_A_BALL = "Use fewer samples, fewer heads or dtype='float32', or lower working_memory."
 LESS_FOR_A_PREDICTION = "Go through the samples in parts, or lower working_memory."
@@ -176,9 +187,9 @@ def explained_memory_errors(
             held.insert(0, f"a Gram matrix of {matrix} numbers")
         budget = _in_words(memory_budget())
         raise MemoryError(
-            f"memory ran out in {work}: {n} samples of {int(batch.token_counts.sum())} keys in all, of dimension "
-            f"{batch.dim}{heads}. Beside blocks of scikit-learn's working_memory ({budget}) it holds "
-            f"{' and '.join(held)}. {remedy}"
+            f"memory ran out in {work}: {n} samples of {int(batch.token_counts.sum())} keys in "
+            f"all, of dimension {batch.dim}{heads}. Beside blocks of scikit-learn's working_memory "
+            f"({budget}) it holds {' and '.join(held)}. {remedy}"
         ) from error
 
 

@@ -1,12 +1,14 @@
-"""Fitting in batches: `partial_fit`, `fit_batches` and `predict_batches` as functions of an estimator.
+"""Fitting in batches, as functions of an estimator.
 
-Samples are summed (`keyhole.streaming`) and never held as a whole. A model that was given batches has
-``stream_``, all that is known of its samples; its values are solved for by `ensure_solved`, which every
-method that predicts calls first, or by ``model.solve()``.
+`partial_fit`, `fit_batches` and `predict_batches`.
+
+Samples are summed (`keyhole.streaming`) and never held as a whole. A model that was given batches
+has ``stream_``, all that is known of its samples; its values are solved for by `ensure_solved`,
+which every method that predicts calls first, or by ``model.solve()``.
 
 Functions that change a model work on a draft of it (`keyhole.estimators.states.change`): a batch is
-added whole or not at all, also between threads. Methods that only read take a `snapshot` first, so that
-all they read belongs together.
+added whole or not at all, also between threads. Methods that only read take a `snapshot` first, so
+that all they read belongs together.
 """
 
 from __future__ import annotations
@@ -53,17 +55,30 @@ N_KEPT = 2048
 """Samples kept to calibrate probabilities and intervals on."""
 
 N_PENDING = 1024
-"""Samples of positive weight that what is automatic is settled on. Later ones are gathered until they
-are as many, and added then: p² numbers are gone through at each addition, however few they are."""
+"""Samples of positive weight that what is automatic is settled on. Later ones are gathered until
+they are as many, and added then: p² numbers are gone through at each addition, however few they
+are."""
 
 MAX_FEATURES = 2048
-"""Features that ``n_heads="auto"`` makes in batches: matrices of that order are summed, and decomposed
-in seconds."""
+"""Features that ``n_heads="auto"`` makes in batches: matrices of that order are summed, and
+decomposed in seconds."""
 
 SOLVED = (
-    "layer_", "alpha_", "selection_", "solver_", "values_", "intercept_", "temperature_", "loo_error_",
-    "loo_predictions_", "loo_decision_", "residual_", "n_iter_", "jackknife_errors_", "dual_coef_",
-)  # fmt: skip
+    "layer_",
+    "alpha_",
+    "selection_",
+    "solver_",
+    "values_",
+    "intercept_",
+    "temperature_",
+    "loo_error_",
+    "loo_predictions_",
+    "loo_decision_",
+    "residual_",
+    "n_iter_",
+    "jackknife_errors_",
+    "dual_coef_",
+)
 """Fitted attributes that follow from the sums."""
 
 SETTLED = ("heads_", "tokens_", "n_heads_", "candidates_")
@@ -111,8 +126,8 @@ class SampleForm:
         if pairs != self.pairs:
             raise ValueError(
                 "every batch must pair the coordinates of query and key that the first paired: got "
-                f"pairs={pairs} for {self.pairs}. Read all batches in the same way, or pass the same "
-                "`pairs` to SetBatch."
+                f"pairs={pairs} for {self.pairs}. Read all batches in the same way, or pass the "
+                "same `pairs` to SetBatch."
             )
 
 
@@ -120,9 +135,9 @@ class SampleForm:
 class Stream:
     """All that a fit in batches knows of its samples; adding some makes another stream.
 
-    How samples become features, ``recipe``, is settled on the first `N_PENDING` samples, or on fewer
-    if values are asked for before that, and stays. Until then ``spec`` says what is asked for, and
-    ``trial`` is a recipe that the choice will try on the samples.
+    How samples become features, ``recipe``, is settled on the first `N_PENDING` samples, or on
+    fewer if values are asked for before that, and stays. Until then ``spec`` says what is asked
+    for, and ``trial`` is a recipe that the choice will try on the samples.
 
     Nothing in a stream is ever written into: a model that fails to add samples still has the stream
     that it had, and copies of a model may share one.
@@ -175,7 +190,10 @@ class Stream:
         return TrainingSet.joined(self.pending)[:N_PENDING]
 
     def with_recipe(self, recipe: LayerRecipe, sums: LayerSums) -> Stream:
-        """The stream with samples made into features otherwise: what was learned of sizes is void."""
+        """The stream with samples made into features otherwise.
+
+        What was learned of sizes is void.
+        """
         return replace(
             self,
             trial=None,
@@ -212,7 +230,8 @@ def gathered(batches: Iterable[TrainingSet]) -> Iterator[TrainingSet]:
         yield TrainingSet.joined(parts)
 
 
-# ------------------------------------------------------------------------------------------ what is possible
+# ------------------------------------------------------------------------------------------ what is
+# possible
 
 
 def why_not_in_batches(model: Any) -> str | None:
@@ -261,15 +280,16 @@ def batch_spec(model: Any, samples: Any) -> LayerSpec:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > memory:
         raise MemoryError(
-            f"fitting in batches takes four p × p matrices with p = M·D: {n_features} features make "
-            f"{needed / 2**30:.0f} GiB, this machine has {memory / 2**30:.0f} GiB. Use fewer heads, or "
-            "fit with solver='cg'."
+            f"fitting in batches takes four p × p matrices with p = M·D: {n_features} features "
+            f"make {needed / 2**30:.0f} GiB, this machine has {memory / 2**30:.0f} GiB. Use fewer "
+            "heads, or fit with solver='cg'."
         )
     # the scale of extras is chosen among the sums, later
     return replace(spec, n_heads=n_heads, device=None, solver="direct", extras_scale=1.0)
 
 
-# ------------------------------------------------------------------------------------------ whole fits
+# ------------------------------------------------------------------------------------------ whole
+# fits
 
 
 def fit_batches(model: Any, batches: Any, classes: Any, selection: str) -> Any:
@@ -279,8 +299,8 @@ def fit_batches(model: Any, batches: Any, classes: Any, selection: str) -> Any:
     check_choice(selection, "selection", ("auto", "loo", "gcv"))
     if selection == "loo" and not can_read_twice:
         raise ValueError(
-            "selection='loo' reads the batches twice, and an iterator such as a generator can be read "
-            "once. Pass a list or a ParquetSets, or use selection='gcv'."
+            "selection='loo' reads the batches twice, and an iterator such as a generator can be "
+            "read once. Pass a list or a ParquetSets, or use selection='gcv'."
         )
 
     # the sums, in a model of their own
@@ -334,7 +354,8 @@ def check_second_pass(first: int, second: int) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------ one batch
+# ------------------------------------------------------------------------------------------ one
+# batch
 
 
 def take(model: Any, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> None:
@@ -346,13 +367,16 @@ def take(model: Any, X: Any, y: Any, sample_weight: Any, classes: Any = None) ->
 
 
 def add_batch(draft: Any, batch: Batch) -> None:
-    """Check a batch and add it to the stream, which the first one opens. To be called on a draft."""
+    """Check a batch and add it to the stream, which the first one opens.
+
+    To be called on a draft.
+    """
     first = "stream_" not in vars(draft)
     if first and "n_samples_seen_" in vars(draft):
         raise ValueError(
-            "this model was saved with keep='predict': the sums over its "
-            f"{draft.n_samples_seen_} samples are not in the file, so that none can be added to them. "
-            "Load a file saved with keep='all', or start over with fit or fit_batches."
+            f"this model was saved with keep='predict': the sums over its {draft.n_samples_seen_} "
+            "samples are not in the file, so that none can be added to them. Load a file saved "
+            "with keep='all', or start over with fit or fit_batches."
         )
     if first and "layer_" in vars(draft):
         warnings.warn(
@@ -396,7 +420,8 @@ def check_batch(draft: Any, batch: Batch, *, first: bool) -> tuple[TrainingSet, 
     if is_unknown.any():
         raise ValueError(
             f"every label must be one of `classes`, {draft.classes_}: sample "
-            f"{int(np.flatnonzero(is_unknown)[0])} of this batch has {str(labels[is_unknown][0])!r}."
+            f"{int(np.flatnonzero(is_unknown)[0])} of this batch has "
+            f"{str(labels[is_unknown][0])!r}."
         )
     if isinstance(draft.class_weight, str):
         raise ValueError(
@@ -463,7 +488,8 @@ def _set_classes(draft: Any, classes: Any) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------ the stream
+# ------------------------------------------------------------------------------------------ the
+# stream
 
 
 def open_stream(draft: Any, data: TrainingSet, *, single: bool) -> None:
@@ -482,7 +508,8 @@ def open_stream(draft: Any, data: TrainingSet, *, single: bool) -> None:
 def _trial_recipe(spec: LayerSpec, data: TrainingSet) -> LayerRecipe | None:
     """Features of tokens as they are, which must be finite wherever ``scaling`` may leave them so.
 
-    None where tokens will be scaled in any case: what the scale is, all of the first samples decide.
+    None where tokens will be scaled in any case: what the scale is, all of the first samples
+    decide.
     """
     if spec.scaling not in ("none", "auto"):
         return None
@@ -526,7 +553,10 @@ def settle(draft: Any, data: TrainingSet) -> LayerRecipe:
 
 
 def _flush(draft: Any) -> None:
-    """Add all that is pending; the first time, settle what is automatic. To be called on a draft."""
+    """Add all that is pending; the first time, settle what is automatic.
+
+    To be called on a draft.
+    """
     stream = draft.stream_
     if stream.recipe is None and stream.pending:
         recipe = settle(draft, stream.first_samples())
@@ -542,8 +572,8 @@ def solve_stream(
 ) -> None:
     """The values from the sums, at the penalty that the criterion prefers. To be called on a draft.
 
-    By leave-one-out if ``error_sums`` can tell its squared errors; the log-loss is that of the samples
-    kept.
+    By leave-one-out if ``error_sums`` can tell its squared errors; the log-loss is that of the
+    samples kept.
     """
     _flush(draft)
     stream = draft.stream_
@@ -581,7 +611,8 @@ def _store_solution(draft: Any, solved: LayerFit, axes: PrincipalAxes) -> None:
         draft.loo_error_ = solved.ridge.error
     draft.values_ = without_output_axis(layer.values, stream.form.single)
 
-    # leave-one-out predictions of the samples kept: errors for intervals, and a temperature for labels
+    # leave-one-out predictions of the samples kept: errors for intervals, and a temperature for
+    # labels
     kept = stream.sums.kept
     if not is_classifier(draft):
         draft.intercept_ = float(layer.intercept[0]) if stream.form.single else layer.intercept
@@ -599,7 +630,9 @@ def _store_solution(draft: Any, solved: LayerFit, axes: PrincipalAxes) -> None:
 
 
 def ensure_solved(model: Any) -> Any:
-    """Solve for the values if samples came since the last time: one thread does, others wait for it.
+    """Solve for the values if samples came since the last time.
+
+    One thread does, others wait for it.
 
     Returns
     -------

@@ -1,4 +1,7 @@
-"""Labels of classifiers: numbered, as one-vs-rest targets, and as scores and probabilities of classes."""
+"""Labels of classifiers.
+
+Numbered, as one-vs-rest targets, and as scores and probabilities of classes.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,10 @@ def scores_per_class(decision: np.ndarray) -> np.ndarray:
 def without_weightless(
     scores: Float[np.ndarray, "*m c"], has_weight: Bool[np.ndarray, " c"] | None
 ) -> Float[np.ndarray, "*m c"]:
-    """Scores of classes, −∞ for those without weight, which are never predicted; None if all have."""
+    """Scores of classes, −∞ for those without weight, which are never predicted.
+
+    None if all have.
+    """
     if has_weight is None or has_weight.all():
         return scores
     return np.where(has_weight, scores, -np.inf)
@@ -111,7 +117,10 @@ class WeightedClasses:
         return expanded
 
     def of_layer(self, layer: Any) -> Any:
-        """A layer of all classes from the layer of the fit, of finitely or infinitely many heads."""
+        """A layer of all classes from the layer of the fit.
+
+        Heads are finitely or infinitely many.
+        """
         changes = {}
         for name in ("values", "dual", "extras_values"):
             if getattr(layer, name, None) is not None:

@@ -18,7 +18,10 @@ from keyhole.solvers.layers import FiniteLayer, Layer
 def weights_of_hops(
     samples: Any, tokens: TokenRule, layer: Layer, heads: HeadDistribution, memory_budget: int
 ) -> list[list[Float[np.ndarray, "p k"]]]:
-    """For every hop, the weights (patterns, keys) of each sample; the last hop is that of the random heads."""
+    """For every hop, the weights (patterns, keys) of each sample.
+
+    The last hop is that of the random heads.
+    """
     weights = []
 
     # learned hops: each sees queries that the hops before it have extended

@@ -30,7 +30,8 @@ from keyhole.solvers.solve import beside
 class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Turn sets with a query into the features of M frozen random attention heads.
 
-    φ_m(x) = M^{-1/2} (1/N) Σ_i σ(x~_0ᵀ W_m x~_i) x~_i, so M·(d+1) columns, ready for any learner on tables.
+    φ_m(x) = M^{-1/2} (1/N) Σ_i σ(x~_0ᵀ W_m x~_i) x~_i, so M·(d+1) columns, ready for any learner on
+    tables.
 
     Parameters
     ----------
@@ -45,10 +46,12 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     dtype : "float64" or "float32"
         Precision of the features.
     scaling : "none", "sphere" or "standard"
-        What is done to tokens first, learned on the training sets: nothing; each to length one; or every coordinate
-        centred and divided by √d times its standard deviation. There is no "auto": choosing needs a target.
+        What is done to tokens first, learned on the training sets: nothing; each to length one; or
+        every coordinate centred and divided by √d times its standard deviation. There is no "auto":
+        choosing needs a target.
     query : "given", "mean" or "each"
-        The query of each set, or the constant one; the mean of its keys; each key in turn, features averaged.
+        The query of each set, or the constant one; the mean of its keys; each key in turn, features
+        averaged.
 
     Attributes
     ----------
@@ -71,7 +74,10 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     >>> bags = [rng.normal(size=(rng.integers(2, 9), 3)) for _ in range(200)]
     >>> far = np.array([np.linalg.norm(bag, axis=1).mean() > 1.6 for bag in bags])
     >>> model = make_pipeline(kh.AttentionFeatures(64, random_state=0), LogisticRegression(C=100))
-    >>> bool(model.fit(kh.SetBatch(bags[:150]), far[:150]).score(kh.SetBatch(bags[150:]), far[150:]) > 0.8)
+    >>> bool(
+    ...     model.fit(kh.SetBatch(bags[:150]), far[:150]).score(kh.SetBatch(bags[150:]), far[150:])
+    ...     > 0.8
+    ... )
     True
     """
 
@@ -105,7 +111,10 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         self.query = query
 
     def fit(self, X: Any, y: Any = None) -> AttentionFeatures:
-        """Draw the heads. ``X`` gives the token dimension, and the means and deviations of scaling="standard"."""
+        """Draw the heads.
+
+        ``X`` gives the token dimension, and the means and deviations of scaling="standard".
+        """
         self._validate_params()
         n_heads = as_finite_n_heads(
             self.n_heads,

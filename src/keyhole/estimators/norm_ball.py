@@ -1,4 +1,7 @@
-"""The paper's own learner: a convex loss minimised over a norm ball of values, for regression and classification."""
+"""The paper's own learner, for regression and classification.
+
+A convex loss is minimised over a norm ball of values.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,10 @@ from keyhole.training import TrainingSet
 
 
 class NormBallWarning(SolverWarning, ConvergenceWarning):
-    """The solver stopped before the gap was as small as asked; scikit-learn's filters see a ConvergenceWarning."""
+    """The solver stopped before the gap was as small as asked.
+
+    scikit-learn's filters see a ConvergenceWarning.
+    """
 
 
 class NormBallModel(SetModel):
@@ -173,15 +179,17 @@ class NormBallModel(SetModel):
 
 
 class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
-    """Regression on sets with a query, by one attention layer with frozen random heads and values in a norm ball.
+    """Regression on sets with a query, with values in a norm ball.
 
-    The paper's learner, in the paper's scaling: with φ_m(x) = (1/N) Σ_i σ(s_mi) x~_i (no M^{-1/2}) and
-    f(x) = Σ_m <v_m, φ_m(x)> + b, it minimises the mean loss of f over
+    By one attention layer with frozen random heads.
+
+    The paper's learner, in the paper's scaling: with φ_m(x) = (1/N) Σ_i σ(s_mi) x~_i (no M^{-1/2})
+    and f(x) = Σ_m <v_m, φ_m(x)> + b, it minimises the mean loss of f over
 
         Σ_m |v_m| ≤ group_radius = K_1     and     (Σ_m |v_m|²)^{1/2} ≤ ball_radius = √(K_2/M),
 
-    b being free. The bound on the sum of norms prunes: heads outside ``active_heads_`` have v_m = 0, and
-    predictions do not compute them.
+    b being free. The bound on the sum of norms prunes: heads outside ``active_heads_`` have v_m =
+    0, and predictions do not compute them.
 
     Parameters
     ----------
@@ -190,16 +198,16 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
     heads : head distribution, optional
         ``kh.GaussianHeads()`` if None.
     loss : "huber", "absolute" or "squared"
-        r²/2 up to |r| = 1 and |r| − 1/2 beyond; |r|; r²/2. One is meant in the units of y: scale y so that it
-        is the size of a large residual. Summed over outputs.
+        r²/2 up to |r| = 1 and |r| − 1/2 beyond; |r|; r²/2. One is meant in the units of y: scale y
+        so that it is the size of a large residual. Summed over outputs.
     group_radius : "cv", "theory", number (math.inf allowed) or sequence of numbers
-        K_1. "cv" doubles it until the cross-validated loss rises or stays the same twice, from half the least
-        radius at which the training loss could be zero, whatever the scale of y. A sequence is chosen from by
-        cross-validation. "theory" is c √B.
+        K_1. "cv" doubles it until the cross-validated loss rises or stays the same twice, from half
+        the least radius at which the training loss could be zero, whatever the scale of y. A
+        sequence is chosen from by cross-validation. "theory" is c √B.
     ball_radius : "matched", "cv", "theory", number (math.inf allowed) or sequence of numbers
-        √(K_2/M). "matched" is group_radius/√(δM), the ratio of the theory's radii. "cv" chooses among that
-        ratio, no bound at all, and group_radius/√M, at which the group norm no longer matters. "theory" is
-        √(c B/(δ M)).
+        √(K_2/M). "matched" is group_radius/√(δM), the ratio of the theory's radii. "cv" chooses
+        among that ratio, no bound at all, and group_radius/√M, at which the group norm no longer
+        matters. "theory" is √(c B/(δ M)).
     activation : str
         "relu", "softmax", "linear", "square", "step" or "exp".
     fit_intercept : bool
@@ -210,16 +218,18 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
     delta, constant : float
         δ and c of the theory's radii.
     n_folds : int
-        Folds of cross-validation. Samples are sorted by y and dealt in turn, so folds are balanced and do not
-        depend on the order of the samples; exact copies stay together.
+        Folds of cross-validation. Samples are sorted by y and dealt in turn, so folds are balanced
+        and do not depend on the order of the samples; exact copies stay together.
     tol : float
-        Stop when the duality gap is below tol times the loss (or 1e-3 of the best constant's, if larger).
+        Stop when the duality gap is below tol times the loss (or 1e-3 of the best constant's, if
+        larger).
     max_iter : int
     dtype : "float64" or "float32"
         Precision of features and iterations. Gaps are computed in float64.
     scaling : "none", "sphere", "standard" or "auto"
-        What is done to tokens first, as for `AttentionRegressor`; "auto" takes the one of least leave-one-out loss of
-        ridge fits to 128 to 500 samples. The paper's bounds are for tokens as they come, which is the default.
+        What is done to tokens first, as for `AttentionRegressor`; "auto" takes the one of least
+        leave-one-out loss of ridge fits to 128 to 500 samples. The paper's bounds are for tokens as
+        they come, which is the default.
     query : "given", "mean", "each" or "auto"
         As for `AttentionRegressor`, chosen likewise.
 
@@ -239,7 +249,8 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
     n_iter_ : int
         Iterations of the last fit.
     cv_results_ : dict of arrays
-        group_radius, ball_radius, mean_test_loss, fold_test_losses, mean_active_heads of the radii tried.
+        group_radius, ball_radius, mean_test_loss, fold_test_losses, mean_active_heads of the radii
+        tried.
     drawn_heads_ : HeadDraw
         All heads; ``drawn_heads_.block(0, M)`` draws them.
     tokens_ : TokenRule
@@ -249,9 +260,10 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
 
     Notes
     -----
-    ``X`` as for `AttentionRegressor`. An iteration costs 4·n·q flops for q columns at hand; the features are
-    kept if they fit half of scikit-learn's ``working_memory``, and otherwise computed anew, block by block of
-    heads, whenever needed. If the solver stops early it warns with a ``ConvergenceWarning``.
+    ``X`` as for `AttentionRegressor`. An iteration costs 4·n·q flops for q columns at hand; the
+    features are kept if they fit half of scikit-learn's ``working_memory``, and otherwise computed
+    anew, block by block of heads, whenever needed. If the solver stops early it warns with a
+    ``ConvergenceWarning``.
 
     Examples
     --------
@@ -259,7 +271,9 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
     >>> target = kh.targets.TokenPower(2, dim=4)
     >>> train = kh.targets.sphere_sets(300, n_keys=6, dim=4, seed=0)
     >>> test = kh.targets.sphere_sets(300, n_keys=6, dim=4, seed=1)
-    >>> model = kh.NormBallRegressor(n_heads=100, tol=0.03, random_state=0).fit(train, target(train))
+    >>> model = kh.NormBallRegressor(n_heads=100, tol=0.03, random_state=0).fit(
+    ...     train, target(train)
+    ... )
     >>> bool(model.score(test, target(test)) > 0.95)
     True
     >>> model.values_.shape, len(model.active_heads_) < 100
@@ -338,7 +352,10 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
 
 
 def _has_probabilities(model: NormBallClassifier) -> bool:
-    """Whether the loss of the fit, or the one that a fit would have, has probabilities; else it says so."""
+    """Whether the loss of the fit has probabilities; else it says so.
+
+    Or the loss that a fit would have.
+    """
     if getattr(model, "loss_", model.loss) == "hinge":
         raise AttributeError(
             "the hinge loss has no probabilities: use loss='logistic', or decision_function."
@@ -347,26 +364,30 @@ def _has_probabilities(model: NormBallClassifier) -> bool:
 
 
 class NormBallClassifier(ClassifierMixin, NormBallModel):
-    """Classification of sets with a query, by one attention layer with frozen random heads and values in a norm ball.
+    """Classification of sets with a query, with values in a norm ball.
 
-    As `NormBallRegressor`, with a loss for labels. Several classes share the heads and the ball: the norm of a
-    head is that of its values for all classes together, so a head is kept or pruned for all of them.
+    By one attention layer with frozen random heads.
+
+    As `NormBallRegressor`, with a loss for labels. Several classes share the heads and the ball:
+    the norm of a head is that of its values for all classes together, so a head is kept or pruned
+    for all of them.
 
     Parameters
     ----------
     loss : "logistic" or "hinge"
-        "logistic" is binary for two classes and multinomial for more; its probabilities are the model's own.
-        "hinge" is summed over one-against-the-rest columns for more than two classes.
+        "logistic" is binary for two classes and multinomial for more; its probabilities are the
+        model's own. "hinge" is summed over one-against-the-rest columns for more than two classes.
     n_heads, heads, group_radius, ball_radius, activation, fit_intercept, random_state
         As for `NormBallRegressor`.
     complexity, delta, constant, n_folds, tol, max_iter, dtype, scaling, query
-        As for `NormBallRegressor`. The only sample of a class is never held out by cross-validation.
+        As for `NormBallRegressor`. The only sample of a class is never held out by
+        cross-validation.
 
     Attributes
     ----------
     classes_ : array (classes,)
-        The labels of y, sorted. A class whose samples all have weight 0 keeps its place: its score is
-        −1, its probability 0, and it is never predicted. All else is as without those samples.
+        The labels of y, sorted. A class whose samples all have weight 0 keeps its place: its score
+        is −1, its probability 0, and it is never predicted. All else is as without those samples.
     class_has_weight_ : bool array (classes,)
         Which classes have a sample of positive weight.
     loss_ : str
@@ -384,7 +405,9 @@ class NormBallClassifier(ClassifierMixin, NormBallModel):
     >>> sets = kh.targets.sphere_sets(400, n_keys=5, dim=4, seed=0)
     >>> score = kh.targets.TokenPower(2, dim=4)(sets)
     >>> label = np.where(score > np.median(score), "wide", "narrow")
-    >>> model = kh.NormBallClassifier(n_heads=50, tol=0.03, random_state=0).fit(sets[:300], label[:300])
+    >>> model = kh.NormBallClassifier(n_heads=50, tol=0.03, random_state=0).fit(
+    ...     sets[:300], label[:300]
+    ... )
     >>> bool(model.score(sets[300:], label[300:]) > 0.8)
     True
     >>> model.predict_proba(sets[300:]).shape
@@ -467,7 +490,10 @@ class NormBallClassifier(ClassifierMixin, NormBallModel):
         return len(self.classes_) == 2
 
     def decision_function(self, X: Any) -> Float[np.ndarray, "n ..."]:
-        """Return scores: (n,) for two classes, positive for ``classes_[1]``; otherwise (n, classes)."""
+        """Return scores: (n,) for two classes, positive for ``classes_[1]``.
+
+        Otherwise (n, classes).
+        """
         outputs = self._layer_outputs(X)
         return without_output_axis(outputs, self._has_one_output())
 
@@ -487,7 +513,10 @@ class NormBallClassifier(ClassifierMixin, NormBallModel):
         return np.asarray(log_softmax(self._class_scores(X), axis=1))
 
     def _class_scores(self, X: Any) -> np.ndarray:
-        """One column of scores per class: of two classes, zero for the first and the score for the second."""
+        """One column of scores per class.
+
+        Of two classes, zero for the first and the score for the second.
+        """
         scores = self.decision_function(X)
         if scores.ndim == 1:
             return np.stack([np.zeros_like(scores), scores], axis=1)

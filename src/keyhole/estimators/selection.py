@@ -17,13 +17,15 @@ class Selection:
     Attributes
     ----------
     method : "loo", "gcv" or "holdout"
-        What the scores are of: samples (or groups) left out one by one; exact generalised cross-validation, after a
-        fit in batches that were read once; or a tenth of the samples held out, after conjugate gradients.
+        What the scores are of: samples (or groups) left out one by one; exact generalised
+        cross-validation, after a fit in batches that were read once; or a tenth of the samples held
+        out, after conjugate gradients.
     criterion : "squared_error" or "log_loss"
     alphas : array (a,)
         The penalties tried.
     scores : array (a,)
-        The criterion at every penalty, less is better; infinite where rounding makes it meaningless.
+        The criterion at every penalty, less is better; infinite where rounding makes it
+        meaningless.
     errors : array (a,)
         Mean squared errors at every penalty, equal to the scores if these are the criterion.
     best : int

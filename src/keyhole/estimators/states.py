@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 class ModelLocks:
     """One lock for each model that was ever changed.
 
-    Locks are kept here and not in the models, so that a model can be pickled, copied and cloned like
-    any other object, and each copy has a lock of its own.
+    Locks are kept here and not in the models, so that a model can be pickled, copied and cloned
+    like any other object, and each copy has a lock of its own.
     """
 
     def __init__(self) -> None:
@@ -56,9 +56,9 @@ def twin_of(model: Any) -> Any:
 def change(model: Any) -> Iterator[Any]:
     """A twin to work on: what was done to its attributes is done to the model, if nothing failed.
 
-    All of it appears in one assignment, so that neither a thread nor an interrupt sees a part of it.
-    Whoever changes the same model waits meanwhile. Objects that attributes refer to must be replaced
-    and not written into: the model has them too.
+    All of it appears in one assignment, so that neither a thread nor an interrupt sees a part of
+    it. Whoever changes the same model waits meanwhile. Objects that attributes refer to must be
+    replaced and not written into: the model has them too.
 
     >>> class Pair:
     ...     left, right = 1, 2

@@ -1,7 +1,10 @@
-"""How sure a prediction is: intervals, label sets, standard deviations, novelty, importance of coordinates.
+"""How sure a prediction is.
 
-Everything here is a function of exact leave-one-out fits (`keyhole.refits.Refits`), or of the leave-one-out errors that
-every model keeps. The estimators have thin methods for them, whose docstrings say what is guaranteed.
+Intervals, label sets, standard deviations, novelty, importance of coordinates.
+
+Everything here is a function of exact leave-one-out fits (`keyhole.refits.Refits`), or of the
+leave-one-out errors that every model keeps. The estimators have thin methods for them, whose
+docstrings say what is guaranteed.
 """
 
 from __future__ import annotations
@@ -25,14 +28,19 @@ from keyhole.spec import LayerSpec
 from keyhole.training import TrainingSet
 
 MAX_ERRORS_KEPT = 2048
-"""Leave-one-out errors that every model keeps, for intervals where there is no factor; more are drawn from at random."""
+"""Leave-one-out errors that every model keeps, for intervals where there is no factor; more are
+drawn from at random.
+"""
 
 RANK_SLACK = 1e-9
 """Relative slack in comparing sums of shares with a rank: sums of 1/|g| are rounded."""
 
 
 class PlainJackknifeWarning(UserWarning):
-    """Intervals are those of the plain jackknife, for which less is guaranteed than for jackknife+."""
+    """Intervals are those of the plain jackknife.
+
+    Less is guaranteed for it than for jackknife+.
+    """
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,8 @@ def check_coverage(coverage: Any) -> float:
     value = check_number(coverage, "coverage", minimum=0.0, exclusive=True)
     if value >= 1:
         raise ValueError(
-            f"`coverage` must be between 0 and 1, the share of outcomes inside: got {value:g}. Try 0.9."
+            f"`coverage` must be between 0 and 1, the share of outcomes inside: got {value:g}. Try "
+            "0.9."
         )
     return value
 
@@ -97,10 +106,12 @@ def check_coverage(coverage: Any) -> float:
 def upper_ends(
     values: Float[np.ndarray, "*m n"], shares: Float[np.ndarray, " n"], coverage: float
 ) -> Float[np.ndarray, "*m"]:
-    """The largest of ``values`` below which less than coverage·(G + 1) of them lie, in shares that add up to G.
+    """The largest of ``values`` below which less than coverage·(G + 1) of them lie.
 
-    Of n values with a share of one each, this is the ⌈coverage·(n + 1)⌉-th smallest; ∞ where there is none. NaN, of a
-    fit that is not known, counts as ∞.
+    Counted in shares that add up to G.
+
+    Of n values with a share of one each, this is the ⌈coverage·(n + 1)⌉-th smallest; ∞ where there
+    is none. NaN, of a fit that is not known, counts as ∞.
 
     >>> upper_ends(np.arange(10.0, 20.0), np.ones(10), 0.8)
     array(18.)
@@ -153,7 +164,10 @@ def plain_intervals(
 
 @dataclass(frozen=True)
 class Calibration:
-    """What makes probabilities of scores: softmax(temperature · scores), 0 for classes without weight."""
+    """What makes probabilities of scores.
+
+    softmax(temperature · scores), 0 for classes without weight.
+    """
 
     temperature: float
     has_weight: Bool[np.ndarray, " c"] | None = None
@@ -185,7 +199,10 @@ def jackknife_plus_label_sets(
     n_classes: int,
     memory_budget: int,
 ) -> Bool[np.ndarray, "m c"]:
-    """Which labels are plausible: those with which fewer than c(n+1) training samples were more at home."""
+    """Which labels are plausible.
+
+    Those with which fewer than c(n+1) training samples were more at home.
+    """
     left_out_scores = refits.outputs - refits.residuals
     of_training = 1 - calibration.label_errors(left_out_scores, refits.outputs)
     limit = coverage * (len(refits.starts) + 1) * (1 - RANK_SLACK)
@@ -201,7 +218,10 @@ def jackknife_plus_label_sets(
 def plain_label_sets(
     probabilities: Float[np.ndarray, "m c"], errors: Float[np.ndarray, "k 1"], coverage: float
 ) -> Bool[np.ndarray, "m c"]:
-    """The same by the plain jackknife: probabilities of the model against those of left-out training samples."""
+    """The same by the plain jackknife.
+
+    Probabilities of the model against those of left-out training samples.
+    """
     of_training = np.sort(1 - errors[:, 0])
     n = len(of_training)
     more_at_home = n - np.searchsorted(of_training, probabilities, side="right")
@@ -224,7 +244,10 @@ def posterior_std(refits: Refits, samples: Any, memory_budget: int) -> Float[np.
 
 
 def novelty_ranks(refits: Refits, samples: Any, memory_budget: int) -> Float[np.ndarray, " m"]:
-    """The share of training samples, or groups, whose own posterior variance is below that of the new sample."""
+    """The share of training samples, or groups, with a smaller posterior variance.
+
+    Smaller than that of the new sample.
+    """
     of_training = refits.own_variances()
     order = np.argsort(of_training)
     share_below = np.concatenate([[0.0], np.cumsum(refits.shares[order])])
@@ -243,17 +266,20 @@ def variances_of(refits: Refits, samples: Any, memory_budget: int) -> Float[np.n
 
 @dataclass(frozen=True)
 class CoordinateImportance:
-    """What each coordinate is worth: by how much the leave-one-out squared error grows where it is permuted.
+    """What each coordinate is worth.
+
+    By how much the leave-one-out squared error grows where it is permuted.
 
     Attributes
     ----------
     names : tuple of str
         "key 0", …, "query 0", …, "extra 0", ….
     within, within_error : arrays (c,)
-        Permuted among the keys of each set: what is lost is which key has which value. NaN for queries and extras.
+        Permuted among the keys of each set: what is lost is which key has which value. NaN for
+        queries and extras.
     across, across_error : arrays (c,)
-        Permuted among all keys of all sets, or all samples: everything it says is lost. Each with its standard error
-        over samples, or groups.
+        Permuted among all keys of all sets, or all samples: everything it says is lost. Each with
+        its standard error over samples, or groups.
     baseline : float
         The leave-one-out squared error itself.
     """

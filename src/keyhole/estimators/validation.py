@@ -1,4 +1,7 @@
-"""What users pass to `fit` and `predict`, checked: samples, outputs, weights, groups, penalties, heads, seeds."""
+"""What users pass to `fit` and `predict`, checked.
+
+Samples, outputs, weights, groups, penalties, heads, seeds.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ def as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
 
 
 def as_samples(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch | SetGroups:
-    """Return ``X`` as sets, or as the groups of sets it is, checked against what `fit` saw unless ``reset``."""
+    """Return ``X`` as sets, or as the groups of sets it is.
+
+    Checked against what `fit` saw unless ``reset``.
+    """
     samples: Any = samples_in(X)
     if samples is None:
         samples = _as_sets(estimator, X, reset=reset)
@@ -55,16 +61,19 @@ def _check_extras(estimator: BaseEstimator, samples: SetBatch | SetGroups, *, re
         estimator.n_extras_in_ = count
     elif count != estimator.n_extras_in_:
         raise ValueError(
-            f"X has {count} columns of extras, but {type(estimator).__name__} is expecting {estimator.n_extras_in_}: "
-            "samples must have the extras they had in fit. Pass them as SetBatch(keys, query, extras)."
+            f"X has {count} columns of extras, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_extras_in_}: samples must have the extras they had in fit. Pass them as "
+            "SetBatch(keys, query, extras)."
         )
 
 
 def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
-    """Return ``X`` as a SetBatch, and record (``reset``) or compare its dimension and whether it has queries.
+    """Return ``X`` as a SetBatch.
 
-    ``X`` is a SetBatch; or n sets of keys without a query, as an array (n, N, d) or a list of arrays
-    (N_i, d); or an (n, d) table, one key per set.
+    Record (``reset``) or compare its dimension and whether it has queries.
+
+    ``X`` is a SetBatch; or n sets of keys without a query, as an array (n, N, d) or a list of
+    arrays (N_i, d); or an (n, d) table, one key per set.
     """
     X = as_sequence(X)
     if isinstance(X, SetBatch):
@@ -86,19 +95,21 @@ def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
     if batch.dim != estimator.n_features_in_:
         raise ValueError(
             f"X has {batch.dim} features, but {type(estimator).__name__} is expecting "
-            f"{estimator.n_features_in_} features as input: tokens must have the dimension they had in fit."
+            f"{estimator.n_features_in_} features as input: tokens must have the dimension they "
+            "had in fit."
         )
     if has_query != estimator.has_query_:
         fitted = "with" if estimator.has_query_ else "without"
         given = "with" if has_query else "without"
         raise ValueError(
-            f"`X` must carry queries exactly if the training sets did: {type(estimator).__name__} was fitted "
-            f"{fitted} queries and got sets {given}. Build both batches the same way."
+            f"`X` must carry queries exactly if the training sets did: {type(estimator).__name__} "
+            f"was fitted {fitted} queries and got sets {given}. Build both batches the same way."
         )
     if has_query and batch.query_dim != estimator.n_query_features_in_:
         raise ValueError(
-            f"X has queries of {batch.query_dim} features, but {type(estimator).__name__} is expecting "
-            f"{estimator.n_query_features_in_}: queries must have the dimension they had in fit."
+            f"X has queries of {batch.query_dim} features, but {type(estimator).__name__} is "
+            f"expecting {estimator.n_query_features_in_}: queries must have the dimension they had "
+            "in fit."
         )
     return batch
 
@@ -107,7 +118,10 @@ def _as_numbers(estimator: BaseEstimator, X: Any, *, reset: bool) -> Float[np.nd
     """Return a table as an array of numbers, checked as scikit-learn checks tables."""
     check_no_mask(X, "X")
     rule = "`X` must be sets, or a table of numbers"
-    remedy = "Pass an array, a data frame of numbers or a SetBatch; kh.read_table makes sets of tables with text."
+    remedy = (
+        "Pass an array, a data frame of numbers or a SetBatch; kh.read_table makes sets of tables "
+        "with text."
+    )
     fields = getattr(getattr(X, "dtype", None), "names", None)
     if fields:
         raise TypeError(f"{rule}: got an array of fields {', '.join(fields)}. {remedy}")
@@ -117,8 +131,8 @@ def _as_numbers(estimator: BaseEstimator, X: Any, *, reset: bool) -> Float[np.nd
         raise TypeError(f"{rule}: got a list of dicts. {remedy}")
     if is_table(X) and hasattr(X, "collect"):
         raise TypeError(
-            f"`X` must be a table in memory: got {type(X).__name__}, which is not computed yet. Call its "
-            "collect method."
+            f"`X` must be a table in memory: got {type(X).__name__}, which is not computed yet. "
+            "Call its collect method."
         )
     try:
         return np.asarray(validate_data(estimator, X, reset=reset, dtype=(np.float64, np.float32)))
@@ -128,13 +142,16 @@ def _as_numbers(estimator: BaseEstimator, X: Any, *, reset: bool) -> Float[np.nd
             raise
         column, value = text
         raise ValueError(
-            f"`X` must hold numbers: column {column!r} holds {value!r:.40}. Leave it out or encode it; kh.read_table "
-            "encodes text and dates as it makes sets of a table."
+            f"`X` must hold numbers: column {column!r} holds {value!r:.40}. Leave it out or encode "
+            "it; kh.read_table encodes text and dates as it makes sets of a table."
         ) from error
 
 
 def _first_text(X: Any) -> tuple[str, str] | None:
-    """The name of the first column of a table that holds text, and that text; None if there is none."""
+    """The name of the first column of a table that holds text, and that text.
+
+    None if there is none.
+    """
     if not is_table(X):
         return None
     names = X.column_names if hasattr(X, "column_names") else X.columns
@@ -211,7 +228,8 @@ def as_weights(sample_weight: Any, batch: Sized) -> Float[np.ndarray, " n"] | No
     if weights.min() < 0:
         i = int(weights.argmin())
         raise ValueError(
-            f"`sample_weight` must not be negative: sample {i} has weight {weights[i]:g}. Use 0 to leave a sample out."
+            f"`sample_weight` must not be negative: sample {i} has weight {weights[i]:g}. Use 0 to "
+            "leave a sample out."
         )
     if not weights.any():
         raise ValueError("`sample_weight` must have a positive entry: all weights are zero.")
@@ -253,7 +271,10 @@ def as_n_heads(n_heads: Any) -> float | str:
 
 
 def as_finite_n_heads(n_heads: Any, reason: str) -> int:
-    """Return a finite number of heads; infinitely many are refused for a reason that ends in what to do."""
+    """Return a finite number of heads.
+
+    Infinitely many are refused for a reason that ends in what to do.
+    """
     count = as_n_heads(n_heads)
     if isinstance(count, str) or math.isinf(count):
         raise ValueError(f"`n_heads` must be finite for {reason}")
@@ -270,7 +291,8 @@ def as_distribution(distribution: Any) -> HeadDistribution:
         return GaussianHeads()
     if isinstance(distribution, type) or not isinstance(distribution, HeadDistribution):
         raise TypeError(
-            f"`heads` must be a head distribution such as kh.GaussianHeads(mean=1.0) or None: got {distribution!r}."
+            "`heads` must be a head distribution such as kh.GaussianHeads(mean=1.0) or None: got "
+            f"{distribution!r}."
         )
     if hasattr(distribution, "fit"):
         return distribution
@@ -278,7 +300,10 @@ def as_distribution(distribution: Any) -> HeadDistribution:
 
 
 def as_seed(random_state: Any) -> int:
-    """Return the seed of the heads: an integer as it is, otherwise one drawn from the generator or from entropy."""
+    """Return the seed of the heads.
+
+    An integer as it is, otherwise one drawn from the generator or from entropy.
+    """
     if isinstance(random_state, np.random.Generator):
         return int(random_state.integers(2**31))
     if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool):
@@ -309,8 +334,9 @@ def as_groups(
     names = np.unique(groups[has_weight])
     if len(names) < 2:
         raise ValueError(
-            f"`groups` must name at least two groups, so that one can be left out: got {names.tolist()[0]!r} for all "
-            f"{has_weight.sum()} samples of positive weight. Leave `groups` out to leave samples out one by one."
+            "`groups` must name at least two groups, so that one can be left out: got "
+            f"{names.tolist()[0]!r} for all {has_weight.sum()} samples of positive weight. Leave "
+            "`groups` out to leave samples out one by one."
         )
     return np.asarray(numbers)
 
@@ -320,8 +346,8 @@ def class_weights(
 ) -> np.ndarray | None:
     """Sample weights times those of the classes: None if both are None.
 
-    "balanced" counts a sample of weight two as two, and one of weight 0 as none: the classes that have weight share the
-    total weight in equal parts.
+    "balanced" counts a sample of weight two as two, and one of weight 0 as none: the classes that
+    have weight share the total weight in equal parts.
     """
     if class_weight is None:
         return weights

@@ -1,8 +1,11 @@
-"""The unit of work of `keyhole reproduce`: one learner on one target at one size, and the key its result is kept under.
+"""The unit of work of `keyhole reproduce`.
 
-A cell knows nothing of figures: two figures that ask for the same cell share its result. Its numbers are a function
-of its fields alone, to the last bit (one BLAS thread, fixed blocks), whatever else is computed beside it. Finished
-cells are in one SQLite file, the `Store`: one transaction each, safe to share, exported in a fixed order.
+One learner on one target at one size, and the key its result is kept under.
+
+A cell knows nothing of figures: two figures that ask for the same cell share its result. Its
+numbers are a function of its fields alone, to the last bit (one BLAS thread, fixed blocks),
+whatever else is computed beside it. Finished cells are in one SQLite file, the `Store`: one
+transaction each, safe to share, exported in a fixed order.
 """
 
 from __future__ import annotations
@@ -26,9 +29,10 @@ Values = dict[str, float]  # what a cell comes to, by name; every number is fini
 ARITHMETIC = {"ridge": 1, "fixed": 1, "absolute": 3, "huber": 3}
 """Version of the computation behind each learner, part of every key.
 
-Raise it whenever a change anywhere (features, kernels, solvers, draws) moves the numbers of a cell. It is written by
-hand and not a hash of sources, because a docstring would then throw away an hour of work; so that nobody forgets,
-`tests/units/test_cells.py` pins the numbers of a few cells and names this table when they move.
+Raise it whenever a change anywhere (features, kernels, solvers, draws) moves the numbers of a cell.
+It is written by hand and not a hash of sources, because a docstring would then throw away an hour
+of work; so that nobody forgets, `tests/units/test_cells.py` pins the numbers of a few cells and
+names this table when they move.
 """
 
 LEARNERS = tuple(ARITHMETIC)
@@ -37,7 +41,10 @@ MODELS = ("attention", "biased", "mlp")
 
 @dataclass(frozen=True)
 class Cell:
-    """One learner on one target at one size; the first ``n_samples`` sets of a draw of ``most_samples``."""
+    """One learner on one target at one size.
+
+    The first ``n_samples`` sets of a draw of ``most_samples``.
+    """
 
     model: str  # "attention" (heads of mean zero), "biased" (of mean W_0) or "mlp" (width M(d+1))
     target: str  # in the notation of `keyhole.theory.notation`
@@ -50,8 +57,9 @@ class Cell:
     seed: int
     repetition: int  # with the seed it names the draw of sets, heads and noise
     learner: str = "ridge"
-    """"ridge" with its penalty chosen by leave-one-out; "fixed", ridge with the penalty ``ridge`` and no intercept;
-    "absolute" or "huber", the constrained learner of the theorems with that loss."""
+    """"ridge" with its penalty chosen by leave-one-out; "fixed", ridge with the penalty ``ridge``
+    and no intercept; "absolute" or "huber", the constrained learner of the theorems with that
+    loss."""
     noise: float = 0.0  # variance of the noise in the labels, as a share of Var f*
     outliers: float = (
         0.0  # share of the labels that are off by ± ``outlier_size`` standard deviations of f*
@@ -65,21 +73,23 @@ class Cell:
     def __post_init__(self) -> None:
         if self.learner not in LEARNERS or self.model not in MODELS:
             raise ValueError(
-                f"a cell's learner must be one of {', '.join(LEARNERS)} and its model one of {', '.join(MODELS)}: got "
-                f"{self.learner!r} and {self.model!r}."
+                f"a cell's learner must be one of {', '.join(LEARNERS)} and its model one of "
+                f"{', '.join(MODELS)}: got {self.learner!r} and {self.model!r}."
             )
         if not 2 <= self.n_samples <= self.most_samples:
             raise ValueError(
-                f"a cell needs between 2 and `most_samples` = {self.most_samples} samples, because it takes the first "
-                f"of that draw: got n_samples = {self.n_samples}."
+                f"a cell needs between 2 and `most_samples` = {self.most_samples} samples, because "
+                f"it takes the first of that draw: got n_samples = {self.n_samples}."
             )
         if (self.learner == "fixed") != (self.ridge is not None):
             raise ValueError(
-                f"`ridge` belongs to the learner fixed: got {self.learner!r} with ridge = {self.ridge}."
+                f"`ridge` belongs to the learner fixed: got {self.learner!r} with ridge = "
+                f"{self.ridge}."
             )
         if self.mean != 1.0 and (self.learner, self.model) != ("fixed", "biased"):
             raise ValueError(
-                f"`mean` belongs to biased heads of the learner fixed: got {self.learner}, {self.model}."
+                f"`mean` belongs to biased heads of the learner fixed: got {self.learner}, "
+                f"{self.model}."
             )
         if self.learner == "fixed" and self.model == "mlp" and self.n_heads is not None:
             raise ValueError(
@@ -119,8 +129,12 @@ BUSY_SECONDS = (
 )
 
 _TABLES = {
-    "results": "CREATE TABLE results (key TEXT PRIMARY KEY, config TEXT NOT NULL, result TEXT NOT NULL)",
-    "timings": "CREATE TABLE timings (key TEXT PRIMARY KEY, seconds REAL NOT NULL, worker TEXT NOT NULL)",
+    "results": (
+        "CREATE TABLE results (key TEXT PRIMARY KEY, config TEXT NOT NULL, result TEXT NOT NULL)"
+    ),
+    "timings": (
+        "CREATE TABLE timings (key TEXT PRIMARY KEY, seconds REAL NOT NULL, worker TEXT NOT NULL)"
+    ),
 }
 
 
@@ -129,10 +143,13 @@ class StoreError(ValueError):
 
 
 class Store:
-    """Results of cells in one SQLite file (WAL), keyed by `Cell.key`; timings in a table of their own.
+    """Results of cells in one SQLite file (WAL), keyed by `Cell.key`.
 
-    Several processes may read and write one file at once. A result is written in one transaction and never changed:
-    whoever comes second with the same cell has the same bits. Use it as a context manager, or call ``close``.
+    Timings in a table of their own.
+
+    Several processes may read and write one file at once. A result is written in one transaction
+    and never changed: whoever comes second with the same cell has the same bits. Use it as a
+    context manager, or call ``close``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -148,7 +165,8 @@ class Store:
                 self._db.execute("PRAGMA trusted_schema = OFF")
                 self._check_schema()
                 self._db.execute("PRAGMA journal_mode = WAL")
-                # in WAL this loses nothing to a killed process, and the last few cells but no more to a power cut
+                # in WAL this loses nothing to a killed process, and the last few cells but no more
+                # to a power cut
                 self._db.execute("PRAGMA synchronous = NORMAL")
                 with self._transaction():
                     for statement in _TABLES.values():
@@ -158,7 +176,10 @@ class Store:
             raise
 
     def _check_schema(self) -> None:
-        """A file from elsewhere may hold views and triggers, which run whenever we read and write: none are ours."""
+        """A file from elsewhere may hold views and triggers, which run whenever we read and write.
+
+        None are ours.
+        """
         for name, kind, sql in self._db.execute(
             "SELECT name, type, sql FROM sqlite_master WHERE sql IS NOT NULL"
         ):
@@ -171,8 +192,8 @@ class Store:
 
     def _error(self, evidence: str) -> StoreError:
         return StoreError(
-            f"{self.path} must be a store of cells, an SQLite file that can be written: {evidence}. "
-            "Move it away, or choose another folder with --out."
+            f"{self.path} must be a store of cells, an SQLite file that can be written: "
+            f"{evidence}. Move it away, or choose another folder with --out."
         )
 
     @contextmanager
@@ -204,7 +225,10 @@ class Store:
         self._db.execute("COMMIT")
 
     def put(self, cell: Cell, values: Values, seconds: float, worker: str = "") -> None:
-        """Write one result and its timing in one transaction; a cell that is there stays as it is."""
+        """Write one result and its timing in one transaction.
+
+        A cell that is there stays as it is.
+        """
         row = (cell.key, cell.config, canonical(values))
         with self._in_words(), self._transaction():
             self._db.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?)", row)
@@ -236,7 +260,10 @@ class Store:
         return values
 
     def keys(self, after: int = 0) -> tuple[int, list[str]]:
-        """Keys written since the row ``after``, and the number of the last one: what progress is read from."""
+        """Keys written since the row ``after``, and the number of the last one.
+
+        What progress is read from.
+        """
         with self._in_words():
             rows = self._db.execute(
                 "SELECT rowid, key FROM results WHERE rowid > ? ORDER BY rowid", (after,)
@@ -255,8 +282,8 @@ def _is_result(name: str, value: Any) -> bool:
 def export(results: Mapping[Cell, Values], folder: Path) -> list[Path]:
     """Write the results as CSV and Parquet, a row per cell in the order of their configurations.
 
-    The same results are the same bytes, whoever computed them and when: floats read back to the same bits, and nothing
-    of timings, machines or dates is in the files.
+    The same results are the same bytes, whoever computed them and when: floats read back to the
+    same bits, and nothing of timings, machines or dates is in the files.
     """
     values = dict.fromkeys(sorted({name for found in results.values() for name in found}))
     ordered = sorted(results, key=lambda cell: cell.config)

@@ -1,4 +1,7 @@
-"""Query and key weights of trained transformers, and how far their heads lean towards the identity."""
+"""Query and key weights of trained transformers.
+
+And how far their heads lean towards the identity.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,9 @@ class TensorFile:
                 pass
         except (SafetensorError, OSError) as error:
             raise ValueError(
-                f"a checkpoint is a safetensors file, whole and unchanged: {self.path.name} does not read "
-                f"({str(error)[:300]}). It is truncated, damaged or of another format; fetch it again, or convert it."
+                f"a checkpoint is a safetensors file, whole and unchanged: {self.path.name} does "
+                f"not read ({str(error)[:300]}). It is truncated, damaged or of another format; "
+                "fetch it again, or convert it."
             ) from None
         with self.path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -41,21 +45,26 @@ class TensorFile:
         self._data = 8 + length
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor, finite throughout: float64 as it is, all else as float32, on the way to which nothing is lost."""
+        """One tensor, finite throughout.
+
+        float64 as it is, all else as float32, on the way to which nothing is lost.
+        """
         entry = self.entries[name]
         dtype, (start, stop) = entry["dtype"], entry["data_offsets"]
         if dtype not in _READABLE:
             raise ValueError(
-                f"weights must be stored as one of {', '.join(_READABLE)}: {name!r} in {self.path.name} is "
-                f"{dtype}. Quantised checkpoints are not read; use the one they were made from."
+                f"weights must be stored as one of {', '.join(_READABLE)}: {name!r} in "
+                f"{self.path.name} is {dtype}. Quantised checkpoints are not read; use the one "
+                "they were made from."
             )
         with self.path.open("rb") as file:
             file.seek(self._data + start)
             content = file.read(stop - start)
         if len(content) != stop - start:
             raise ValueError(
-                f"a tensor's bytes must all be there: {name!r} in {self.path.name} has {len(content):,} of "
-                f"{stop - start:,}. The file shrank while it was read; fetch it again."
+                f"a tensor's bytes must all be there: {name!r} in {self.path.name} has "
+                f"{len(content):,} of {stop - start:,}. The file shrank while it was read; fetch "
+                "it again."
             )
         array = np.frombuffer(content, _READABLE[dtype])
         if (
@@ -98,7 +107,9 @@ _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_atte
 
 @dataclass(frozen=True)
 class Layer:
-    """Query and key weights of a layer, per head: `query` (heads, r, d), `key` (groups, r, d); W_h = query[h]ᵀ key[h].
+    """Query and key weights of a layer, per head: `query` (heads, r, d), `key` (groups, r, d).
+
+    W_h = query[h]ᵀ key[h].
 
     `norm` names the layer norm whose scale has been folded in, if any.
     """
@@ -130,7 +141,10 @@ class Checkpoint:
 
     @property
     def labels(self) -> list[str]:
-        """Names of the layers: their numbers, with the name of the stack where there are several."""
+        """Names of the layers: their numbers.
+
+        With the name of the stack where there are several.
+        """
         stacks = {place.stack for place in self._places}
         return [str(p.index) if len(stacks) == 1 else f"{p.stack} {p.index}" for p in self._places]
 
@@ -142,8 +156,9 @@ class Checkpoint:
     def layers(self, *, fold_norm: bool = True) -> Iterator[Layer]:
         """Read layer by layer.
 
-        With ``fold_norm`` weights are multiplied by the scale γ of the layer norm that attention's input comes from,
-        where there is one: W → diag(γ) W diag(γ), which then acts on tokens of equal scale in every coordinate.
+        With ``fold_norm`` weights are multiplied by the scale γ of the layer norm that attention's
+        input comes from, where there is one: W → diag(γ) W diag(γ), which then acts on tokens of
+        equal scale in every coordinate.
         """
         for place, label in zip(self._places, self.labels, strict=True):
             query, key = self._weights(place)
@@ -154,8 +169,8 @@ class Checkpoint:
                     query, key = query * scale, key * scale
                 if not (np.isfinite(query).all() and np.isfinite(key).all()):
                     raise ValueError(
-                        f"weights times the scale of their layer norm must be numbers: with {norm!r} they overflow. "
-                        "Measure without it (--no-fold-norm)."
+                        "weights times the scale of their layer norm must be numbers: with "
+                        f"{norm!r} they overflow. Measure without it (--no-fold-norm)."
                     )
             yield Layer(label, query, key, norm)
 
@@ -163,8 +178,8 @@ class Checkpoint:
         array = self._files[name].read(name)
         if array.ndim != axes:
             raise ValueError(
-                f"{name!r} must have {axes} {'axis' if axes == 1 else 'axes'}: its shape is {array.shape}. "
-                "The checkpoint is of a family that is not known here."
+                f"{name!r} must have {axes} {'axis' if axes == 1 else 'axes'}: its shape is "
+                f"{array.shape}. The checkpoint is of a family that is not known here."
             )
         return array
 
@@ -221,17 +236,20 @@ class Checkpoint:
         scale = self._read(name, 1)
         if scale.shape != (dim,):
             raise ValueError(
-                f"a layer norm must have a scale per coordinate: {name!r} has {scale.shape[0]}, the weights {dim}. "
-                "Measure without it (--no-fold-norm)."
+                f"a layer norm must have a scale per coordinate: {name!r} has {scale.shape[0]}, "
+                f"the weights {dim}. Measure without it (--no-fold-norm)."
             )
         # Gemma stores γ − 1
         return 1.0 + scale if self.model_type.startswith("gemma") else scale
 
 
 def open_checkpoint(path: Path, n_heads: int | None = None) -> Checkpoint:
-    """Open a checkpoint: a safetensors file, or a folder with one or with the index of several. Headers only are read.
+    """Open a checkpoint: a safetensors file, or a folder with one or with the index of several.
 
-    A config.json beside the weights says how many heads a layer has; ``n_heads`` where it is missing or silent.
+    Headers only are read.
+
+    A config.json beside the weights says how many heads a layer has; ``n_heads`` where it is
+    missing or silent.
     """
     path = Path(path)
     files = _tensor_files(path)
@@ -260,8 +278,8 @@ def _tensor_files(path: Path) -> dict[str, TensorFile]:
         single = path / "model.safetensors"
         if single not in found and len(found) != 1:
             raise ValueError(
-                f"a folder must hold model.safetensors, its index, or one safetensors file: {path} holds {len(found)}. "
-                "Name the file itself."
+                f"a folder must hold model.safetensors, its index, or one safetensors file: {path} "
+                f"holds {len(found)}. Name the file itself."
             )
         index = single if single in found else found[0]
     if not index.is_file():
@@ -276,8 +294,8 @@ def _tensor_files(path: Path) -> dict[str, TensorFile]:
         isinstance(n, str) and n == Path(n).name for n in table.values()
     ):
         raise ValueError(
-            f"an index must map tensors to files beside it (weight_map): that of {index.name} does not. "
-            "Name a safetensors file instead."
+            f"an index must map tensors to files beside it (weight_map): that of {index.name} does "
+            "not. Name a safetensors file instead."
         )
     shards: dict[str, TensorFile] = {}
     for name in sorted(set(table.values())):
@@ -305,14 +323,16 @@ def _find_places(files: dict[str, TensorFile], path: Path) -> list[_Place]:
             key = name[: match.start("rest")] + match["rest"].replace(old, new) if twin else name
             if key not in files:
                 raise ValueError(
-                    f"queries need keys: {path.name} has {name!r} and no {key!r}. Part of the checkpoint is missing."
+                    f"queries need keys: {path.name} has {name!r} and no {key!r}. Part of the "
+                    "checkpoint is missing."
                 )
             places.append(_Place(match["stack"], int(match["layer"]), name, key, storage))
     if not places:
         some = ", ".join(list(files)[:3]) or "none at all"
         raise ValueError(
-            f"the checkpoint must hold query and key weights under a name known here: {path.name} has {len(files)} "
-            f"tensors ({some}, …). BERT-, GPT-, Llama- and T5-like names are known; rename the tensors to one of them."
+            f"the checkpoint must hold query and key weights under a name known here: {path.name} "
+            f"has {len(files)} tensors ({some}, …). BERT-, GPT-, Llama- and T5-like names are "
+            "known; rename the tensors to one of them."
         )
     return sorted(places, key=lambda place: (place.stack, place.index))
 
@@ -361,8 +381,9 @@ def _read_object(path: Path) -> dict[str, Any]:
 class LayerLean:
     """The lean of every head of a layer (arrays over heads), and of the layer as a whole.
 
-    `z_layer` is the z of the sum of its heads, each divided by its norm: one rotation is drawn for all of them, so
-    heads that resemble each other do not count as independent evidence. `z_signs_layer` likewise.
+    `z_layer` is the z of the sum of its heads, each divided by its norm: one rotation is drawn for
+    all of them, so heads that resemble each other do not count as independent evidence.
+    `z_signs_layer` likewise.
     """
 
     label: str
@@ -378,7 +399,10 @@ class LayerLean:
 
 @dataclass(frozen=True)
 class ModelLean:
-    """Layers together; rotations (or signs) of different layers are independent, so their z add up like Gaussians."""
+    """Layers together.
+
+    Rotations (or signs) of different layers are independent, so their z add up like Gaussians.
+    """
 
     layers: tuple[LayerLean, ...]
     z: float
@@ -388,13 +412,17 @@ class ModelLean:
 def lean_of_layer(
     query: Float[np.ndarray, "h r d"], key: Float[np.ndarray, "g r d"], label: str = ""
 ) -> LayerLean:
-    """Measure the heads of a layer, W_h = query[h]ᵀ key[h]; a key may serve several neighbouring heads.
+    """Measure the heads of a layer, W_h = query[h]ᵀ key[h].
 
-    `symmetric_share` is the identity's part of the symmetric half of W, (tr W)²/(d |(W + Wᵀ)/2|²). A head whose W is
-    zero leans nowhere: its figures are 0. W is not formed per head: tr W = <Q, K>, |W|² = <QQᵀ, KKᵀ> and tr W² = <KQᵀ,
-    (KQᵀ)ᵀ> need r × r products; the layer's sum of heads is one d × d matrix. Cost O(h r d (r + d)).
+    A key may serve several neighbouring heads.
 
-    >>> projection = np.eye(4, 8)[None]         # eight coordinates, and a head that compares the first four of them
+    `symmetric_share` is the identity's part of the symmetric half of W, (tr W)²/(d |(W + Wᵀ)/2|²).
+    A head whose W is zero leans nowhere: its figures are 0. W is not formed per head: tr W = <Q,
+    K>, |W|² = <QQᵀ, KKᵀ> and tr W² = <KQᵀ, (KQᵀ)ᵀ> need r × r products; the layer's sum of heads is
+    one d × d matrix. Cost O(h r d (r + d)).
+
+    >>> # eight coordinates, and a head that compares the first four of them
+    >>> projection = np.eye(4, 8)[None]
     >>> lean = lean_of_layer(projection, projection)
     >>> float(lean.z[0].round(6)), float(lean.alignment[0].round(6))
     (5.656854, 1.0)
@@ -441,7 +469,10 @@ def lean_of_model(layers: Sequence[LayerLean]) -> ModelLean:
 
 
 def _about_one(weights: np.ndarray) -> np.ndarray:
-    """Each head times a power of two: no figure depends on its scale, and fourth powers neither overflow nor vanish."""
+    """Each head times a power of two.
+
+    No figure depends on its scale, and fourth powers neither overflow nor vanish.
+    """
     _, exponent = np.frexp(np.abs(weights).max(axis=(1, 2), initial=0.0, keepdims=True))
     return np.ldexp(weights, -exponent)
 

@@ -1,7 +1,9 @@
-"""Diagnostics in one picture each, as matplotlib displays: left-out predictions, calibration, coverage.
+"""Diagnostics in one picture each, as matplotlib displays.
 
-As scikit-learn's displays: ``from_estimator`` and ``from_predictions`` compute and draw, ``plot`` draws again what was
-computed. matplotlib is imported when something is drawn.
+Left-out predictions, calibration, coverage.
+
+As scikit-learn's displays: ``from_estimator`` and ``from_predictions`` compute and draw, ``plot``
+draws again what was computed. matplotlib is imported when something is drawn.
 """
 
 from __future__ import annotations
@@ -80,8 +82,9 @@ class LeftOutDisplay(_Display):
         found = getattr(estimator, "loo_predictions_", None)
         if found is None or len(found) != len(y):
             raise ValueError(
-                "left-out predictions are those of the training samples: pass what the model was fitted to, by fit; "
-                f"got {len(y)} samples, and {'none' if found is None else len(found)} left-out predictions."
+                "left-out predictions are those of the training samples: pass what the model was "
+                f"fitted to, by fit; got {len(y)} samples, and "
+                f"{'none' if found is None else len(found)} left-out predictions."
             )
         return cls.from_predictions(
             np.reshape(y, (len(y), -1))[:, output], found.reshape(len(y), -1)[:, output], ax=ax
@@ -105,7 +108,9 @@ class LeftOutDisplay(_Display):
 
 @dataclass
 class ReliabilityDisplay(_Display):
-    """How often labels are right against the probability they were given, in bins of as many labels each.
+    """How often labels are right against the probability they were given.
+
+    In bins of as many labels each.
 
     Attributes
     ----------
@@ -117,7 +122,9 @@ class ReliabilityDisplay(_Display):
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> chance = rng.uniform(size=2000)
-    >>> display = ReliabilityDisplay.from_predictions(rng.uniform(size=2000) < chance, np.c_[1 - chance, chance])
+    >>> display = ReliabilityDisplay.from_predictions(
+    ...     rng.uniform(size=2000) < chance, np.c_[1 - chance, chance]
+    ... )
     >>> bool((np.abs(display.share - display.chance) < 4 * display.error + 0.01).all())
     True
     """
@@ -138,7 +145,10 @@ class ReliabilityDisplay(_Display):
     def from_predictions(
         cls, y_true: Any, y_prob: Any, *, n_bins: int = N_BINS, ax: Any = None
     ) -> ReliabilityDisplay:
-        """Of labels, as numbers of columns, and probabilities (n, classes); every class of every sample counts."""
+        """Of labels, as numbers of columns, and probabilities (n, classes).
+
+        Every class of every sample counts.
+        """
         chances = np.asarray(y_prob, float)
         right = np.asarray(y_true).astype(int)[:, None] == np.arange(chances.shape[1])
         if chances.shape[1] == 2:  # the other column says the same
@@ -195,7 +205,10 @@ class CoverageDisplay(_Display):
         width: str = "constant",
         ax: Any = None,
     ) -> CoverageDisplay:
-        """Of a model and samples it was not fitted to: intervals of a regressor, sets of a classifier."""
+        """Of a model and samples it was not fitted to.
+
+        Intervals of a regressor, sets of a classifier.
+        """
         if hasattr(estimator, "classes_"):
             own = np.searchsorted(estimator.classes_, y)
             inside = [estimator.predict_set(X, level)[np.arange(len(own)), own] for level in levels]

@@ -1,4 +1,7 @@
-"""One prediction taken apart: a page with its keys as bars, its query, its interval and how novel it is."""
+"""One prediction taken apart.
+
+A page with its keys as bars, its query, its interval and how novel it is.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ MAX_KEYS_LISTED = 200
 """Keys in the table of a page, those that add most first; the chart and its rows have all."""
 MAX_COORDINATES_LISTED = 12
 NOVEL = 0.99
-"""Novelty above which a prediction is an extrapolation: one in a hundred training samples is as far out."""
+"""Novelty above which a prediction is an extrapolation: one in a hundred training samples is as far
+out.
+"""
 
 
 def steps(name: str, values: Sequence[float], role: str, hover: Sequence[str]) -> list[Series]:
@@ -75,7 +80,10 @@ def explanation(
 
 
 def _columns(model: Any, sample: Any) -> list[tuple[str, int]]:
-    """Outputs to explain: every one of a regression, of a classification the score of the label that won."""
+    """Outputs to explain.
+
+    Every one of a regression, of a classification the score of the label that won.
+    """
     if not hasattr(model, "classes_"):
         n = np.size(model.intercept_)
         return [
@@ -117,14 +125,14 @@ def _section(
         blocks.append(Table("extras", "What its extras add", columns))
     total = base + float(parts.sum()) + float(extras.sum())
     sentence = (
-        f"Without any key the model says {base:.4g}; its {len(parts)} keys add {parts.sum():.4g}"
-        f"{f', its extras {extras.sum():.4g}' if len(extras) else ''}: {total:.4g} in all. Key {most[0] + 1} adds "
-        f"most, {parts[most[0]]:.4g}."
+        f"Without any key the model says {base:.4g}; its {len(parts)} keys add "
+        f"{parts.sum():.4g}{f', its extras {extras.sum():.4g}' if len(extras) else ''}: "
+        f"{total:.4g} in all. Key {most[0] + 1} adds most, {parts[most[0]]:.4g}."
     )
     claim = (
-        "A layer is a sum over keys, so that these numbers add up exactly. They say how this model made this "
-        "prediction, and nothing about causes; whether one is also what would be missing without its key depends on "
-        "the pooling (see model.contributions)."
+        "A layer is a sum over keys, so that these numbers add up exactly. They say how this model "
+        "made this prediction, and nothing about causes; whether one is also what would be missing "
+        "without its key depends on the pooling (see model.contributions)."
     )
     return Section("keys", title, claim, blocks, Verdict("information", sentence))
 
@@ -136,7 +144,10 @@ def _sureness(model: Any, sample: Any, coverage: float) -> tuple[str, dict[str, 
         return "", {}
     if hasattr(model, "classes_"):
         labels = model.classes_[model.predict_set(sample, coverage)[0]]
-        says = f"Labels that are plausible at {coverage:.0%}: {', '.join(map(_text, labels)) or 'none'} ({method})."
+        says = (
+            f"Labels that are plausible at {coverage:.0%}: "
+            f"{', '.join(map(_text, labels)) or 'none'} ({method})."
+        )
     else:
         ends = model.predict_interval(sample, coverage).reshape(-1, 2)
         spans = "; ".join(f"from {low:.4g} to {high:.4g}" for low, high in ends)

@@ -1,8 +1,10 @@
-"""Jobs: cells that share sets, features and a Gram matrix, computed together with the bits they have alone.
+"""Jobs: cells that share sets, features and a Gram matrix.
 
-They run on worker processes of this machine, or on a Dask cluster; either way into one store. Every worker runs one job
-at a time on one thread. Nothing is lost by stopping: a cell that was written stays, and a job that is run again
-computes only what is missing.
+They are computed together with the bits they have alone.
+
+They run on worker processes of this machine, or on a Dask cluster; either way into one store. Every
+worker runs one job at a time on one thread. Nothing is lost by stopping: a cell that was written
+stays, and a job that is run again computes only what is missing.
 """
 
 from __future__ import annotations
@@ -49,8 +51,9 @@ from keyhole.theory.notation import parse_target
 from keyhole.theory.targets import Polynomial, sphere_sets
 
 HEAD_BLOCK = 64
-"""Heads added to the Gram matrix at a time. A fixed number, so that the sum of the first M heads is one sequence of
-operations whatever M comes after; a square, so that the scale M^{-1/2} of a block is taken off without rounding."""
+"""Heads added to the Gram matrix at a time. A fixed number, so that the sum of the first M heads is
+one sequence of operations whatever M comes after; a square, so that the scale M^{-1/2} of a block
+is taken off without rounding."""
 
 DISTRIBUTIONS = {"attention": GaussianHeads(), "biased": GaussianHeads(mean=1.0)}
 
@@ -58,11 +61,13 @@ DISTRIBUTIONS = {"attention": GaussianHeads(), "biased": GaussianHeads(mean=1.0)
 def nested_grams(
     model: str, train: SetBatch, test: SetBatch, heads: Sequence[int | None], seed: int
 ) -> Iterator[tuple[int | None, Float[np.ndarray, "n n"], Float[np.ndarray, "test n"]]]:
-    """Yield M, the Gram matrix of the training sets and the kernel of test against training sets, for each M wanted.
+    """Yield M, the Gram matrix of the training sets and the kernel of test sets.
 
-    ``heads`` has None for the exact kernel; the first M of a draw are the draw of M. Of the Gram matrix only the lower
-    triangle in Fortran order is meant to be read. Cost: the n²MD operations of the largest M, and those of the last
-    M mod 64 heads of each other.
+    For each M wanted; the kernel is that of test against training sets.
+
+    ``heads`` has None for the exact kernel; the first M of a draw are the draw of M. Of the Gram
+    matrix only the lower triangle in Fortran order is meant to be read. Cost: the n²MD operations
+    of the largest M, and those of the last M mod 64 heads of each other.
     """
     if None in heads:
         yield None, *exact_kernels(model, train, test)
@@ -87,7 +92,10 @@ def nested_grams(
 def exact_kernels(
     model: str, train: SetBatch, test: SetBatch, distribution: GaussianHeads | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The kernel of infinitely many heads among training sets, in Fortran order, and of test against training sets."""
+    """The kernel of infinitely many heads among training sets, and of test against these.
+
+    The first is in Fortran order.
+    """
     if model == "mlp":
         return mlp_kernel(train).T, mlp_kernel(test, train)
     distribution = distribution or DISTRIBUTIONS[model]
@@ -106,7 +114,10 @@ def _add_heads(
     start: int,
     stop: int,
 ) -> None:
-    """Add heads ``start … stop − 1`` (of the MLP, as many hidden units as they have values) without any M^{-1/2}."""
+    """Add heads ``start … stop − 1`` without any M^{-1/2}.
+
+    Of the MLP, as many hidden units as these heads have values.
+    """
     count, width = stop - start, train.dim + 1
     if model == "mlp":
         n_keys = int(train.lengths[0])
@@ -126,8 +137,8 @@ def _add_heads(
 class FactorisedGram:
     """A Gram matrix reduced once, for any number of targets and the default path of penalties.
 
-    The same mathematics as `ridge_gram` with an intercept; outputs are taken one at a time, so that the bits of
-    one do not depend on its neighbours.
+    The same mathematics as `ridge_gram` with an intercept; outputs are taken one at a time, so that
+    the bits of one do not depend on its neighbours.
     """
 
     basis: Float[np.ndarray, "n m"]
@@ -151,7 +162,8 @@ class FactorisedGram:
         while complements is None:
             alphas = default_alphas(largest, floor)
             complements = sweep.complements(alphas)
-            floor *= 10.0  # rounding made an eigenvalue below −alpha: penalties that small cannot be judged
+            # rounding made an eigenvalue below −alpha: penalties that small cannot be judged
+            floor *= 10.0
         return cls(form.basis, _factors(form, alphas), weighing, alphas, complements)
 
     def outcome(
@@ -162,9 +174,9 @@ class FactorisedGram:
     ) -> Values:
         """Fit one target at every penalty and measure it. 2n²a operations for a penalties.
 
-        Errors are mean squares over the variance of the target on the test sets: with the penalty that leave-one-out
-        chooses on the training sets, with the one that is best on the test sets, which nobody can know, and what
-        leave-one-out says of its choice.
+        Errors are mean squares over the variance of the target on the test sets: with the penalty
+        that leave-one-out chooses on the training sets, with the one that is best on the test sets,
+        which nobody can know, and what leave-one-out says of its choice.
         """
         problem = RidgeProblem.of(y[:, None])
         (pttrs,) = get_lapack_funcs(("pttrs",), (self.basis,))
@@ -189,7 +201,10 @@ class FactorisedGram:
 def _factors(
     form: Tridiagonal, alphas: Float[np.ndarray, " a"]
 ) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    """L D Lᵀ of T + alpha for every penalty, as LAPACK keeps it: D, and the diagonal of L beside ones."""
+    """L D Lᵀ of T + alpha for every penalty, as LAPACK keeps it.
+
+    D, and the diagonal of L beside ones.
+    """
     (pttrf,) = get_lapack_funcs(("pttrf",), (form.diagonal,))
     # LAPACK of one row takes no empty vector
     beside = form.beside if len(form.beside) else np.zeros(1)
@@ -200,7 +215,9 @@ BASE_MEMORY = 2**28
 """Bytes of a worker process before it holds any matrix."""
 
 HEADS_DRAWN = 80
-"""The learner "fixed" draws its heads again until this many have been drawn: the luck of few heads is averaged out."""
+"""The learner "fixed" draws its heads again until this many have been drawn: the luck of few heads
+is averaged out.
+"""
 
 Done = tuple[Cell, Values, float]
 """A cell, what it came to, and the seconds since the one before it."""
@@ -210,7 +227,10 @@ _Label = tuple[str, float, float, float]
 
 @dataclass(frozen=True)
 class Job:
-    """Cells that share a draw: nested n and M, all targets and labels, one model, one repetition."""
+    """Cells that share a draw.
+
+    Nested n and M, all targets and labels, one model, one repetition.
+    """
 
     cells: tuple[Cell, ...]
     """In the order they are computed: by M, then by n, so that the costliest comes last."""
@@ -236,7 +256,10 @@ class Job:
 
     @property
     def memory(self) -> int:
-        """Bytes that computing it takes at most: two n × n matrices, the test kernel, a block of features."""
+        """Bytes that computing it takes at most.
+
+        Two n × n matrices, the test kernel, a block of features.
+        """
         first = self.cells[0]
         n, largest = first.most_samples, max(cell.n_samples for cell in self.cells)
         # the running sum, a copy where other M follow, and the copy that is factorised
@@ -272,12 +295,16 @@ def _shared(cell: Cell) -> tuple[object, ...]:
     )
     if cell.learner == "fixed":
         return (*draw, cell.n_heads, cell.mean)
-    # finite and infinite heads share nothing but the sets; the constrained learner shares nothing at all
+    # finite and infinite heads share nothing but the sets; the constrained learner shares nothing
+    # at all
     return (*draw, cell.n_heads is None) if cell.learner == "ridge" else (*draw, cell.config)
 
 
 def cell_costs(cells: Collection[Cell]) -> dict[Cell, float]:
-    """Seconds on one core for each cell, roughly, what is shared counted with the first that needs it."""
+    """Seconds on one core for each cell, roughly.
+
+    What is shared is counted with the first that needs it.
+    """
     costs: dict[Cell, float] = {}
     seen: set[tuple[object, ...]] = set()
     for cell in cells:
@@ -313,9 +340,12 @@ def cell_costs(cells: Collection[Cell]) -> dict[Cell, float]:
 
 
 def compute(job: Job, wanted: Collection[Cell] | None = None) -> Iterator[Done]:
-    """Compute the cells of a job, or those wanted of them: what they share is made anew, with the same bits.
+    """Compute the cells of a job, or those wanted of them.
 
-    BLAS is held to one thread: how it splits a sum over several is its own affair, and would show in the last digit.
+    What they share is made anew, with the same bits.
+
+    BLAS is held to one thread: how it splits a sum over several is its own affair, and would show
+    in the last digit.
     """
     from threadpoolctl import ThreadpoolController
 
@@ -328,7 +358,8 @@ def compute(job: Job, wanted: Collection[Cell] | None = None) -> Iterator[Done]:
     steps = {"ridge": _ridge, "fixed": _fixed_ridge}.get(cells[0].learner, _ball)(cells)
     start = time.perf_counter()
     while True:
-        # the limit is set for each step and not around the loop: whoever drives this generator has threads of its own
+        # the limit is set for each step and not around the loop: whoever drives this generator has
+        # threads of its own
         with libraries.limit(limits=1):
             step = next(steps, None)
         if step is None:
@@ -422,7 +453,10 @@ def _head_draws(cell: Cell) -> int:
 
 
 def _fixed_ridge(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
-    """What the theory describes: no intercept, the raw kernel or features, α = nλ; errors are mean squares."""
+    """What the theory describes: no intercept, the raw kernel or features, α = nλ.
+
+    Errors are mean squares.
+    """
     first, draw = cells[0], Draw.of(cells[0])
     labels, truths = draw.all_labels(cells)
     errors = dict.fromkeys(cells, 0.0)
@@ -509,7 +543,10 @@ class RunError(RuntimeError):
 
 @dataclass(frozen=True)
 class Plan:
-    """What there is to do: the cells asked for, those without a result, and the jobs that have some of these."""
+    """What there is to do.
+
+    The cells asked for, those without a result, and the jobs that have some of these.
+    """
 
     cells: tuple[Cell, ...]
     missing: frozenset[Cell]
@@ -529,11 +566,15 @@ class Plan:
 
 
 OnFinished = Callable[[Collection[str]], None]
-"""Told the keys of cells that were finished since it was last called; called at least every second or so."""
+"""Told the keys of cells that were finished since it was last called; called at least every second
+or so.
+"""
 
 
 def run_local(plan: Plan, store: Store, n_workers: int | None, report: OnFinished) -> None:
-    """Run the jobs of a plan on worker processes, as many as cores and memory allow; they write the store themselves.
+    """Run the jobs of a plan on worker processes, as many as cores and memory allow.
+
+    They write the store themselves.
 
     One worker and one job at a time is done in this process.
     """
@@ -559,15 +600,19 @@ def run_local(plan: Plan, store: Store, n_workers: int | None, report: OnFinishe
         report(store.keys(last)[1])
     except BrokenProcessPool as error:
         raise RunError(
-            f"a worker process ended without a word, perhaps for want of memory ({workers} at a time). What is "
-            "finished is kept: the same command goes on from there; with --jobs 1 it needs least."
+            f"a worker process ended without a word, perhaps for want of memory ({workers} at a "
+            "time). What is finished is kept: the same command goes on from there; with --jobs 1 "
+            "it needs least."
         ) from error
     finally:
         pool.stop()
 
 
 def worker_count(jobs: Sequence[Job], asked: int | None) -> int:
-    """Workers at a time: what was asked for or the cores, no more than jobs, and no more than memory holds at once."""
+    """Workers at a time: what was asked for or the cores.
+
+    No more than jobs, and no more than memory holds at once.
+    """
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     )
@@ -618,7 +663,8 @@ class WorkerPool:
             self._executor = ProcessPoolExecutor(
                 workers, mp_context=get_context("spawn"), initializer=_begin_worker
             )
-            # the processes start with the first submissions: take them while the environment is as they need it
+            # the processes start with the first submissions: take them while the environment is as
+            # they need it
             for future in [self._executor.submit(os.getpid) for _ in range(workers)]:
                 future.result()
 
@@ -666,11 +712,15 @@ def _run_away(job: Job, wanted: tuple[Cell, ...]) -> tuple[str, list[Done]]:
 
 
 def check_scheduler(address: str) -> None:
-    """Raise unless something listens at the address, so that a slip costs seconds and no foreign traceback."""
+    """Raise unless something listens at the address.
+
+    So that a slip costs seconds and no foreign traceback.
+    """
     parts = re.fullmatch(r"(?:(tcp|tls)://)?(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):(\d{1,5})", address)
     if parts is None or not 0 < int(parts[3]) < 2**16:
         raise RunError(
-            f"--scheduler takes the address of a Dask scheduler, such as tcp://127.0.0.1:8786: got {address!r:.200}."
+            "--scheduler takes the address of a Dask scheduler, such as tcp://127.0.0.1:8786: got "
+            f"{address!r:.200}."
         )
     try:
         socket.create_connection(
@@ -682,8 +732,9 @@ def check_scheduler(address: str) -> None:
 
 def _no_scheduler(address: str, error: Exception) -> RunError:
     return RunError(
-        f"no Dask scheduler answers at {address!r:.200} ({type(error).__name__}: {error}). Start one with `dask "
-        "scheduler` and workers with `dask worker ADDRESS`, and pass the address that the scheduler prints."
+        f"no Dask scheduler answers at {address!r:.200} ({type(error).__name__}: {error}). Start "
+        "one with `dask scheduler` and workers with `dask worker ADDRESS`, and pass the address "
+        "that the scheduler prints."
     )
 
 
@@ -692,16 +743,17 @@ def run_dask(
 ) -> None:
     """Run the jobs of a plan on a Dask cluster; this process writes the results.
 
-    Jobs are submitted longest first. A worker that dies has its job given to another, up to ten times. ``address`` is
-    that of the scheduler, such as tcp://127.0.0.1:8786, which is given ``patience`` seconds to answer.
+    Jobs are submitted longest first. A worker that dies has its job given to another, up to ten
+    times. ``address`` is that of the scheduler, such as tcp://127.0.0.1:8786, which is given
+    ``patience`` seconds to answer.
     """
     try:
         distributed: Any = importlib.import_module("distributed")
     except ImportError as error:
         raise RunError(
-            "--scheduler needs dask.distributed, which is not installed here. Install keyhole with its extra `dask` "
-            "(pip install 'keyhole[dask]'), on the workers too, or leave --scheduler out to use the cores of this "
-            "machine."
+            "--scheduler needs dask.distributed, which is not installed here. Install keyhole with "
+            "its extra `dask` (pip install 'keyhole[dask]'), on the workers too, or leave "
+            "--scheduler out to use the cores of this machine."
         ) from error
     check_scheduler(address)
     try:
@@ -721,7 +773,8 @@ def run_dask(
         for future, answer in finished:
             if future.status == "error":
                 raise RunError(
-                    f"a job failed on the cluster, and again when it was tried anew: {future.exception()}"
+                    "a job failed on the cluster, and again when it was tried anew: "
+                    f"{future.exception()}"
                 )
             worker, done = answer
             for cell, values, seconds in done:
@@ -734,7 +787,10 @@ def run_dask(
 
 
 class Timer:
-    """Cells done, rate and time left, from costs rather than counts: the last cells of a job are its longest."""
+    """Cells done, rate and time left, from costs rather than counts.
+
+    The last cells of a job are its longest.
+    """
 
     def __init__(self, plan: Plan, costs: dict[str, float]) -> None:
         self.costs, self.total = costs, len(plan.missing)

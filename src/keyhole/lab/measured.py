@@ -1,4 +1,6 @@
-"""From finished cells to curves with error bars: means over repetitions, crossings, and how sure they are.
+"""From finished cells to curves with error bars.
+
+Means over repetitions, crossings, and how sure they are.
 
 Nothing here fits a model; it reads results and does arithmetic on them.
 """
@@ -93,7 +95,10 @@ class Curve:
         predicted: Mapping[int, Any] | Mapping[float, Any],
         oracle: Curve | None = None,
     ) -> list[Row]:
-        """One row per point: what is common to all, where it is, and what was measured and predicted there."""
+        """One row per point.
+
+        What is common to all, where it is, and what was measured and predicted there.
+        """
         return [
             {
                 **common,
@@ -115,8 +120,9 @@ def value_of(results: Results, cell: Cell, name: str = "error") -> float:
     values = results[cell]
     if name not in values:
         raise ValueError(
-            f"a result of {cell.learner!r} must have {name!r}: one in the store has {', '.join(values) or 'nothing'}. "
-            "The store was changed by others: move it away, or choose another folder with --out."
+            f"a result of {cell.learner!r} must have {name!r}: one in the store has "
+            f"{', '.join(values) or 'nothing'}. The store was changed by others: move it away, or "
+            "choose another folder with --out."
         )
     return values[name]
 
@@ -133,12 +139,17 @@ class Estimate:
 
     value: float | None
     spread: float = 0.0  # standard error
-    low: float = math.nan  # end of a 95 % interval by Student's head distribution, whose tails say how few repetitions there are
+    # end of a 95 % interval by Student's head distribution, whose tails say how few repetitions
+    # there are
+    low: float = math.nan
     high: float = math.nan
 
     @property
     def lower(self) -> float:
-        """What it surely exceeds: the end of the interval, the value where there is none, −∞ without a value."""
+        """What it surely exceeds.
+
+        The end of the interval, the value where there is none, −∞ without a value.
+        """
         return (
             self.low if math.isfinite(self.low) else -math.inf if self.value is None else self.value
         )
@@ -190,7 +201,10 @@ def series_from_rows(
     role: str = "",
     error: str = "",
 ) -> Series:
-    """A curve through the rows that have both columns, with bars where there is a column of errors."""
+    """A curve through the rows that have both columns.
+
+    With bars where there is a column of errors.
+    """
     known = [row for row in rows if row[x] is not None and row[y] is not None]
     xs, ys = ([float(row[column] or 0) for row in known] for column in (x, y))
     if error:
@@ -201,11 +215,13 @@ def series_from_rows(
 def resample(
     statistic: Callable[[list[np.ndarray]], float | None], tables: Sequence[np.ndarray], seed: int
 ) -> Estimate:
-    """A statistic of tables (repetitions, points), and how it varies when whole repetitions are drawn with replacement.
+    """A statistic of tables (repetitions, points), and how it varies.
 
-    All tables are resampled alike, because their repetitions share their sets. Repetitions that reach equally far are
-    drawn among each other, so that every point stays measured. A resampled mean of r varies by (r−1)/r of the true
-    variance, which is put right.
+    Whole repetitions are drawn with replacement.
+
+    All tables are resampled alike, because their repetitions share their sets. Repetitions that
+    reach equally far are drawn among each other, so that every point stays measured. A resampled
+    mean of r varies by (r−1)/r of the true variance, which is put right.
     """
     value = statistic(list(tables))
     if value is None:
@@ -229,7 +245,9 @@ def resample(
 
 
 def falls_to(x: np.ndarray, y: np.ndarray, level: float) -> float | None:
-    """Where a curve first falls to a level, on logarithmic axes between points; None if it does not.
+    """Where a curve first falls to a level, on logarithmic axes between points.
+
+    None if it does not.
 
     >>> round(falls_to(np.array([100.0, 200.0, 400.0]), np.array([0.4, 0.2, 0.1]), 0.2), 6)
     200.0
@@ -267,7 +285,10 @@ def samples_measured(curve: Curve, level: float, seed: int = 0) -> Estimate:
 def samples_row(
     sweep: CellSweep, results: Results, level: float, seed: int
 ) -> dict[str, float | None]:
-    """Samples measured at a level, their standard error, and the samples of the oracle; None what is not known."""
+    """Samples measured at a level, their standard error, and the samples of the oracle.
+
+    None what is not known.
+    """
     found, oracle = Estimate(None), Estimate(None)
     if sweep.x:
         found, oracle = (
@@ -297,7 +318,10 @@ def samples_text(row: Row, missing: str = "–") -> dict[str, Any]:
 
 
 def apart(series: Series) -> Series:
-    """The points with gaps between them, so that no line joins what has nothing to do with each other."""
+    """The points with gaps between them.
+
+    So that no line joins what has nothing to do with each other.
+    """
 
     def gaps(values: Any, gap: Any) -> Any:
         return (
@@ -329,7 +353,10 @@ def quotient(upper: Estimate, lower: Estimate) -> Estimate:
 
 
 def samples_ratio(upper: Curve, lower: Curve, level: float, seed: int = 0) -> Estimate:
-    """How many times the samples of one model another needs for the same error, over the same repetitions."""
+    """How many times the samples of one model another needs for the same error.
+
+    Over the same repetitions.
+    """
 
     def statistic(tables: list[np.ndarray]) -> float | None:
         needed = [

@@ -16,7 +16,10 @@ import numpy as np
 
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
-    """No letter that a font lacks and no number that cannot be drawn is worth a warning: the rows have them all."""
+    """No letter that a font lacks and no number that cannot be drawn is worth a warning.
+
+    The rows have them all.
+    """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         yield
@@ -24,10 +27,12 @@ def _without_warnings() -> Iterator[None]:
 
 @_without_warnings()
 def draw_chart(chart: Any, style: Mapping[str, tuple[str, str]]) -> dict[str, bytes]:
-    """Draw the curves of a chart on white: pictures by suffix, "svg" and "png"; equal charts give equal bytes.
+    """Draw the curves of a chart on white: pictures by suffix, "svg" and "png".
 
-    ``chart`` is not named by its type, because reports are made of drawings and not the other way round. ``style`` has
-    colour and marker of each role; a curve without a role goes by its name.
+    Equal charts give equal bytes.
+
+    ``chart`` is not named by its type, because reports are made of drawings and not the other way
+    round. ``style`` has colour and marker of each role; a curve without a role goes by its name.
     """
     figure = _figure(5.6, 3.9)
     axis = figure.add_axes((0.125, 0.235, 0.85, 0.675))
@@ -74,7 +79,10 @@ def draw_chart(chart: Any, style: Mapping[str, tuple[str, str]]) -> dict[str, by
 
 @_without_warnings()
 def draw_heat_map(block: Any) -> dict[str, bytes]:
-    """Draw a `keyhole.lab.report.document.HeatMap` on white; return the pictures by suffix, as `draw_chart` does."""
+    """Draw a `keyhole.lab.report.document.HeatMap` on white.
+
+    Return the pictures by suffix, as `draw_chart` does.
+    """
     values = _drawable(block.values).reshape(len(block.index), len(block.columns))
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
@@ -151,14 +159,20 @@ def _draw_series(axis: Any, series: Any, colour: str, marker: str, *, lying: boo
 
 
 def _drawable(values: Sequence[Any]) -> np.ndarray:
-    """Numbers with gaps where there is nothing to draw: NaN, infinities, and what overflows on the way to the paper."""
+    """Numbers with gaps where there is nothing to draw.
+
+    NaN, infinities, and what overflows on the way to the paper.
+    """
     array = np.array(values, dtype=np.float64)
     array[~(np.abs(array) < 1e150)] = np.nan
     return array
 
 
 def _log_ticks(low: float, high: float, most: int = 8) -> np.ndarray:
-    """Numbers to write on a logarithmic axis: the densest of a few steps per decade that leaves room to read."""
+    """Numbers to write on a logarithmic axis.
+
+    The densest of a few steps per decade that leaves room to read.
+    """
     decades = 10.0 ** np.arange(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     choices = []
     for steps in ([1, 1.5, 2, 3, 4, 5, 6, 8], [1, 2, 5], [1, 3], [1]):
@@ -172,7 +186,10 @@ def _log_ticks(low: float, high: float, most: int = 8) -> np.ndarray:
 
 
 def _log_limits(chart: Any) -> tuple[float, float]:
-    """Room for every point and upper bar; a lower bar that reaches far below every point is cut off."""
+    """Room for every point and upper bar.
+
+    A lower bar that reaches far below every point is cut off.
+    """
     centres = [float(y) for series in chart.series for y in _drawable(series.y) if y > 0]
     ends = [
         v

@@ -45,7 +45,10 @@ SHORT = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure with its settings. Its module has ``PRESETS``, ``cells(config)`` and ``section(config, results)``."""
+    """One figure with its settings.
+
+    Its module has ``PRESETS``, ``cells(config)`` and ``section(config, results)``.
+    """
 
     name: str
     module: Any
@@ -57,13 +60,17 @@ class Figure:
 
 
 def check_names(names: Sequence[str]) -> list[str]:
-    """Names of figures, all of them when none is given; an unknown one is answered with those that are known."""
+    """Names of figures, all of them when none is given.
+
+    An unknown one is answered with those that are known.
+    """
     for name in names:
         if name not in NAMES:
             near = difflib.get_close_matches(name, NAMES, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(
-                f"unknown figure {name!r}.{hint} The figures are {', '.join(NAMES)}; none means all of them."
+                f"unknown figure {name!r}.{hint} The figures are {', '.join(NAMES)}; none means "
+                "all of them."
             )
     return [name for name in NAMES if name in names or not names]
 
@@ -73,7 +80,8 @@ def choose_figures(
 ) -> list[Figure]:
     """The figures made of cells among ``names``, with their settings.
 
-    ``overrides`` are "field=value" each, for every figure that has the field: "d=8", "sizes=64,128".
+    ``overrides`` are "field=value" each, for every figure that has the field: "d=8",
+    "sizes=64,128".
 
     >>> [figure] = choose_figures(["averages"], "quick", overrides=["d=4", "powers=1,2"])
     >>> figure.config.dim, figure.config.powers
@@ -106,7 +114,8 @@ def _override(figures: list[Figure], text: str) -> list[Figure]:
         near = difflib.get_close_matches(field, known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"no figure asked for has a setting {field!r}.{hint} Settings are {', '.join(known) or 'none'} ({short})."
+            f"no figure asked for has a setting {field!r}.{hint} Settings are "
+            f"{', '.join(known) or 'none'} ({short})."
         )
     return [
         _with(figure, {field: _read(value.strip(), _fields(figure.config)[field], text)})
@@ -139,7 +148,9 @@ RANGES: dict[str, tuple[float, float]] = {
     "repetitions": (1, 200),
     "more_repetitions": (0, 200),
 }
-"""Least and most that a setting may be; from 1 to 10⁷ where it is a count that is not named here."""
+"""Least and most that a setting may be; from 1 to 10⁷ where it is a count that is not named
+here.
+"""
 
 
 def _read(value: str, kind: Any, text: str) -> Any:
@@ -175,9 +186,10 @@ def build_report(
     states = [section.verdict.state for section in sections if section.verdict is not None]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     lead = (
-        "Each claim of Fu, Guo, Bai and Mei, “What can a Single Attention Layer Learn? A Study Through the Random "
-        "Features Lens” (arXiv:2307.11353), the figure that tests it, theory's prediction on the same axes, and what "
-        f"came out. The settings are ours, and each section says them. Verdicts: {counts}."
+        "Each claim of Fu, Guo, Bai and Mei, “What can a Single Attention Layer Learn? A Study "
+        "Through the Random Features Lens” (arXiv:2307.11353), the figure that tests it, theory's "
+        "prediction on the same axes, and what came out. The settings are ours, and each section "
+        f"says them. Verdicts: {counts}."
     )
     return Report(
         "What a single attention layer can learn, redrawn", lead, sections, dict(provenance)

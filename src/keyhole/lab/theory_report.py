@@ -1,7 +1,9 @@
-"""What the theory says of one target, before any data: complexity, spectrum, learning curve, bounds, sizes needed.
+"""What the theory says of one target, before any data.
 
-`run` gives a nested dictionary with stable keys, ready for JSON; what cannot be computed is None there, with the
-reason under "unavailable".
+Complexity, spectrum, learning curve, bounds, sizes needed.
+
+`run` gives a nested dictionary with stable keys, ready for JSON; what cannot be computed is None
+there, with the reason under "unavailable".
 """
 
 from __future__ import annotations
@@ -58,12 +60,18 @@ class TheoryQuestion:
         """Return the settings in a line."""
         heads = "∞" if math.isinf(self.n_heads) else f"{self.n_heads:g}"
         heads += f", mean c = {self.bias:g}" if self.bias else ""
-        return f"d = {self.dim}, N = {self.n_keys}, M = {heads}, ridge λ = {self.ridge:g}, noise variance {self.noise:g}"
+        return (
+            f"d = {self.dim}, N = {self.n_keys}, M = {heads}, ridge λ = {self.ridge:g}, noise "
+            f"variance {self.noise:g}"
+        )
 
 
 @dataclass
 class _Sheet:
-    """A target and its settings; a question that the theory refuses is answered by None, and the reason is kept."""
+    """A target and its settings.
+
+    A question that the theory refuses is answered by None, and the reason is kept.
+    """
 
     config: TheoryQuestion
     read: Notation
@@ -144,8 +152,8 @@ def _biased_norm(sheet: _Sheet) -> BiasedNorm:
     target, config = sheet.read.target, sheet.config
     if (seconds := biased_norm_seconds(target)) > config.time_limit:
         raise ValueError(
-            f"it takes about {seconds:,.0f} s, and {config.time_limit:g} s are allowed. Lower the target's powers, "
-            "or raise --time-limit."
+            f"it takes about {seconds:,.0f} s, and {config.time_limit:g} s are allowed. Lower the "
+            "target's powers, or raise --time-limit."
         )
     return theory.biased_norm_bound(target, sheet.needed_error(), config.bias or 1.0)
 
@@ -155,13 +163,16 @@ def _check_cost(read: Notation, limit: float) -> None:
     if seconds > limit:
         raise ValueError(
             "the harmonic parts of a target must be within reach: multiplied out this one has "
-            f"{len(read.target.terms)} terms, which take about {seconds:,.0f} s, and {limit:g} s are allowed. "
-            "Lower its powers, or raise --time-limit."
+            f"{len(read.target.terms)} terms, which take about {seconds:,.0f} s, and {limit:g} s "
+            "are allowed. Lower its powers, or raise --time-limit."
         )
 
 
 def _levels(sheet: _Sheet, model: str) -> dict[str, Any]:
-    """The largest levels of the spectrum, irreps (a, b) for biased heads; for attention with the target's powers."""
+    """The largest levels of the spectrum, irreps (a, b) for biased heads.
+
+    For attention with the target's powers.
+    """
     config, target, attention = sheet.config, sheet.read.target, model == "attention"
     degree = max(4, *(part + 1 for part in target.degrees)) if attention else 4
     powers: Any = None
@@ -316,7 +327,10 @@ def _renamed(rows: Sequence[dict[str, Any]], names: dict[str, str]) -> list[dict
 
 
 def curve_rows(config: TheoryQuestion, points: int = 30) -> list[dict[str, Any]]:
-    """Predicted test errors between the fewest and the most samples asked for: what `plot` draws."""
+    """Predicted test errors between the fewest and the most samples asked for.
+
+    What `plot` draws.
+    """
     read = parse_target(config.target, config.dim)
     sizes = np.unique(
         np.geomspace(min(config.samples), max(config.samples), points).round().astype(np.int64)

@@ -1,13 +1,17 @@
-"""A symmetric matrix as K = Q B Qᵀ with B banded: the ridge path of a large matrix from matrix products alone.
+"""A symmetric matrix as K = Q B Qᵀ with B banded.
 
-Half of a tridiagonal reduction multiplies the whole matrix by single vectors, and waits for memory. A reduction to a
-band of WIDTH does the same work by products of matrices. It is enough for a ridge path above the numerical floor, since
-(B + alpha)⁻¹ costs little more for a band than for three diagonals. Threads are ours, each with one BLAS thread: blocks
-this thin are too small for BLAS to share out.
+The ridge path of a large matrix from matrix products alone.
 
-A path of 20 penalties through three diagonals with one BLAS thread took 0.8, 1.0 and 1.3 times the processor time of
-this one at n = 2048, 3000 and 4096, and 1.3 to 1.7 times as long at n = 4096 on two busy cores, which it cannot share
-out; with BLAS threads as they come it took 5 to 6 times as long at n = 2048, since they wait for each other.
+Half of a tridiagonal reduction multiplies the whole matrix by single vectors, and waits for memory.
+A reduction to a band of WIDTH does the same work by products of matrices. It is enough for a ridge
+path above the numerical floor, since (B + alpha)⁻¹ costs little more for a band than for three
+diagonals. Threads are ours, each with one BLAS thread: blocks this thin are too small for BLAS to
+share out.
+
+A path of 20 penalties through three diagonals with one BLAS thread took 0.8, 1.0 and 1.3 times the
+processor time of this one at n = 2048, 3000 and 4096, and 1.3 to 1.7 times as long at n = 4096 on
+two busy cores, which it cannot share out; with BLAS threads as they come it took 5 to 6 times as
+long at n = 2048, since they wait for each other.
 """
 
 from __future__ import annotations
@@ -25,11 +29,16 @@ from threadpoolctl import threadpool_limits
 from keyhole._array import blocks, run_threads, thread_count
 from keyhole.ridge.matrices import multiply_add, multiply_symmetric
 
-WIDTH = 48  # rows of a block: wide enough for products at speed, narrow enough that a solve with the band is cheap
+# rows of a block: wide enough for products at speed, narrow enough that a solve with the band is
+# cheap
+WIDTH = 48
 TILE = 256  # columns that one product of the reduction takes: stays in cache between its two uses
 
 PARTS = 4
-"""Into which a product of the reduction is cut. A fixed number, so that sums do not depend on the number of threads."""
+"""Into which a product of the reduction is cut.
+
+A fixed number, so that sums do not depend on the number of threads.
+"""
 
 ROWS = 128  # samples that one thread carries through the sweep at a time
 
@@ -38,8 +47,8 @@ ROWS = 128  # samples that one thread carries through the sweep at a time
 class Banded:
     """K = Q B Qᵀ on the span of the columns of Q, orthonormal and in Fortran order.
 
-    m = n, or n − 1 without the direction of the intercept. Blocks of B are on the diagonal and below it, (b, b) in
-    float64; the last may be smaller.
+    m = n, or n − 1 without the direction of the intercept. Blocks of B are on the diagonal and
+    below it, (b, b) in float64; the last may be smaller.
     """
 
     basis: Float[np.ndarray, "n m"]
@@ -74,8 +83,8 @@ def to_band(
 ) -> Banded | None:
     """Reduce ``matrix`` (Fortran order, lower) in place; None if anything is not finite.
 
-    ``normal`` is the unit vector u of the reflection I − 2uuᵀ that emptied row and column 0, None if there was none.
-    Cost: 8n³/3 operations; no second n × n matrix.
+    ``normal`` is the unit vector u of the reflection I − 2uuᵀ that emptied row and column 0, None
+    if there was none. Cost: 8n³/3 operations; no second n × n matrix.
     """
     start = 0 if normal is None else 1
     with threadpool_limits(1, user_api="blas"), np.errstate(over="ignore", invalid="ignore"):
@@ -96,10 +105,12 @@ def to_band(
 def _reduce(
     a: Float[np.ndarray, "m m"],
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]] | None:
-    """Blocks of B and the triangular factors of the block reflections, whose vectors stay below the band of ``a``.
+    """Blocks of B and the triangular factors of the block reflections.
 
-    A panel of columns is emptied below its first rows by H = I − V T Vᵀ; the rest becomes Hᵀ A H = A − V Wᵀ − W Vᵀ with
-    W = Y − V Tᵀ(VᵀY)/2, Y = A V T.
+    Vectors of the reflections stay below the band of ``a``.
+
+    A panel of columns is emptied below its first rows by H = I − V T Vᵀ; the rest becomes Hᵀ A H =
+    A − V Wᵀ − W Vᵀ with W = Y − V Tᵀ(VᵀY)/2, Y = A V T.
     """
     m = len(a)
     diagonal, beside, triangles = [], [], []
@@ -123,7 +134,10 @@ def _reduce(
 
 
 def _panel(panel: Float[np.ndarray, "r b"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """V (r, b), T (b, b) and the first rows of R, of panel = (I − V T Vᵀ)[R; 0]. With r < b, zeros fill V."""
+    """V (r, b), T (b, b) and the first rows of R, of panel = (I − V T Vᵀ)[R; 0].
+
+    With r < b, zeros fill V.
+    """
     width = panel.shape[1]
     (geqrf,) = get_lapack_funcs(("geqrf",), (panel,))
     factored, tau, _, _ = geqrf(np.array(panel, order="F"), lwork=64 * width, overwrite_a=1)
@@ -165,7 +179,10 @@ def _symmetric_product(
 def _rank_two_update(
     a: Float[np.ndarray, "r r"], v: Float[np.ndarray, "r b"], w: Float[np.ndarray, "r b"]
 ) -> None:
-    """A ← A − V Wᵀ − W Vᵀ on the lower triangle, tile of columns by tile; above it, within a tile, anything."""
+    """A ← A − V Wᵀ − W Vᵀ on the lower triangle, tile of columns by tile.
+
+    Above it, within a tile, anything.
+    """
     left, right = np.asfortranarray(np.hstack([v, w])), np.asfortranarray(np.hstack([w, v]))
 
     def work(i: int) -> None:
@@ -177,15 +194,21 @@ def _rank_two_update(
 
 
 def _dealt(total: int, part: int) -> list[slice]:
-    """Tiles of columns of a triangle that belong to a part: dealt back and forth, so that all parts get as much."""
+    """Tiles of columns of a triangle that belong to a part.
+
+    Dealt back and forth, so that all parts get as much.
+    """
     period = [*range(PARTS), *reversed(range(PARTS))]
     return [tile for i, tile in enumerate(blocks(total, TILE)) if period[i % len(period)] == part]
 
 
 def _form_basis(a: Float[np.ndarray, "m m"], triangles: list[np.ndarray]) -> None:
-    """Replace the vectors V_k below the band by Q = (I − V_1 T_1 V_1ᵀ)(I − V_2 T_2 V_2ᵀ)…, in place.
+    """Replace the vectors V_k below the band by Q, in place.
 
-    Columns from right to left: a tile of them needs no reflection to its right, and nothing that is left needs its own.
+    Q = (I − V_1 T_1 V_1ᵀ)(I − V_2 T_2 V_2ᵀ)….
+
+    Columns from right to left: a tile of them needs no reflection to its right, and nothing that is
+    left needs its own.
     """
     m, n_threads = len(a), thread_count()
     step = WIDTH * max(1, TILE // WIDTH)
@@ -197,7 +220,8 @@ def _form_basis(a: Float[np.ndarray, "m m"], triangles: list[np.ndarray]) -> Non
         def work(part: slice, *, first: int = columns.start, target: np.ndarray = result) -> None:
             last = min(len(triangles), -(-(first + part.stop) // WIDTH) - 1)
             for k in reversed(range(last)):
-                # rows above stay as they are; columns before the reflection's own are still unit vectors above it
+                # rows above stay as they are; columns before the reflection's own are still unit
+                # vectors above it
                 rows = slice((k + 1) * WIDTH, m)
                 begin = max(part.start, rows.start - first)
                 if begin >= part.stop:
@@ -238,7 +262,9 @@ class BandedSweep:
     def factors(
         self, alphas: Float[np.ndarray, " a"]
     ) -> list[tuple[np.ndarray, np.ndarray]] | None:
-        """For each block, L_k⁻¹ and L_k⁻¹C_k (a, b, b) of B + alpha = L Lᵀ, C_k the block of L beside L_k.
+        """For each block, L_k⁻¹ and L_k⁻¹C_k (a, b, b) of B + alpha = L Lᵀ.
+
+        C_k is the block of L beside L_k.
 
         None if B + alpha is not positive definite: then K has an eigenvalue below −alpha.
         """
@@ -267,10 +293,12 @@ class BandedSweep:
         return found if all(np.isfinite(pair[0]).all() for pair in found) else None
 
     def complements(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n"] | None:
-        """1 − h = alpha diag (K + alpha)⁻¹, each a sum of squares; None where B + alpha is not positive.
+        """1 − h = alpha diag (K + alpha)⁻¹, each a sum of squares.
 
-        Block by block, u_k = L_k⁻¹(q_k − C_k u_{k−1}) is the forward substitution of Qᵀ, and the diagonal is
-        Σ_k |u_k|². Cost: 4 b n m a operations.
+        None where B + alpha is not positive.
+
+        Block by block, u_k = L_k⁻¹(q_k − C_k u_{k−1}) is the forward substitution of Qᵀ, and the
+        diagonal is Σ_k |u_k|². Cost: 4 b n m a operations.
         """
         factors = self.factors(alphas)
         if factors is None:
@@ -300,7 +328,10 @@ class BandedSweep:
         return result * (alphas / self.scale)[:, None]
 
     def root(self, alphas: Float[np.ndarray, " 1"]) -> Float[np.ndarray, "m n"]:
-        """R with RᵀR = (K + alpha)⁻¹ on the span of the basis, at one penalty: L⁻¹ Qᵀ. 4b nm operations."""
+        """R with RᵀR = (K + alpha)⁻¹ on the span of the basis, at one penalty: L⁻¹ Qᵀ.
+
+        4b nm operations.
+        """
         factors = self.factors(alphas)
         if factors is None:
             raise np.linalg.LinAlgError(
@@ -331,7 +362,10 @@ class BandedSweep:
     def solve(
         self, alphas: Float[np.ndarray, " a"]
     ) -> tuple[Float[np.ndarray, "a n t"], Float[np.ndarray, "a n t"]]:
-        """(K + alpha)⁻¹ y for each penalty, and the residuals, alpha times that. Cost: 2 n m a t operations."""
+        """(K + alpha)⁻¹ y for each penalty, and the residuals, alpha times that.
+
+        Cost: 2 n m a t operations.
+        """
         factors = self.factors(alphas)
         if factors is None:
             raise np.linalg.LinAlgError(
@@ -342,7 +376,8 @@ class BandedSweep:
         for k in reversed(range(len(factors))):
             if later is not None:
                 parts[k] = parts[k] - later
-            # L⁻ᵀ of the block, then what it takes from the block above: C_kᵀ L_k⁻ᵀ u_k = (L_k⁻¹C_k)ᵀ u_k
+            # L⁻ᵀ of the block, then what it takes from the block above: C_kᵀ L_k⁻ᵀ u_k =
+            # (L_k⁻¹C_k)ᵀ u_k
             later = factors[k][1].transpose(0, 2, 1) @ parts[k] if k else None
             parts[k] = factors[k][0].transpose(0, 2, 1) @ parts[k]
         x = np.concatenate(parts, axis=1) / self.scale

@@ -1,4 +1,7 @@
-"""Scores of classes as probabilities: the temperature of left-out scores, and the log-loss they are judged by."""
+"""Scores of classes as probabilities.
+
+The temperature of left-out scores, and the log-loss they are judged by.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 MAX_SCORES = 2**23
-"""Left-out scores (penalties × samples × outputs) that penalties are compared by; evenly spaced samples beyond."""
+"""Left-out scores (penalties × samples × outputs) that penalties are compared by; evenly spaced
+samples beyond.
+"""
 
 _LEAST, _MOST, _GROWTH, _MAX_STEPS = 1e-6, 1e12, 8.0, 200
-"""Bounds on c in units of one over the spread of the scores, and on one step; Newton's method takes ten as a rule."""
+"""Bounds on c in units of one over the spread of the scores, and on one step; Newton's method takes
+ten as a rule.
+"""
 
 
 def labels_of(columns: Float[np.ndarray, "n t"]) -> Int[np.ndarray, " n"]:
@@ -30,10 +37,12 @@ def calibrate(
     weights: Float[np.ndarray, " n"],
     tolerance: float = 1e-12,
 ) -> tuple[Float[np.ndarray, " a"], Float[np.ndarray, "a n"]]:
-    """The likeliest temperature of every stack of finite scores, and the log-loss of every sample at it.
+    """The likeliest temperature of every stack of finite scores.
 
-    All stacks at once, by Newton's method on the slope in c, kept between bounds that close in. O(a·n·c) a step. A
-    ``tolerance`` of the temperature is, squared, that of the mean loss.
+    And the log-loss of every sample at it.
+
+    All stacks at once, by Newton's method on the slope in c, kept between bounds that close in.
+    O(a·n·c) a step. A ``tolerance`` of the temperature is, squared, that of the mean loss.
     """
     n_classes = scores.shape[2]
     every = np.arange(len(labels))
@@ -84,16 +93,17 @@ def fit_temperature(
 ) -> float:
     """Find the c > 0 that makes softmax(c · scores) the likeliest probabilities of the labels.
 
-    The scores must be held out, such as leave-one-out predictions: scores of the data a model was fitted to are
-    too sure of themselves, and so would c be. The log-loss is convex in c. As in Platt's scaling a sample of class
-    k counts as (n_k + 1)/(n_k + 2) of that class and the rest spread over the others, n_k being the weight of the
-    class, so that separable scores give a finite c.
+    The scores must be held out, such as leave-one-out predictions: scores of the data a model was
+    fitted to are too sure of themselves, and so would c be. The log-loss is convex in c. As in
+    Platt's scaling a sample of class k counts as (n_k + 1)/(n_k + 2) of that class and the rest
+    spread over the others, n_k being the weight of the class, so that separable scores give a
+    finite c.
 
     Parameters
     ----------
     scores : array (n, classes)
-        A row that is not finite, of a sample whose leverage is 1 within rounding, tells nothing and is left out; if
-        every row is, c is 1 and a warning says so.
+        A row that is not finite, of a sample whose leverage is 1 within rounding, tells nothing and
+        is left out; if every row is, c is 1 and a warning says so.
     labels : integer array (n,)
         Column of the true class.
     weights : array (n,), optional
@@ -101,22 +111,23 @@ def fit_temperature(
     Returns
     -------
     float
-        c. Where the scores tell nothing of the labels it is tiny but positive, so that the likeliest class stays
-        the one with the highest score.
+        c. Where the scores tell nothing of the labels it is tiny but positive, so that the
+        likeliest class stays the one with the highest score.
 
     Examples
     --------
     >>> import numpy as np
     >>> scores = np.array([[1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, -1.0]])
-    >>> round(fit_temperature(scores, np.array([0, 0, 1, 1])), 3)  # three of four right, each label trusted 3:1
+    >>> # three of four right, each label trusted 3:1
+    >>> round(fit_temperature(scores, np.array([0, 0, 1, 1])), 3)
     0.255
     """
     weights = np.ones(len(scores)) if weights is None else weights
     known = np.isfinite(scores).all(axis=1)
     if not known.any():
         warnings.warn(
-            "probabilities are not calibrated: every sample is fitted exactly within rounding, so that leave-one-out "
-            "says nothing of it. Use a larger penalty, or alpha='loo'.",
+            "probabilities are not calibrated: every sample is fitted exactly within rounding, so "
+            "that leave-one-out says nothing of it. Use a larger penalty, or alpha='loo'.",
             stacklevel=3,
         )
         return 1.0
@@ -146,7 +157,10 @@ class PathLosses:
         self.scores[penalties, held] = self.columns[held] - some
 
     def losses(self) -> Float[np.ndarray, " a"]:
-        """Mean log-loss at the temperature of each penalty; infinite where a sample's score is unknown."""
+        """Mean log-loss at the temperature of each penalty.
+
+        Infinite where a sample's score is unknown.
+        """
         heard = np.flatnonzero(self.weights > 0)
         labels, weights = labels_of(self.columns)[heard], self.weights[heard]
         result = np.full(len(self.scores), np.inf)

@@ -1,4 +1,6 @@
-"""Ridge from sums over samples, which add in any order and on any machine: one p × p eigendecomposition.
+"""Ridge from sums over samples, which add in any order and on any machine.
+
+One p × p eigendecomposition.
 
 Fits with fewer columns than samples, and streams of them, are both this.
 """
@@ -34,11 +36,13 @@ from keyhole.ridge.problem import (
 
 @dataclass
 class DesignMoments:
-    """Second moments of features φ and outputs y about their means: a few small arrays, whatever n is.
+    """Second moments of features φ and outputs y about their means.
 
-    They are kept about the means, and two of them are merged by adding the scatter between their means (Chan,
-    Golub and LeVeque 1979), so that a large common offset costs no digits. Merging is associative and
-    commutative up to rounding.
+    A few small arrays, whatever n is.
+
+    They are kept about the means, and two of them are merged by adding the scatter between their
+    means (Chan, Golub and LeVeque 1979), so that a large common offset costs no digits. Merging is
+    associative and commutative up to rounding.
 
     >>> x, y = np.arange(8.0).reshape(4, 2), np.arange(4.0)[:, None]
     >>> first, second = DesignMoments.empty(2, 1), DesignMoments.empty(2, 1)
@@ -85,15 +89,16 @@ class DesignMoments:
     ) -> None:
         """Add samples: features, outputs and positive weights (ones if None). bp² operations.
 
-        The rows are centred on their own mean before they are multiplied, in their own dtype, and added in
-        float64. ``overwrite_rows`` lets their memory be used for it.
+        The rows are centred on their own mean before they are multiplied, in their own dtype, and
+        added in float64. ``overwrite_rows`` lets their memory be used for it.
         """
         weight = float(len(rows)) if weights is None else float(weights.sum())
         self.rounding = max(self.rounding, float(np.finfo(rows.dtype).eps))
         self.y_size = max(self.y_size, float(np.abs(y).max()))
         scaled, mean = scaled_rows(rows, weights, self.fit_intercept, overwrite=overwrite_rows)
         left, y_mean = scaled_rows(y.astype(np.float64, copy=False), weights, self.fit_intercept)
-        # between before within: the scatter is then added to a gram that has not yet grown by these rows
+        # between before within: the scatter is then added to a gram that has not yet grown by these
+        # rows
         self._shift(mean, y_mean, weight)
         add_outer(self.gram, scaled.T)
         # in units of their own: float32 may not hold the outputs, and a power of two costs no digit
@@ -142,7 +147,10 @@ class DesignMoments:
         return total
 
     def rescale(self, columns: slice, factors: Float[np.ndarray, " c"]) -> None:
-        """Multiply some columns, and count them from their mean if there is an intercept; in place, O(pc)."""
+        """Multiply some columns, and count them from their mean if there is an intercept.
+
+        In place, O(pc).
+        """
         self.gram[columns] *= factors[:, None]
         self.gram[:, columns] *= factors
         self.cross[columns] *= factors[:, None]
@@ -159,9 +167,9 @@ class DesignMoments:
     def _check_kin(self, other: DesignMoments) -> None:
         if self.cross.shape != other.cross.shape or self.fit_intercept != other.fit_intercept:
             raise ValueError(
-                "moments add only if they are of the same features and outputs, with or without an intercept "
-                f"alike: got (p, t) = {self.cross.shape} and {other.cross.shape}, fit_intercept "
-                f"{self.fit_intercept} and {other.fit_intercept}."
+                "moments add only if they are of the same features and outputs, with or without an "
+                f"intercept alike: got (p, t) = {self.cross.shape} and {other.cross.shape}, "
+                f"fit_intercept {self.fit_intercept} and {other.fit_intercept}."
             )
 
 
@@ -172,7 +180,10 @@ def scaled_rows(
     *,
     overwrite: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """√w (φ − mean) of a block in its own dtype, and the mean in float64 (zeros unless asked for)."""
+    """√w (φ − mean) of a block in its own dtype, and the mean in float64.
+
+    The mean is zeros unless asked for.
+    """
     roots = None if weights is None else np.sqrt(weights).astype(block.dtype)[:, None]
     if not centre:
         return block if roots is None else block * roots, np.zeros(block.shape[1])
@@ -189,10 +200,13 @@ def scaled_rows(
 
 @dataclass
 class PrincipalAxes:
-    """The design along its principal axes. Eigenvalues below the floor are zeros to a penalty below it.
+    """The design along its principal axes.
 
-    ``values`` are the eigenvalues λ of the centred Gram matrix, ascending and not negative, ``axes`` its eigenvectors
-    in columns, ``scores`` = axesᵀ Σ w (φ − φ̄)(y − ȳ)ᵀ; the rest as in `DesignMoments`.
+    Eigenvalues below the floor are zeros to a penalty below it.
+
+    ``values`` are the eigenvalues λ of the centred Gram matrix, ascending and not negative,
+    ``axes`` its eigenvectors in columns, ``scores`` = axesᵀ Σ w (φ − φ̄)(y − ȳ)ᵀ; the rest as in
+    `DesignMoments`.
     """
 
     values: Float[np.ndarray, " p"] = field(repr=False)
@@ -211,7 +225,11 @@ class PrincipalAxes:
 
     @classmethod
     def of(cls, moments: DesignMoments, *, overwrite_gram: bool = False) -> PrincipalAxes:
-        """Decompose. 9p³ operations; three p × p matrices beside the moments, one less if they may be overwritten."""
+        """Decompose.
+
+        9p³ operations; three p × p matrices beside the moments, one less if they may be
+        overwritten.
+        """
         check_gram_size(moments.gram.diagonal())
         check_finite(moments.gram, "design")
         p = len(moments.means)
@@ -247,7 +265,10 @@ class PrincipalAxes:
         return default_alphas(self.largest, self.floor)
 
     def inverse(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "p a"]:
-        """1 / (λ + alpha), and 0 for an eigenvalue that a penalty below the floor has to take for zero."""
+        """1 / (λ + alpha), and 0 for an eigenvalue that counts as zero.
+
+        A penalty below the floor has to take such an eigenvalue for zero.
+        """
         values = self.values[:, None]
         seen = (values > self.floor) | ((alphas >= self.floor) & (alphas > 0))
         return np.asarray(np.divide(1.0, values + alphas, out=np.zeros(seen.shape), where=seen))
@@ -267,9 +288,12 @@ class PrincipalAxes:
         weights: Float[np.ndarray, " b"],
         alphas: Float[np.ndarray, " a"],
     ) -> tuple[Float[np.ndarray, "a b"], Float[np.ndarray, "a b t"]]:
-        """Complements 1 − h of the leverages of some samples, and their leave-one-out residuals. 2bp² operations.
+        """Complements 1 − h of the leverages of some samples, and their leave-one-out residuals.
 
-        ``block`` are their features, ``left`` their outputs less ȳ: samples that are behind the moments.
+        2bp² operations.
+
+        ``block`` are their features, ``left`` their outputs less ȳ: samples that are behind the
+        moments.
         """
         scores = (block - self.means.astype(block.dtype)) @ self._axes_in(block.dtype)
         scores = scores.astype(np.float64, copy=False)
@@ -288,7 +312,10 @@ class PrincipalAxes:
         weights: Float[np.ndarray, " b"],
         alphas: Float[np.ndarray, " a"],
     ) -> Float[np.ndarray, "a t"]:
-        """Σ w e² over some samples, e their leave-one-out residuals: these add up, block by block, in any order."""
+        """Σ w e² over some samples, e their leave-one-out residuals.
+
+        These add up, block by block, in any order.
+        """
         _, left_out = self.judge_rows(block, left, weights, alphas)
         return np.asarray([weights @ np.square(part) for part in left_out])
 
@@ -305,8 +332,8 @@ class PrincipalAxes:
         alphas = self.default_alphas() if alphas is None else alphas
         if self.count < 1 or (self.count < 2 and len(alphas) > 1):
             raise ValueError(
-                f"a fit needs one sample of positive weight, and two to choose a penalty: got {self.count}. Give more "
-                "batches, or one fixed number as `alpha`."
+                "a fit needs one sample of positive weight, and two to choose a penalty: got "
+                f"{self.count}. Give more batches, or one fixed number as `alpha`."
             )
         if error_sums is None:
             selection, resolution = "gcv", self.generalised_resolution()
@@ -349,12 +376,14 @@ class PrincipalAxes:
         return np.asarray(shares.max(axis=1))
 
     def generalised_errors(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a t"]:
-        """Generalised cross-validation, exact from the moments alone: Σ w r² / Σ w over (1 − tr H / n)².
+        """Generalised cross-validation, exact from the moments alone.
 
-        Leave-one-out with every leverage replaced by their mean tr H / n (Golub, Heath and Wahba 1979). The
-        residual sum is a difference of numbers of the size of Σ w (y − ȳ)²; what rounding may have taken from it,
-        ε (4 Σ w (y − ȳ)² + 3 λ_max |v|²), is added, so that a fit it cannot tell from perfect is not preferred
-        for that.
+        Σ w r² / Σ w over (1 − tr H / n)².
+
+        Leave-one-out with every leverage replaced by their mean tr H / n (Golub, Heath and Wahba
+        1979). The residual sum is a difference of numbers of the size of Σ w (y − ȳ)²; what
+        rounding may have taken from it, ε (4 Σ w (y − ȳ)² + 3 λ_max |v|²), is added, so that a fit
+        it cannot tell from perfect is not preferred for that.
         """
         inverse = self.inverse(alphas)
         energy = np.square(self.scores)
@@ -364,7 +393,8 @@ class PrincipalAxes:
             4 * self.squares + 3 * self.largest * (np.square(inverse).T @ energy)
         )
         known = self.values > self.floor
-        # n − tr H: directions that no axis explains, and what the penalty keeps of those that one does
+        # n − tr H: directions that no axis explains, and what the penalty keeps of those that one
+        # does
         freedom = self.count - float(self.fit_intercept) - known.sum()
         freedom = freedom + np.where(
             known[:, None], alphas * inverse, -self.values[:, None] * inverse
@@ -387,15 +417,17 @@ class PrincipalAxes:
         alphas: Float[np.ndarray, " a"],
         w: Float[np.ndarray, " b"],
     ) -> Float[np.ndarray, "b a"]:
-        """1 − h: what no axis explains, plus what the penalty keeps unexplained; 0 if rounding hides it.
+        """1 − h: what no axis explains, plus what the penalty keeps unexplained.
 
-        ``squares`` are the squared scores of the samples on each axis, so squares/λ is the share of a sample
-        that a fit without penalty explains by it.
+        It is 0 if rounding hides it.
+
+        ``squares`` are the squared scores of the samples on each axis, so squares/λ is the share of
+        a sample that a fit without penalty explains by it.
         """
         mean_share = w / self.weight if self.fit_intercept else 0 * w
         inverse = self.inverse(alphas)
-        # Only where a penalty is the smaller is 1 − λ/(λ + alpha) worth taking apart; and below the floor λ is too
-        # small to divide by
+        # Only where a penalty is the smaller is 1 − λ/(λ + alpha) worth taking apart; and below the
+        # floor λ is too small to divide by
         values = self.values[:, None]
         apart = (values > self.floor) & (values > alphas)
         shares = np.divide(1.0, values, out=np.zeros(apart.shape), where=apart)
@@ -425,14 +457,17 @@ def ridge_rows(
 ) -> RidgeFit:
     """Ridge on a design that is given in blocks of rows, with exact leave-one-out; meant for p < n.
 
-    The same numbers as ``ridge_gram(design @ design.T, …)``, from one p × p eigendecomposition. ``row_blocks`` gives
-    arrays (n_b, p), never modified, and the same every time: called once for the sums, once for the leave-one-out
-    errors, once for the solution. Products are made in the dtype of the block, centred on its own mean, and summed in
-    float64. 3np² + 9p³ operations, then 2np(1 + t) for each penalty; temporaries are a few times the size of a block.
-    ``keep_factor`` lets the fit be solved for other penalties.
+    The same numbers as ``ridge_gram(design @ design.T, …)``, from one p × p eigendecomposition.
+    ``row_blocks`` gives arrays (n_b, p), never modified, and the same every time: called once for
+    the sums, once for the leave-one-out errors, once for the solution. Products are made in the
+    dtype of the block, centred on its own mean, and summed in float64. 3np² + 9p³ operations, then
+    2np(1 + t) for each penalty; temporaries are a few times the size of a block. ``keep_factor``
+    lets the fit be solved for other penalties.
 
     >>> x = np.random.default_rng(0).standard_normal((50, 2))
-    >>> fit = ridge_rows(lambda: [x[:30], x[30:]], RidgeProblem.of(x @ [[3.0], [-1.0]] + 2, [1.0, 1e-6]))
+    >>> fit = ridge_rows(
+    ...     lambda: [x[:30], x[30:]], RidgeProblem.of(x @ [[3.0], [-1.0]] + 2, [1.0, 1e-6])
+    ... )
     >>> fit.alpha, np.round(fit.coef.ravel(), 4), np.round(fit.intercept, 4)
     (1e-06, array([ 3., -1.]), array([2.]))
     """
@@ -500,8 +535,9 @@ class RowsRoute:
 class DesignSmoother:
     """A fit from a design as a linear map of its outputs, `Smoother`.
 
-    With the scores z of samples on the axes, h_j(x) = w_j/Σw + w_j Σ_k z_k(x_j) z_k(x) / (λ_k + alpha), and
-    v(x) = Σ_k alpha/(λ_k + alpha) z_k(x)² + alpha/Σw; without an intercept the terms in Σw are not there.
+    With the scores z of samples on the axes, h_j(x) = w_j/Σw + w_j Σ_k z_k(x_j) z_k(x) /
+    (λ_k + alpha), and v(x) = Σ_k alpha/(λ_k + alpha) z_k(x)² + alpha/Σw; without an intercept the
+    terms in Σw are not there.
     """
 
     axes: PrincipalAxes
@@ -513,7 +549,10 @@ class DesignSmoother:
     def apply(
         self, compared: Float[np.ndarray, "m p"], own: Float[np.ndarray, " m"]
     ) -> tuple[Float[np.ndarray, "m n"], Float[np.ndarray, " m"]]:
-        """h(x) and v(x) from features; ``own`` is not looked at. 2p² + 2np operations for a sample."""
+        """h(x) and v(x) from features; ``own`` is not looked at.
+
+        2p² + 2np operations for a sample.
+        """
         scores = (compared - self.axes.means) @ self.axes.axes
         inverse = self.axes.inverse(np.array([self.alpha]))[:, 0]
         variance = np.square(scores) @ np.where(inverse > 0, self.alpha * inverse, 1.0)
@@ -543,8 +582,9 @@ def _rows(row_blocks: RowBlocks, n: int) -> Iterator[tuple[slice, np.ndarray]]:
         rows = slice(stop, stop + len(block))
         if block.ndim != 2 or block.shape[1] != width or width == 0:
             raise ValueError(
-                f"every block of rows must have shape (n_b, p) with the same p ≥ 1: the block of rows "
-                f"{rows.start} to {rows.stop} has shape {block.shape}, the first had p = {width}."
+                "every block of rows must have shape (n_b, p) with the same p ≥ 1: the block of "
+                f"rows {rows.start} to {rows.stop} has shape {block.shape}, the first had p = "
+                f"{width}."
             )
         stop = rows.stop
         if stop <= n:

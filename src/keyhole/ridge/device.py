@@ -1,8 +1,11 @@
-"""Ridge with exact leave-one-out from a Gram matrix on a device: Cholesky in float64, in place, tile by tile.
+"""Ridge with exact leave-one-out from a Gram matrix on a device.
 
-The steps of `weigh_gram` and `cholesky_route` of gram.py. Tiles keep every call to the libraries within 32-bit sizes,
-and left-looking updates are one long product per tile. A path of penalties is one factorisation each: 2n³/3 operations
-at the rate of matrix products, where one eigendecomposition takes 25 times as long (n = 8192, H200).
+Cholesky in float64, in place, tile by tile.
+
+The steps of `weigh_gram` and `cholesky_route` of gram.py. Tiles keep every call to the libraries
+within 32-bit sizes, and left-looking updates are one long product per tile. A path of penalties is
+one factorisation each: 2n³/3 operations at the rate of matrix products, where one
+eigendecomposition takes 25 times as long (n = 8192, H200).
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ def ridge_device(
 ) -> RidgeFit:
     """Ridge on a float64 Gram matrix on a device, which is overwritten.
 
-    ``rounding`` is that of the arithmetic that made it. Penalties below the numerical floor are left to the host.
-    Without room for a copy, one penalty is factorised in the place of the matrix.
+    ``rounding`` is that of the arithmetic that made it. Penalties below the numerical floor are
+    left to the host. Without room for a copy, one penalty is factorised in the place of the matrix.
     """
     ridge = DeviceRidge.of(gram, problem)
     single = problem.alphas is not None and len(problem.alphas) == 1
@@ -50,8 +53,9 @@ def ridge_device(
         return problem.fit(SolvedRoute("device", alphas, floor, rounding, ridge.weighing, solved))
     if above and in_place:
         raise np.linalg.LinAlgError(
-            f"the kernel plus alpha = {alphas[0]:g} is not positive definite in float64, and the device is too small "
-            "to keep a copy of it. Use a larger alpha, dtype='float64', or device=None."
+            f"the kernel plus alpha = {alphas[0]:g} is not positive definite in float64, and the "
+            "device is too small to keep a copy of it. Use a larger alpha, dtype='float64', or "
+            "device=None."
         )
     matrix = np.asfortranarray(ridge.matrix.cpu().numpy())
     return problem.fit(
@@ -61,7 +65,10 @@ def ridge_device(
 
 @dataclass(frozen=True)
 class DeviceRidge:
-    """H S K S H on a device, as `weigh_gram` makes it: both triangles, in float64; S (y − ȳ); and how it was made."""
+    """H S K S H on a device, as `weigh_gram` makes it: both triangles, in float64.
+
+    S (y − ȳ); and how it was made.
+    """
 
     matrix: torch.Tensor
     y: torch.Tensor
@@ -102,7 +109,10 @@ class DeviceRidge:
         )
 
     def size(self) -> float:
-        """An upper bound of the largest eigenvalue, by the Frobenius norm, or what centring removed if larger."""
+        """An upper bound of the largest eigenvalue, by the Frobenius norm.
+
+        What centring removed takes its place if that is larger.
+        """
         total = sum(
             float(self.matrix[rows].square().sum()) for rows in blocks(len(self.matrix), SIDE)
         )
@@ -134,7 +144,10 @@ class DeviceRidge:
         return x if self.normal is None else x - torch.outer(2.0 * self.normal, self.normal @ x)
 
     def solve(self, alpha: float, *, overwrite: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """(K~ + alpha)⁻¹ y and 1 − h = alpha diag (K~ + alpha)⁻¹; None if there is no Cholesky factor."""
+        """(K~ + alpha)⁻¹ y and 1 − h = alpha diag (K~ + alpha)⁻¹.
+
+        None if there is no Cholesky factor.
+        """
         factor = self.matrix if overwrite else self.matrix.clone()
         factor.diagonal().add_(alpha)
         if self.normal is not None:
@@ -154,7 +167,9 @@ class DeviceRidge:
 
 
 def factorise_lower(matrix: torch.Tensor) -> bool:
-    """Replace the lower triangle of a symmetric matrix by its Cholesky factor; False if it has none. n³/3 operations.
+    """Replace the lower triangle of a symmetric matrix by its Cholesky factor.
+
+    False if it has none. n³/3 operations.
 
     The upper triangle keeps what it held, outside of the tiles on the diagonal.
     """
@@ -176,7 +191,10 @@ def factorise_lower(matrix: torch.Tensor) -> bool:
 
 
 def solve_factor(factor: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """(L Lᵀ)⁻¹ targets for a lower triangular L; the upper triangle is not read. 2n²t operations."""
+    """(L Lᵀ)⁻¹ targets for a lower triangular L; the upper triangle is not read.
+
+    2n²t operations.
+    """
     solution = targets.clone()
     tiles = list(blocks(len(factor), SIDE))
     for row in tiles:
@@ -193,14 +211,18 @@ def solve_factor(factor: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def invert_lower(factor: torch.Tensor) -> None:
-    """Replace a lower triangular matrix by its inverse, in place; the upper triangle is not read. n³/3 operations."""
+    """Replace a lower triangular matrix by its inverse, in place.
+
+    The upper triangle is not read. n³/3 operations.
+    """
     for row in blocks(len(factor), SIDE):
         corner = torch.tril(factor[row, row])
         eye = torch.eye(len(corner), dtype=corner.dtype, device=corner.device)
         inverse = torch.linalg.solve_triangular(corner, eye, upper=False)
         if row.start:
             left = factor[row, : row.start].clone()
-            # four columns of tiles at a time: what lies above a column of the inverse is zero and left out
+            # four columns of tiles at a time: what lies above a column of the inverse is zero and
+            # left out
             for columns in blocks(row.start, 4 * SIDE):
                 product = left[:, columns.start :] @ _lower_part(factor, columns, row.start)
                 factor[row, columns] = -(inverse @ product)
@@ -216,7 +238,10 @@ def _lower_part(factor: torch.Tensor, columns: slice, stop: int) -> torch.Tensor
 
 
 def inverse_diagonal(inverse: torch.Tensor, normal: torch.Tensor | None) -> torch.Tensor:
-    """Diagonal of H XᵀX H for a lower triangular X: squared lengths of the columns of X − 2 (X u) uᵀ."""
+    """Diagonal of H XᵀX H for a lower triangular X.
+
+    Squared lengths of the columns of X − 2 (X u) uᵀ.
+    """
     n = len(inverse)
     shift = torch.zeros(n, dtype=inverse.dtype, device=inverse.device)
     if normal is not None:

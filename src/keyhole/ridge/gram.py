@@ -1,8 +1,8 @@
 """Ridge from a Gram matrix: the dual route over heads and the exact kernel alike.
 
-One penalty is a Cholesky factorisation in place, O(n³/3) twice; a path of penalties one reduction of the matrix to a
-tridiagonal or banded form, 8n³/3, and a sweep; a penalty below the numerical floor, and groups left out together, take
-the eigenvectors of that form.
+One penalty is a Cholesky factorisation in place, O(n³/3) twice; a path of penalties one reduction
+of the matrix to a tridiagonal or banded form, 8n³/3, and a sweep; a penalty below the numerical
+floor, and groups left out together, take the eigenvectors of that form.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from keyhole.ridge.problem import (
     numerical_floor,
 )
 
-TILE = 40_000  # entries (penalties × samples) of a tile of the sweep: fits the second-level cache, dwarfs a call's cost
-PANEL = (
-    2**25
-)  # bytes of a panel in passes over an n × n matrix: beyond the cache, small beside any matrix that matters
+# entries (penalties × samples) of a tile of the sweep: fits the second-level cache, dwarfs a call's
+# cost
+TILE = 40_000
+# bytes of a panel in passes over an n × n matrix: beyond the cache, small beside any matrix that
+# matters
+PANEL = 2**25
 IN_CACHE = 2**21  # bytes of a few columns that are gone through several times
 MIN_ROWS_FOR_A_BAND = 2048  # samples from which a banded form is made sooner than a tridiagonal one
 MAX_ROWS_OF_A_SMALL_DRAFT = (
@@ -44,10 +46,11 @@ MAX_ROWS_OF_A_SMALL_DRAFT = (
 TINY = float(np.finfo(np.float64).tiny)
 
 FACTOR_SHARE = 0.01
-"""Share of the rounding of a factorisation that counts beside that of the kernel where a penalty is chosen. It moves a
-fit once and for all, so that ways to predict still agree: a hundred times as much is allowed, 1e-7 of the spread of y.
-Without it the kernel of exp, whose samples differ by up to 50 orders, was fitted at its floor, and predictions were
-1.7e-4 from 19 digits; counted in full, 4 of 400 fits without much noise were worse by 100 % and more."""
+"""Share of the rounding of a factorisation that counts beside that of the kernel where a penalty is
+chosen. It moves a fit once and for all, so that ways to predict still agree: a hundred times as
+much is allowed, 1e-7 of the spread of y. Without it the kernel of exp, whose samples differ by up
+to 50 orders, was fitted at its floor, and predictions were 1.7e-4 from 19 digits; counted in full,
+4 of 400 fits without much noise were worse by 100 % and more."""
 
 
 def ridge_gram(
@@ -62,15 +65,18 @@ def ridge_gram(
 ) -> RidgeFit:
     """Ridge on a Gram matrix, with exact leave-one-out at every penalty, from one factorisation.
 
-    Of ``gram``, K = ΦΦᵀ or an exact kernel matrix, one triangle is read: the lower of a Fortran-ordered, the upper of a
-    C-ordered array; both if there are groups. ``rounding`` is the unit of rounding of the arithmetic that made it, by
-    default that of its dtype; ``dtype`` the precision of the reduction behind a path, repeated in float64 if it fails
-    in float32. If ``overwrite_gram``, no second n × n matrix is made above the numerical floor; ``memory_budget``
-    bounds all other temporaries. ``keep_factor`` lets the fit be solved for other penalties of its path.
+    Of ``gram``, K = ΦΦᵀ or an exact kernel matrix, one triangle is read: the lower of a
+    Fortran-ordered, the upper of a C-ordered array; both if there are groups. ``rounding`` is the
+    unit of rounding of the arithmetic that made it, by default that of its dtype; ``dtype`` the
+    precision of the reduction behind a path, repeated in float64 if it fails in float32. If
+    ``overwrite_gram``, no second n × n matrix is made above the numerical floor; ``memory_budget``
+    bounds all other temporaries. ``keep_factor`` lets the fit be solved for other penalties of its
+    path.
 
-    One penalty is solved by Cholesky, 2n³/3 operations. A path takes 8n³/3 once, then 5n² + 2n²t for each penalty; if
-    one is below the floor, about 5n³ more and three n × n matrices in all. Eigenvalues below the floor count as exact
-    zeros to a penalty below it, so that alpha → 0 is the minimum-norm least-squares fit on the others.
+    One penalty is solved by Cholesky, 2n³/3 operations. A path takes 8n³/3 once, then 5n² + 2n²t
+    for each penalty; if one is below the floor, about 5n³ more and three n × n matrices in all.
+    Eigenvalues below the floor count as exact zeros to a penalty below it, so that alpha → 0 is the
+    minimum-norm least-squares fit on the others.
 
     >>> rng = np.random.default_rng(0)
     >>> x = rng.standard_normal((40, 3))
@@ -104,8 +110,8 @@ def ridge_gram(
 class Weighing:
     """How a ridge problem on a Gram matrix was scaled by √w and reflected, and the way back.
 
-    With s = √w and S = diag s, the matrix S K S is reflected by H = I − 2uuᵀ, which takes s to the first axis: the
-    direction of the intercept is then row and column 0, which are emptied.
+    With s = √w and S = diag s, the matrix S K S is reflected by H = I − 2uuᵀ, which takes s to the
+    first axis: the direction of the intercept is then row and column 0, which are emptied.
     """
 
     problem: RidgeProblem
@@ -123,7 +129,10 @@ class Weighing:
         return x - np.outer(2 * self.normal, self.normal @ x)
 
     def unscale(self, dual: Float[np.ndarray, "n t"]) -> tuple[np.ndarray, np.ndarray]:
-        """Coefficients a = S c and intercept b of f(x) = Σ a_i K(x, x_i) + b from the scaled ones c."""
+        """Coefficients a = S c and intercept b from the scaled ones c.
+
+        They are those of f(x) = Σ a_i K(x, x_i) + b.
+        """
         return self.problem.roots[:, None] * dual, self.problem.y_mean - self.gram_mean @ dual
 
     def amplification(
@@ -132,14 +141,14 @@ class Weighing:
         """How far one unit of rounding moves predictions, over the spread of the outputs.
 
         f(x) = Σ_i a_i K(x, x_i) + b with K(x, x_i)² ≤ K(x, x) K(x_i, x_i), so that independent
-        rounding errors in K(x, x_i) add up to √(Σ_i a_i² K(x_i, x_i) K(x, x)), K(x, x) taken as large
-        as it is on average. Those of the factorisation are of the ``size`` of the weighed matrix in
-        every entry: they move f(x) by size |c̃| |ã|, ã = a/√w, with |c̃|² = 1/Σw, that of a mean, and
-        count for `FACTOR_SHARE`. Of several outputs the largest share counts.
+        rounding errors in K(x, x_i) add up to √(Σ_i a_i² K(x_i, x_i) K(x, x)), K(x, x) taken as
+        large as it is on average. Those of the factorisation are of the ``size`` of the weighed
+        matrix in every entry: they move f(x) by size |c̃| |ã|, ã = a/√w, with |c̃|² = 1/Σw, that of a
+        mean, and count for `FACTOR_SHARE`. Of several outputs the largest share counts.
 
         The part of y outside of the span of K is noise that no prediction sees, and its part of the
-        dual coefficients is y/α: of a kernel of low rank this grows without bound as α falls. So does
-        that of samples whose K(x_i, x_i) is far below α, if others are far above.
+        dual coefficients is y/α: of a kernel of low rank this grows without bound as α falls. So
+        does that of samples whose K(x_i, x_i) is far below α, if others are far above.
         """
         problem = self.problem
         total = problem.weights.sum()
@@ -157,11 +166,15 @@ class Weighing:
 def weigh_gram(
     gram: Float[np.ndarray, "n n"], problem: RidgeProblem, *, overwrite: bool
 ) -> tuple[Float[np.ndarray, "n n"], Weighing]:
-    """Check the matrix, then scale and reflect it to H S K S H (Fortran order, lower); in place if that is allowed."""
+    """Check the matrix, then scale and reflect it to H S K S H (Fortran order, lower).
+
+    In place if that is allowed.
+    """
     n = len(problem.y)
     if gram.shape != (n, n):
         raise ValueError(
-            f"`gram` must have one row and one column per output: got shape {gram.shape} for {n} outputs."
+            f"`gram` must have one row and one column per output: got shape {gram.shape} for {n} "
+            "outputs."
         )
     check_gram_size(gram.diagonal())
     diagonal = gram.diagonal().astype(np.float64)
@@ -184,7 +197,10 @@ def weigh_gram(
 
 
 def _fortran_lower(gram: Float[np.ndarray, "n n"], *, overwrite: bool) -> Float[np.ndarray, "n n"]:
-    """The matrix in Fortran order, itself if it may be overwritten. A C-ordered one is its own transpose."""
+    """The matrix in Fortran order, itself if it may be overwritten.
+
+    A C-ordered one is its own transpose.
+    """
     if not gram.flags.f_contiguous and gram.flags.c_contiguous:
         gram = gram.T
     if overwrite and gram.flags.f_contiguous and gram.flags.writeable:
@@ -195,7 +211,10 @@ def _fortran_lower(gram: Float[np.ndarray, "n n"], *, overwrite: bool) -> Float[
 def _reflect_in_place(
     matrix: Float[np.ndarray, "n n"], roots: Float[np.ndarray, " n"]
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Replace K~ by H K~ H without row and column 0; return u, K~s/Σw and sᵀK~s/Σw. Costs two passes."""
+    """Replace K~ by H K~ H without row and column 0; return u, K~s/Σw and sᵀK~s/Σw.
+
+    Costs two passes.
+    """
     symv, syr2 = get_blas_funcs(("symv", "syr2"), (matrix,))
     length = np.linalg.norm(roots)
     direction = roots / length
@@ -220,7 +239,10 @@ def _reflect_in_place(
 
 
 def matrix_size(route: SolvedRoute | GramRoute | GroupRoute) -> float:
-    """The largest eigenvalue of the matrix of a route, or a bound on it: what its numerical floor was made from."""
+    """The largest eigenvalue of the matrix of a route, or a bound on it.
+
+    What its numerical floor was made from.
+    """
     return route.floor / numerical_floor(1.0, len(route.weighing.diagonal), route.rounding)
 
 
@@ -233,10 +255,10 @@ class GramSmoother:
 
         h(x) = w/Σw + S Rᵀ R t(x),    Q = S Rᵀ R S,    v(x) = k̄(x, x) − |R t(x)|² + α/Σw
 
-    where k̄ is the kernel about its mean over the samples; without an intercept t = S k(x), k̄ = k and
-    the terms in Σw are not there. The inverse itself is never made: v(x) is a small difference, which
-    |R t|² leaves with the rounding of the kernel, 7e-14 at α = 5e-13 and K of size one, and tᵀ(RᵀR)t
-    with that of RᵀR, 4e-7.
+    where k̄ is the kernel about its mean over the samples; without an intercept t = S k(x), k̄ = k
+    and the terms in Σw are not there. The inverse itself is never made: v(x) is a small difference,
+    which |R t|² leaves with the rounding of the kernel, 7e-14 at α = 5e-13 and K of size one, and
+    tᵀ(RᵀR)t with that of RᵀR, 4e-7.
     """
 
     weighing: Weighing
@@ -257,7 +279,8 @@ class GramSmoother:
         if problem.fit_intercept:
             hat += weights / total
             variance += (self.weighing.removed + self.alpha - 2 * (compared @ weights)) / total
-        # v(x) is the least of |φ(x) − Σ_j h_j φ_j|² + α Σ_j h_j² / w_j over h: never below the second term
+        # v(x) is the least of |φ(x) − Σ_j h_j φ_j|² + α Σ_j h_j² / w_j over h: never below the
+        # second term
         least = self.alpha * np.einsum("mn,n->m", np.square(hat), 1 / weights)
         return hat, np.maximum(variance, least)
 
@@ -275,9 +298,12 @@ class GramSmoother:
 
 @dataclass(frozen=True)
 class SolvedRoute:
-    """Penalties that were factorised one by one: dual coefficients, and 1 − h of every sample, for each.
+    """Penalties that were factorised one by one.
 
-    ``inverse``, if it was kept, is the inverse of the Cholesky factor of the only one, in its lower triangle.
+    Dual coefficients, and 1 − h of every sample, for each.
+
+    ``inverse``, if it was kept, is the inverse of the Cholesky factor of the only one, in its lower
+    triangle.
     """
 
     name: str
@@ -325,7 +351,9 @@ def cholesky_route(
     *,
     keep_factor: bool = False,
 ) -> SolvedRoute | None:
-    """Factorise for one penalty, solve, and invert the factor in its own place for the leverages. 2n³/3 operations.
+    """Factorise for one penalty, solve, and invert the factor in its own place for the leverages.
+
+    2n³/3 operations.
 
     None, and the matrix as it was, if the penalty may be below the floor or there is no factor.
     """
@@ -359,7 +387,10 @@ def cholesky_route(
 def _inverse_diagonal(
     inverse: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | None, memory_budget: int
 ) -> Float[np.ndarray, " n"]:
-    """Diagonal of H XᵀX H for a lower triangular X: squared lengths of the columns of X − 2 (X u) uᵀ."""
+    """Diagonal of H XᵀX H for a lower triangular X.
+
+    Squared lengths of the columns of X − 2 (X u) uᵀ.
+    """
     n = len(inverse)
     shift = np.zeros(n, dtype=inverse.dtype)
     u = np.zeros(n, dtype=inverse.dtype)
@@ -383,7 +414,10 @@ def _inverse_diagonal(
 
 @dataclass(frozen=True)
 class GramRoute:
-    """A path of penalties from a factorisation of the matrix: a sweep through a form of it, or its spectrum."""
+    """A path of penalties from a factorisation of the matrix.
+
+    A sweep through a form of it, or its spectrum.
+    """
 
     name: str
     alphas: Float[np.ndarray, " a"]
@@ -392,12 +426,16 @@ class GramRoute:
     weighing: Weighing
     factor: Sweep | BandedSweep | GramSpectrum
     complements: Float[np.ndarray, "a n"]
-    """1 − h, the complements of the leverages; 0 where they are within rounding of it. At a penalty below the floor
-    of a matrix of full rank, where they vanish with the penalty, in proportion to it, as the residuals then are."""
+    """1 − h, the complements of the leverages; 0 where they are within rounding of it. At a penalty
+    below the floor of a matrix of full rank, where they vanish with the penalty, in proportion to
+    it, as the residuals then are."""
     memory_budget: int
 
     def left_out(self) -> Iterator[LeftOut]:
-        """Left-out residuals of as many penalties as fit the budget with four temporaries of their size."""
+        """Left-out residuals of as many penalties as fit the budget.
+
+        Four temporaries of their size count too.
+        """
         problem = self.weighing.problem
         size = block_size(5 * 8 * problem.y.size, self.memory_budget)
         for penalties in blocks(len(self.alphas), size):
@@ -432,7 +470,10 @@ def path_route(
     dtype: np.dtype[Any],
     memory_budget: int,
 ) -> GramRoute:
-    """Reduce a matrix that is weighed already, overwritten if it is of ``dtype``, and judge every penalty."""
+    """Reduce a matrix that is weighed already, and judge every penalty.
+
+    It is overwritten if it is of ``dtype``.
+    """
     n, problem = len(matrix), weighing.problem
     rounding = max(rounding, float(np.finfo(dtype).eps))
     banded = n >= MIN_ROWS_FOR_A_BAND and (
@@ -448,8 +489,8 @@ def path_route(
             break
     else:
         raise np.linalg.LinAlgError(
-            f"the reduction of the {matrix.shape} Gram matrix overflowed in {matrix.dtype}. Pass it in float64, or "
-            "divide it and the penalties by a common factor."
+            f"the reduction of the {matrix.shape} Gram matrix overflowed in {matrix.dtype}. Pass "
+            "it in float64, or divide it and the penalties by a common factor."
         )
     largest = form.largest()
     scale = max(largest, weighing.removed)
@@ -478,7 +519,10 @@ def path_route(
 
 
 def _floor_bound(matrix: Float[np.ndarray, "n n"], weighing: Weighing, rounding: float) -> float:
-    """A number that the numerical floor cannot exceed: the Frobenius norm of the lower triangle bounds λ_max."""
+    """A number that the numerical floor cannot exceed.
+
+    The Frobenius norm of the lower triangle bounds λ_max.
+    """
     parts = (np.tril(matrix[columns.start :, columns]) for columns in blocks(len(matrix), 32))
     lower = sum(
         float(np.square(part, dtype=np.float64).sum()) for part in parts
@@ -489,7 +533,9 @@ def _floor_bound(matrix: Float[np.ndarray, "n n"], weighing: Weighing, rounding:
 
 @dataclass(frozen=True)
 class Tridiagonal:
-    """K = Q T Qᵀ on the span of the columns of Q, orthonormal and in Fortran order; entries of T in float64.
+    """K = Q T Qᵀ on the span of the columns of Q, orthonormal and in Fortran order.
+
+    Entries of T in float64.
 
     m = n, or n − 1 without the direction of the intercept.
     """
@@ -503,14 +549,18 @@ class Tridiagonal:
         m = len(self.diagonal)
         if m < 2:
             return float(self.diagonal.max(initial=0.0))
-        # bisection squares the entries: in units of the largest, that neither overflows nor vanishes
+        # bisection squares the entries: in units of the largest, that neither overflows nor
+        # vanishes
         scale = max(float(np.abs(self.diagonal).max()), float(np.abs(self.beside).max())) or 1.0
         units = self.diagonal / scale, self.beside / scale
         top = eigvalsh_tridiagonal(*units, select="i", select_range=(m - 1, m - 1))
         return scale * float(top[0])
 
     def eigenpairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Eigenvalues (float64) and eigenvectors of T in the precision of the basis, in float64 if that fails."""
+        """Eigenvalues (float64) and eigenvectors of T.
+
+        In the precision of the basis, or in float64 if that fails.
+        """
         if len(self.diagonal) < 2:
             return self.diagonal.copy(), np.ones((len(self.diagonal),) * 2)
         for dtype in dict.fromkeys((self.basis.dtype, np.dtype(np.float64))):
@@ -518,8 +568,8 @@ class Tridiagonal:
             if info == 0 and np.isfinite(values).all() and np.isfinite(vectors).all():
                 return values.astype(np.float64), vectors
         raise np.linalg.LinAlgError(
-            f"the eigendecomposition of the {self.basis.shape} Gram matrix did not converge in float64 (info "
-            f"{info}). Use penalties above the numerical floor, which need none."
+            f"the eigendecomposition of the {self.basis.shape} Gram matrix did not converge in "
+            f"float64 (info {info}). Use penalties above the numerical floor, which need none."
         )
 
 
@@ -528,8 +578,9 @@ def tridiagonalise(
 ) -> Tridiagonal | None:
     """Reduce ``matrix`` (Fortran order, lower) in place to Q and T; None if anything is not finite.
 
-    ``normal`` is the unit vector u of the reflection I − 2uuᵀ that emptied row and column 0, None if there was none.
-    Cost: 8n³/3 operations, a quarter of them bound by memory; no second n × n matrix.
+    ``normal`` is the unit vector u of the reflection I − 2uuᵀ that emptied row and column 0, None
+    if there was none. Cost: 8n³/3 operations, a quarter of them bound by memory; no second n × n
+    matrix.
     """
     sytrd, sytrd_lwork, orghr, orghr_lwork = get_lapack_funcs(
         ("sytrd", "sytrd_lwork", "orghr", "orghr_lwork"), (matrix,)
@@ -542,13 +593,15 @@ def tridiagonalise(
     if n == 1:
         basis = np.ones_like(matrix)
     else:
-        # sytrd stores its reflectors as a Hessenberg reduction does, whose Q LAPACK forms at GEMM speed
+        # sytrd stores its reflectors as a Hessenberg reduction does, whose Q LAPACK forms at GEMM
+        # speed
         work = int(orghr_lwork(n, lo=0, hi=n - 1)[0])
         basis, _ = orghr(matrix, tau, lo=0, hi=n - 1, lwork=work, overwrite_a=1)
     diagonal, beside = diagonal.astype(np.float64), beside.astype(np.float64)
     if normal is None:
         return Tridiagonal(basis, diagonal, beside)
-    # row and column 0 were empty, so T starts with a lone 0 and Q with the first axis: leave both out
+    # row and column 0 were empty, so T starts with a lone 0 and Q with the first axis: leave both
+    # out
     basis = basis[:, 1:]
     if n > 1:
         (ger,) = get_blas_funcs(("ger",), (basis,))
@@ -590,10 +643,12 @@ class Sweep:
         return (diagonal, multipliers) if (diagonal > 0).all() else None
 
     def complements(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n"] | None:
-        """1 − h = alpha diag (K + alpha)⁻¹, each a sum of squares; None where T + alpha is not positive.
+        """1 − h = alpha diag (K + alpha)⁻¹, each a sum of squares.
 
-        Column by column, u_k = q_k − l_k u_{k−1} is the forward substitution of Qᵀ for all penalties at once,
-        and the diagonal is Σ_k u_k² / D_k. Cost: 5 n m a operations in cache.
+        None where T + alpha is not positive.
+
+        Column by column, u_k = q_k − l_k u_{k−1} is the forward substitution of Qᵀ for all
+        penalties at once, and the diagonal is Σ_k u_k² / D_k. Cost: 5 n m a operations in cache.
         """
         factors = self.pivots(alphas)
         if factors is None:
@@ -619,7 +674,10 @@ class Sweep:
         return result
 
     def root(self, alphas: Float[np.ndarray, " 1"]) -> Float[np.ndarray, "m n"]:
-        """R with RᵀR = (K + alpha)⁻¹ on the span of the basis, at one penalty: D^{-1/2} L⁻¹ Qᵀ. 2nm operations."""
+        """R with RᵀR = (K + alpha)⁻¹ on the span of the basis, at one penalty: D^{-1/2} L⁻¹ Qᵀ.
+
+        2nm operations.
+        """
         factors = self.pivots(alphas)
         if factors is None:
             raise np.linalg.LinAlgError(
@@ -639,7 +697,10 @@ class Sweep:
     def solve(
         self, alphas: Float[np.ndarray, " a"]
     ) -> tuple[Float[np.ndarray, "a n t"], Float[np.ndarray, "a n t"]]:
-        """(K + alpha)⁻¹ y for each penalty, and the residuals, alpha times that. Cost: 2 n m a t operations."""
+        """(K + alpha)⁻¹ y for each penalty, and the residuals, alpha times that.
+
+        Cost: 2 n m a t operations.
+        """
         factors = self.pivots(alphas)
         if factors is None:
             raise np.linalg.LinAlgError(
@@ -663,11 +724,13 @@ class Sweep:
 
 @dataclass(frozen=True)
 class GramSpectrum:
-    """K = V Λ Vᵀ, for paths that reach below the floor: to a penalty there, eigenvalues below it are zeros.
+    """K = V Λ Vᵀ, for paths that reach below the floor.
 
-    To a penalty above the floor they are what they are, so that what is said of one penalty does not depend
-    on the others. Negative ones are zeros always. ``outputs`` are Vᵀy, ``noise`` is the rounding error of an
-    eigenvalue: one unit of rounding times the largest.
+    To a penalty there, eigenvalues below it are zeros.
+
+    To a penalty above the floor they are what they are, so that what is said of one penalty does
+    not depend on the others. Negative ones are zeros always. ``outputs`` are Vᵀy, ``noise`` is the
+    rounding error of an eigenvalue: one unit of rounding times the largest.
     """
 
     vectors: Float[np.ndarray, "n m"]
@@ -687,16 +750,22 @@ class GramSpectrum:
         return cls(vectors, values, outputs, floor, noise)
 
     def inverse(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "m a"]:
-        """1 / (λ + alpha), and 0 for an eigenvalue that a penalty below the floor has to take for zero."""
+        """1 / (λ + alpha), and 0 for an eigenvalue that counts as zero.
+
+        A penalty below the floor has to take such an eigenvalue for zero.
+        """
         values = np.maximum(self.values, 0.0)[:, None]
         seen = (values > self.floor) | ((alphas >= self.floor) & (alphas > 0))
         return np.asarray(np.divide(1.0, values + alphas, out=np.zeros(seen.shape), where=seen))
 
     def shrinkage(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "m a"]:
-        """What a residual keeps of each eigenvector: alpha / (λ + alpha); 1 for λ = 0, also at alpha = 0.
+        """What a residual keeps of each eigenvector.
 
-        If no eigenvalue counts as zero, residuals vanish with a penalty below the floor, and so do the complements of
-        the leverages. Leave-one-out is their ratio, which has a limit: both are given over the most that is kept.
+        Alpha / (λ + alpha); 1 for λ = 0, also at alpha = 0.
+
+        If no eigenvalue counts as zero, residuals vanish with a penalty below the floor, and so do
+        the complements of the leverages. Leave-one-out is their ratio, which has a limit: both are
+        given over the most that is kept.
         """
         inverse = self.inverse(alphas)
         kept = np.where(inverse > 0, alphas * inverse, 1.0)
@@ -728,10 +797,13 @@ class GramSpectrum:
     def hidden(
         self, alphas: Float[np.ndarray, " a"], kept: np.ndarray, leak: np.ndarray
     ) -> np.ndarray:
-        """What rounding may have made of ``kept``, 1 − h, if it leaks so much of a sample into the null space.
+        """What rounding may have made of ``kept``, 1 − h.
 
-        That is 2 √(leak (1 − h)) + leak of 1 − h itself, and √leak |r| of the residual, r those of all samples. The
-        latter is compared with (1 − h) |y| / √n, the residual of a sample that is predicted as badly as most.
+        If it leaks so much of a sample into the null space.
+
+        That is 2 √(leak (1 − h)) + leak of 1 − h itself, and √leak |r| of the residual, r those of
+        all samples. The latter is compared with (1 − h) |y| / √n, the residual of a sample that is
+        predicted as badly as most.
         """
         sizes = np.linalg.norm(self.outputs, axis=0)
         left = np.linalg.norm(self.shrinkage(alphas)[:, :, None] * self.outputs[:, None, :], axis=0)
@@ -741,7 +813,9 @@ class GramSpectrum:
         )
 
     def tilt(self) -> Float[np.ndarray, " m"]:
-        """How far rounding tilts each eigenvector into the null space, squared; nowhere if that is empty.
+        """How far rounding tilts each eigenvector into the null space, squared.
+
+        Nowhere if that is empty.
 
         About noise/λ_j each, which leaks Σ_j V_ij² (noise/λ_j)² of sample i into it.
         """
@@ -752,10 +826,12 @@ class GramSpectrum:
         return tilt
 
     def sets_the_floor(self, squares: Float[np.ndarray, "k m"]) -> Bool[np.ndarray, " k"]:
-        """Whether the floor is that of one sample, or group: without it, eigenvalues taken for zero would count.
+        """Whether the floor is that of one sample, or group.
 
-        ``squares`` are its squared coordinates along the eigenvectors, a row for each. What is left of the largest
-        eigenvalue without it is at least that of every eigenvector's rest.
+        Without it, eigenvalues taken for zero would count.
+
+        ``squares`` are its squared coordinates along the eigenvectors, a row for each. What is left
+        of the largest eigenvalue without it is at least that of every eigenvector's rest.
         """
         if (self.values > self.floor).all():
             return np.zeros(len(squares), dtype=bool)
@@ -773,7 +849,10 @@ class GramSpectrum:
     def solve(
         self, alphas: Float[np.ndarray, " a"]
     ) -> tuple[Float[np.ndarray, "a n t"], Float[np.ndarray, "a n t"]]:
-        """(K + alpha)⁻¹ y and residuals; of eigenvalues taken for zero nothing, since they carry no function."""
+        """(K + alpha)⁻¹ y and residuals.
+
+        Of eigenvalues taken for zero nothing, since they carry no function.
+        """
         return self._turned_back(self.inverse(alphas)), self.residuals(alphas)
 
     def _turned_back(self, weights: Float[np.ndarray, "m a"]) -> Float[np.ndarray, "a n t"]:
@@ -793,7 +872,10 @@ def _stevd(diagonal: np.ndarray, beside: np.ndarray) -> tuple[np.ndarray, np.nda
 
 @dataclass(frozen=True)
 class GroupRoute:
-    """A path of penalties judged on groups that are left out whole: (I − H)_gg⁻¹ r_g, from the spectrum."""
+    """A path of penalties judged on groups that are left out whole.
+
+    Residuals are (I − H)_gg⁻¹ r_g, from the spectrum.
+    """
 
     alphas: Float[np.ndarray, " a"]
     floor: float
@@ -828,7 +910,9 @@ class GroupRoute:
     def without(
         self, i: int, siblings: Int[np.ndarray, " k"], left_out: Float[np.ndarray, "n t"]
     ) -> tuple[Any, Any]:
-        """Coefficients and intercept of the fit without some samples, of which ``left_out`` knows the residuals.
+        """Coefficients and intercept of the fit without some samples.
+
+        ``left_out`` knows the residuals of these samples.
 
         Leaving a group out is fitting its own left-out predictions in the place of its outputs.
         """
@@ -845,8 +929,8 @@ class GroupRoute:
     def _left_out(self, i: int) -> Float[np.ndarray, "n t"]:
         """Infinite where rounding hides a tenth of the residual or more.
 
-        For a group of one this is `GramSpectrum.complements`; for more, what leaks into the null space is compared with
-        what is kept along every eigenvector of (I − H)_gg.
+        For a group of one this is `GramSpectrum.complements`; for more, what leaks into the null
+        space is compared with what is kept along every eigenvector of (I − H)_gg.
         """
         spectrum, alpha = self.spectrum, self.alphas[i : i + 1]
         shares = spectrum.shrinkage(alpha)[:, 0]
@@ -871,7 +955,10 @@ class GroupRoute:
 def _leave_groups_out(
     gram: Float[np.ndarray, "n n"], problem: RidgeProblem, rounding: float, *, keep_factor: bool
 ) -> RidgeFit:
-    """Choose the penalty on whole groups. A member of weight 0 is predicted by the fit without its group."""
+    """Choose the penalty on whole groups.
+
+    A member of weight 0 is predicted by the fit without its group.
+    """
     groups = problem.groups
     assert groups is not None
     heard = np.flatnonzero(problem.weights)
@@ -891,7 +978,8 @@ def _leave_groups_out(
     largest = form.largest()
     scale = max(largest, weighing.removed)
     floor = numerical_floor(scale, len(heard), rounding)
-    # blocks of an inverse lose digits in proportion to its condition: nine of them are enough to lose
+    # blocks of an inverse lose digits in proportion to its condition: nine of them are enough to
+    # lose
     alphas = own.grid(largest, max(floor, 1e-9 * scale), most=20)
     spectrum = GramSpectrum.of(form, own.scaled, floor, rounding * scale)
     route = GroupRoute(
@@ -913,7 +1001,10 @@ def _leave_groups_out(
 def group_stacks(
     groups: Int[np.ndarray, " n"], most: int = 2**22
 ) -> Iterator[Int[np.ndarray, "g k"]]:
-    """The members of groups of one size, a row per group; few enough at a time for n numbers each to be ``most``."""
+    """The members of groups of one size, a row per group.
+
+    Few enough at a time for n numbers each to be ``most``.
+    """
     order = np.argsort(groups, kind="stable")
     starts = np.flatnonzero(np.diff(groups[order], prepend=groups[order[:1]] - 1))
     sizes = np.diff(starts, append=len(groups))
@@ -927,7 +1018,8 @@ def group_stacks(
 class LooGradient:
     """Leave-one-out mean squared error E(K, α) = Σ_i w_i |e_i|² / (t Σ w) and its gradient.
 
-    ``gram`` is ∂E/∂K, symmetric: dE = Σ_ij gram_ij dK_ij; ``residuals`` are the e_i of the fits without sample i.
+    ``gram`` is ∂E/∂K, symmetric: dE = Σ_ij gram_ij dK_ij; ``residuals`` are the e_i of the fits
+    without sample i.
     """
 
     error: float
@@ -945,7 +1037,9 @@ def loo_gradient(
     weights: Float[np.ndarray, " n"] | None = None,
     groups: Int[np.ndarray, " n"] | None = None,
 ) -> LooGradient:
-    """Differentiate the leave-one-out error of ridge on a Gram matrix K at one penalty. About 5n³ operations.
+    """Differentiate the leave-one-out error of ridge on a Gram matrix K at one penalty.
+
+    About 5n³ operations.
 
     ::
 
@@ -953,13 +1047,16 @@ def loo_gradient(
         β = B y,   e_i = β_i / B_ii,   dB = −B (dK + diag(1/w) dα) B
         ∂E/∂K = B diag(p) B − (B z βᵀ + β zᵀ B)/2,   z_i = 2 w_i e_i / (t Σw B_ii),   p_i = <z_i, e_i>
 
-    With groups g that are left out together, e_g = B_gg⁻¹ β_g, z_g = 2 B_gg⁻¹ w_g e_g / (t Σw), and the diagonal matrix
-    becomes one of symmetric blocks (z_g e_gᵀ + e_g z_gᵀ)/2. Values need no derivative: they are eliminated in closed
-    form (variable projection), and so are the n fits that leave one sample out. K + α must have a Cholesky factor.
+    With groups g that are left out together, e_g = B_gg⁻¹ β_g, z_g = 2 B_gg⁻¹ w_g e_g / (t Σw), and
+    the diagonal matrix becomes one of symmetric blocks (z_g e_gᵀ + e_g z_gᵀ)/2. Values need no
+    derivative: they are eliminated in closed form (variable projection), and so are the n fits that
+    leave one sample out. K + α must have a Cholesky factor.
 
     >>> x = np.array([[0.0], [1.0], [3.0], [4.0]])
     >>> found, moved = (loo_gradient(scale * x @ x.T, x**2, alpha=0.1) for scale in (1.0, 1.001))
-    >>> bool(np.isclose(moved.error - found.error, 0.001 * np.sum(found.gram * (x @ x.T)), rtol=1e-2))
+    >>> bool(
+    ...     np.isclose(moved.error - found.error, 0.001 * np.sum(found.gram * (x @ x.T)), rtol=1e-2)
+    ... )
     True
     """
     w = RidgeProblem.of(y, [alpha], weights=weights).weights
@@ -995,7 +1092,10 @@ def left_out_residuals(
     dual: Float[np.ndarray, "n t"],
     groups: Int[np.ndarray, " n"] | None,
 ) -> Float[np.ndarray, "n t"]:
-    """Residuals of the fits without each sample, or group, from `centred_inverse` B and By: B_gg⁻¹ (By)_g."""
+    """Residuals of the fits without each sample, or group, from `centred_inverse` B and By.
+
+    B_gg⁻¹ (By)_g.
+    """
     if groups is None:
         return dual / inverse.diagonal()[:, None]
     residuals = np.empty_like(dual)
@@ -1007,7 +1107,10 @@ def left_out_residuals(
 def centred_inverse(
     gram: Float[np.ndarray, "n n"], ridge: Float[np.ndarray, " n"], *, fit_intercept: bool
 ) -> Float[np.ndarray, "n n"]:
-    """(K + diag(ridge))⁻¹ by Cholesky, in float64, less its part along the intercept: ridge has coefficients By."""
+    """(K + diag(ridge))⁻¹ by Cholesky, in float64, less its part along the intercept.
+
+    Ridge has coefficients By.
+    """
     inverse = _inverse(gram, ridge)
     if fit_intercept:
         sums = inverse.sum(axis=1)
@@ -1027,8 +1130,9 @@ def _inverse(
         factor, info = potri(factor, lower=True, overwrite_c=True)
     if info != 0 or not math.isfinite(factor[-1, -1]):
         raise np.linalg.LinAlgError(
-            f"the Gram matrix plus the penalty {ridge.min():g} must be positive definite: it is not, within rounding. "
-            "Use a larger penalty, at least the numerical floor of the matrix."
+            f"the Gram matrix plus the penalty {ridge.min():g} must be positive definite: it is "
+            "not, within rounding. Use a larger penalty, at least the numerical floor of the "
+            "matrix."
         )
     mirror_lower(factor)
     return np.asarray(factor)

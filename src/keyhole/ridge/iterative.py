@@ -1,6 +1,9 @@
-"""Ridge by preconditioned conjugate gradients, for designs whose n × n and p × p matrices are both too large.
+"""Ridge by preconditioned conjugate gradients.
 
-The design is known by its products only, so that it can be computed anew, block by block, each time it is asked for.
+For designs whose n × n and p × p matrices are both too large.
+
+The design is known by its products only, so that it can be computed anew, block by block, each time
+it is asked for.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from keyhole._array import block_size, blocks
 from keyhole.ridge.problem import RidgeFit, RidgeProblem, check_gram_size
 
 ROUNDS = 4
-"""Fresh starts from the true residual, for as long as each lowers it: a recurrence drifts away from the truth."""
+"""Fresh starts from the true residual, for as long as each lowers it: a recurrence drifts away from
+the truth.
+"""
 
 
 class ResidualWarning(UserWarning):
@@ -46,7 +51,8 @@ class ProductDesign(Protocol):
 class Preconditioner:
     """An approximate inverse of A + alpha for any alpha, from A ≈ U diag(values) Uᵀ of low rank.
 
-    The columns of U, ``basis``, are orthonormal; the least of ``values``, all positive, stands for those of A beyond.
+    The columns of U, ``basis``, are orthonormal; the least of ``values``, all positive, stands for
+    those of A beyond.
     """
 
     basis: Float[np.ndarray, "m r"] = field(repr=False)
@@ -61,7 +67,10 @@ class Preconditioner:
     def of_columns(
         cls, columns: Float[np.ndarray, "m r"], square: Float[np.ndarray, "r r"]
     ) -> Preconditioner:
-        """From r columns C of A and the r × r block B where they cross: A ≈ C B⁻¹ Cᵀ (Nyström). C is overwritten."""
+        """From r columns C of A and the r × r block B where they cross: A ≈ C B⁻¹ Cᵀ (Nyström).
+
+        C is overwritten.
+        """
         check_gram_size(square.diagonal())
         sizes, turn = eigh(square)
         kept = sizes > 16 * np.finfo(columns.dtype).eps * sizes[-1]
@@ -88,7 +97,10 @@ class Preconditioner:
     def apply(
         self, residuals: Float[np.ndarray, "m c"], alphas: Float[np.ndarray, " c"]
     ) -> Float[np.ndarray, "m c"]:
-        """(U diag(values) Uᵀ + alpha)⁻¹ r, the part outside of U taken for the least value. 4mrc operations."""
+        """(U diag(values) Uᵀ + alpha)⁻¹ r, the part outside of U taken for the least value.
+
+        4mrc operations.
+        """
         rest = 1.0 / (alphas + (self.values[0] if len(self.values) else 0.0))
         inside = 1.0 / (self.values[:, None] + alphas) - rest
         along = (self.basis.T @ residuals.astype(self.basis.dtype)).astype(np.float64) * inside
@@ -107,22 +119,26 @@ def ridge_cg(
     tol: float = 1e-8,
     max_iter: int = 500,
 ) -> list[RidgeFit]:
-    """Ridge by conjugate gradients: one fit for each penalty of the problem, all in the same passes over the design.
+    """Ridge by conjugate gradients: one fit for each penalty of the problem.
 
-    ``residual`` of a fit is a certificate: |√w (f − f*)| ≤ residual · |√w (y − ȳ)| for the fitted values f and the
-    exact ones f*. It is the residual r of the linear system, computed afresh at the end: relative |r| in dual form,
-    because ΦΦᵀ (ΦΦᵀ + alpha)⁻¹ shortens it; |r| / 2√alpha in primal form, because Φ (ΦᵀΦ + alpha)⁻¹ lengthens it by no
-    more than that. Errors are NaN: nothing is left out.
+    All in the same passes over the design.
 
-    Penalties must be positive. The preconditioner is one of S C ΦΦᵀ C S in dual, of Φᵀ S C S Φ in primal form:
-    S = diag √w, C takes the mean off. Primal form solves for p unknowns rather than n, by default if p < n. The number
-    of iterations grows like the square root of (λ_{r+1} + alpha)/alpha, λ_{r+1} being what a preconditioner of rank r
-    has left.
+    ``residual`` of a fit is a certificate: |√w (f − f*)| ≤ residual · |√w (y − ȳ)| for the fitted
+    values f and the exact ones f*. It is the residual r of the linear system, computed afresh at
+    the end: relative |r| in dual form, because ΦΦᵀ (ΦΦᵀ + alpha)⁻¹ shortens it; |r| / 2√alpha in
+    primal form, because Φ (ΦᵀΦ + alpha)⁻¹ lengthens it by no more than that. Errors are NaN:
+    nothing is left out.
+
+    Penalties must be positive. The preconditioner is one of S C ΦΦᵀ C S in dual, of Φᵀ S C S Φ in
+    primal form: S = diag √w, C takes the mean off. Primal form solves for p unknowns rather than n,
+    by default if p < n. The number of iterations grows like the square root of (λ_{r+1} +
+    alpha)/alpha, λ_{r+1} being what a preconditioner of rank r has left.
     """
     given, t = problem.alphas, problem.y.shape[1]
     if given is None or given.min() <= 0:
         raise ValueError(
-            "conjugate gradients need a positive penalty: got 0, where the system may have no unique solution."
+            "conjugate gradients need a positive penalty: got 0, where the system may have no "
+            "unique solution."
         )
     n, p = design.shape
     primal = p < n if primal is None else primal
@@ -183,7 +199,10 @@ def _refined(
     tol: float,
     max_iter: int,
 ) -> tuple[Float[np.ndarray, "m c"], float, int]:
-    """Conjugate gradients, started again from the true residual until that is tol · size or stays."""
+    """Conjugate gradients, started again from the true residual.
+
+    Until that is tol · size or stays.
+    """
     size = np.where(size > 0, size, 1.0)
     solution, residual, n_iter = np.zeros_like(right), right, 0
     worst = float((np.linalg.norm(residual, axis=0) / size).max())
@@ -214,7 +233,10 @@ def _conjugate_gradients(
     goal: Float[np.ndarray, " c"],
     max_iter: int,
 ) -> tuple[Float[np.ndarray, "m c"], int]:
-    """Solve (A + alpha) x = right column by column, all in the same passes; columns that are done stand still."""
+    """Solve (A + alpha) x = right column by column, all in the same passes.
+
+    Columns that are done stand still.
+    """
     x, residual = np.zeros_like(right), right.copy()
     z = preconditioner.apply(residual, alphas)
     direction = z.copy()

@@ -1,7 +1,7 @@
 """Gram matrices summed in blocks, Cholesky in tiles, BLAS in place: matrices too large to copy.
 
-Tiles are not only for the cache: the OpenBLAS that SciPy 1.17.1 carries writes outside of matrices of order 20,000, in
-a rank-419 update as in a Cholesky factorisation.
+Tiles are not only for the cache: the OpenBLAS that SciPy 1.17.1 carries writes outside of matrices
+of order 20,000, in a rank-419 update as in a Cholesky factorisation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def _routine(name: str) -> Any:
 
 
 def _call(name: str, dtype: np.dtype[Any], *arguments: Any) -> None:
-    """Call s``name`` or d``name``; str, int, float and arrays in Fortran order become references."""
+    """Call s``name`` or d``name``.
+
+    Str, int, float and arrays in Fortran order become references.
+    """
     prefix, real = ("d", ctypes.c_double) if dtype == np.float64 else ("s", ctypes.c_float)
     references: list[Any] = []
     for argument in arguments:
@@ -83,9 +86,9 @@ TILE = 4096  # order of the float32 tiles that are added to a float64 sum: 64 Mi
 def add_outer(total: Float[np.ndarray, "n n"], factor: Float[np.ndarray, "n k"]) -> None:
     """``total += factor @ factor.T`` on the lower triangle of a Fortran-ordered total, in place.
 
-    No copy of a contiguous factor is made, whatever its order: a C-ordered (n, k) array is a Fortran-ordered
-    (k, n) one to BLAS. Beyond TILE rows, and for a float32 factor of a float64 total, products are made tile by tile in
-    the dtype of the factor and then added.
+    No copy of a contiguous factor is made, whatever its order: a C-ordered (n, k) array is a
+    Fortran-ordered (k, n) one to BLAS. Beyond TILE rows, and for a float32 factor of a float64
+    total, products are made tile by tile in the dtype of the factor and then added.
     """
     narrow = factor.dtype == np.float32 and total.dtype == np.float64
     if not narrow:
@@ -116,7 +119,10 @@ def add_outer(total: Float[np.ndarray, "n n"], factor: Float[np.ndarray, "n k"])
 
 
 def mirror_lower(gram: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
-    """Copy the lower triangle onto the upper, in place and block by block; return the same array."""
+    """Copy the lower triangle onto the upper, in place and block by block.
+
+    Return the same array.
+    """
     n, width = len(gram), 128  # a pair of blocks fits the first-level caches
     for columns in blocks(n, width):
         square = gram[columns, columns]
@@ -132,7 +138,10 @@ SIDE = 2048  # rows of a tile
 
 
 def factorise_lower(matrix: Float[np.ndarray, "n n"]) -> bool:
-    """Replace the lower triangle of a symmetric matrix by its Cholesky factor; False if it has none. n³/3 flops."""
+    """Replace the lower triangle of a symmetric matrix by its Cholesky factor.
+
+    False if it has none. n³/3 flops.
+    """
     (potrf,) = get_lapack_funcs(("potrf",), (matrix,))
     if len(matrix) <= LARGEST:
         _, info = potrf(matrix, lower=1, clean=0, overwrite_a=1)
@@ -154,7 +163,10 @@ def factorise_lower(matrix: Float[np.ndarray, "n n"]) -> bool:
 def solve_factor(
     factor: Float[np.ndarray, "n n"], targets: Float[np.ndarray, "n t"]
 ) -> Float[np.ndarray, "n t"]:
-    """(L Lᵀ)⁻¹ targets for a lower triangular L; the upper triangle is not read. 2n²t operations."""
+    """(L Lᵀ)⁻¹ targets for a lower triangular L; the upper triangle is not read.
+
+    2n²t operations.
+    """
     solution = np.array(targets, dtype=factor.dtype, order="F")
     if len(factor) <= LARGEST:
         (potrs,) = get_lapack_funcs(("potrs",), (factor,))
@@ -179,7 +191,8 @@ def invert_lower(factor: Float[np.ndarray, "n n"]) -> None:
         trtri(factor, lower=1, overwrite_c=1)
         return
     tiles = list(blocks(len(factor), SIDE))
-    # column by column from the left: what lies to the right is still L, and so is the diagonal below
+    # column by column from the left: what lies to the right is still L, and so is the diagonal
+    # below
     for k, column in enumerate(tiles):
         corner, _ = trtri(np.tril(factor[column, column]), lower=1)
         for i, row in enumerate(tiles[k + 1 :], start=k + 1):

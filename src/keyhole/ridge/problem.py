@@ -4,12 +4,14 @@ All routes solve, for a design Φ (n, p), outputs y (n, t), weights w (n,) and a
 
     min over v, b of  Σ_i w_i |y_i − φ_iᵀv − b|² + alpha |v|²
 
-with b free, or zero when ``fit_intercept`` is False, and judge it by the residuals of the n fits that each
-leave one sample out altogether, without refitting: e_i = r_i / (1 − h_i), r the residuals, h the leverages.
+with b free, or zero when ``fit_intercept`` is False, and judge it by the residuals of the n fits
+that each leave one sample out altogether, without refitting: e_i = r_i / (1 − h_i), r the
+residuals, h the leverages.
 
-A `RidgeProblem` is what is asked, with weights and intercept folded in. A `Route` is a way to solve it: gram.py,
-design.py, iterative.py and device.py each hold one or a few. `RidgeProblem.fit` chooses the penalty by what the route
-says of the samples it leaves out, and gives a `RidgeFit`, whatever the route.
+A `RidgeProblem` is what is asked, with weights and intercept folded in. A `Route` is a way to solve
+it: gram.py, design.py, iterative.py and device.py each hold one or a few. `RidgeProblem.fit`
+chooses the penalty by what the route says of the samples it leaves out, and gives a `RidgeFit`,
+whatever the route.
 """
 
 from __future__ import annotations
@@ -29,21 +31,22 @@ from keyhole.ridge.calibration import PathLosses
 EPS = float(np.finfo(np.float64).eps)  # unit of rounding of float64, the reference precision
 
 GUARD = 16.0
-"""Floor in units of the rounding of the Gram matrix. The computed eigenvalues of attention Gram matrices
-(n = 1000 … 4000, float32 products) were off by at most 1.2 units; this leaves a decade."""
+"""Floor in units of the rounding of the Gram matrix. The computed eigenvalues of attention Gram
+matrices (n = 1000 … 4000, float32 products) were off by at most 1.2 units; this leaves a decade."""
 
 N_ALPHAS = 30  # penalties of an automatic grid
 N_DRAFT_ALPHAS = 8  # and of one for fits that are only compared with each other
 LEAST_DRAFT_ALPHA = 1e-9  # whose least is this share of λ_max
 FLAT = 1e-9  # relative difference of errors below which two penalties count as equally good
-LARGEST_GRAM = 1e150  # largest entry of a Gram matrix: its square, times the number of samples, is still finite
+# largest entry of a Gram matrix: its square, times the number of samples, is still finite
+LARGEST_GRAM = 1e150
 
 STEADY = 1e-9
-"""Share of the spread of the outputs by which rounding may move predictions, in float64, at a penalty
-that we choose among several. Over 3,000 random fits predictions one by one, and sums of
+"""Share of the spread of the outputs by which rounding may move predictions, in float64, at a
+penalty that we choose among several. Over 3,000 random fits predictions one by one, and sums of
 contributions, then differed from predictions in a batch by at most 1.0e-9 of the largest. Of 400
-fits, 175 of them without noise, one had a test error more than 0.01 % above that without this limit,
-and three had less than 98 % of it."""
+fits, 175 of them without noise, one had a test error more than 0.01 % above that without this
+limit, and three had less than 98 % of it."""
 
 UNSTEADY = 1e-4
 """Share of the spread of the outputs from which on a `RoundingWarning` says that rounding shows."""
@@ -82,7 +85,10 @@ class LeftOut:
 
 @runtime_checkable
 class Route(Protocol):
-    """A way to solve a ridge problem at a few penalties, which knows what a fit without a sample says of it."""
+    """A way to solve a ridge problem at a few penalties.
+
+    It knows what a fit without a sample says of that sample.
+    """
 
     @property
     def name(self) -> str:
@@ -107,15 +113,21 @@ class Route(Protocol):
         """The fit at ``alphas[i]``."""
 
     def smoother(self, i: int) -> Smoother:
-        """The fit at ``alphas[i]`` as a linear map of its outputs; of a route whose factor was kept."""
+        """The fit at ``alphas[i]`` as a linear map of its outputs.
+
+        Of a route whose factor was kept.
+        """
 
 
 @runtime_checkable
 class Smoother(Protocol):
-    """A fit as what it is, linear in its outputs: f(x) = Σ_j h_j(x) y_j, with the variance v(x) that goes with it.
+    """A fit as what it is, linear in its outputs: f(x) = Σ_j h_j(x) y_j.
 
-    v(x) is the posterior variance under the prior whose covariance is K = ΦΦᵀ, noise alpha/w_j in output j and a free
-    intercept. With ``precision`` Q both are known of every fit that leaves out some samples g, of residuals e_g:
+    With the variance v(x) that goes with it.
+
+    v(x) is the posterior variance under the prior whose covariance is K = ΦΦᵀ, noise alpha/w_j in
+    output j and a free intercept. With ``precision`` Q both are known of every fit that leaves out
+    some samples g, of residuals e_g:
 
         f_{−g}(x) = f(x) − Σ_{j in g} h_j(x) e_j          v_{−g}(x) = v(x) + h_gᵀ Q_gg⁻¹ h_g
         v_{−g}(x_i) = (Q_gg⁻¹)_ii − alpha/w_i             for i in g
@@ -126,8 +138,8 @@ class Smoother(Protocol):
     ) -> tuple[Float[np.ndarray, "m n"], Float[np.ndarray, " m"]]:
         """h(x) and v(x) of some samples.
 
-        A route from a Gram matrix compares them with those of the fit, K(x, x_j), ``own`` being K(x, x), zeros where
-        v(x) is of no interest; a route from a design by their features alone.
+        A route from a Gram matrix compares them with those of the fit, K(x, x_j), ``own`` being
+        K(x, x), zeros where v(x) is of no interest; a route from a design by their features alone.
         """
 
     def precision(self, rows: Int[np.ndarray, " g"]) -> Float[np.ndarray, "g g"]:
@@ -139,21 +151,26 @@ class Smoother(Protocol):
 
 @dataclass(frozen=True)
 class RidgeFit:
-    """One ridge fit, how it predicts the samples it leaves out, and what was said of all penalties tried.
+    """One ridge fit, and how it predicts the samples it leaves out.
 
-    ``errors`` (a,) of the penalties tried are weighted mean squares, averaged over outputs; infinite where rounding
-    forbids a judgement. ``best`` is the position of the only one, or of the least among those that are steady: rounding
-    moves predictions by ``moved`` (a,) of the spread of the outputs, and at these by no more than `steadiness` allows
-    (None of a solve by iteration); the largest penalty among equals.
-    ``coef`` are, from a Gram matrix, the dual coefficients a (n, t) of f(x) = Σ_i a_i K(x, x_i) + b, so that v = Φᵀa;
-    from a design, the values v (p, t) themselves. ``left_out`` are y_i minus the prediction for i of the fit without
-    sample i, or without its group, in the units of y: infinite where the leverage is 1 within rounding, None if nobody
-    went over the samples again. ``selection`` says what the errors are: "loo" (leave-one-out), "groups"
-    (leave-one-group-out), "gcv" (generalised cross-validation) or "holdout" (on samples held out). Of an iterative
-    solve fitted values are off, in root mean square, by at most ``residual`` of the standard deviation of y.
-    ``log_losses`` (a,), of classes, are the weighted mean log-losses of left-out scores, each penalty's at the
-    temperature that suits it; where they are, ``best`` is the position of their least. ``factor``, if it was asked to
-    be kept (n² or p² numbers), solves for any penalty of ``alphas``, and gives the fit as a `Smoother`.
+    With what was said of all penalties tried.
+
+    ``errors`` (a,) of the penalties tried are weighted mean squares, averaged over outputs;
+    infinite where rounding forbids a judgement. ``best`` is the position of the only one, or of the
+    least among those that are steady: rounding moves predictions by ``moved`` (a,) of the spread of
+    the outputs, and at these by no more than `steadiness` allows (None of a solve by iteration);
+    the largest penalty among equals.
+    ``coef`` are, from a Gram matrix, the dual coefficients a (n, t) of f(x) = Σ_i a_i K(x, x_i) +
+    b, so that v = Φᵀa; from a design, the values v (p, t) themselves. ``left_out`` are y_i minus
+    the prediction for i of the fit without sample i, or without its group, in the units of y:
+    infinite where the leverage is 1 within rounding, None if nobody went over the samples again.
+    ``selection`` says what the errors are: "loo" (leave-one-out), "groups" (leave-one-group-out),
+    "gcv" (generalised cross-validation) or "holdout" (on samples held out). Of an iterative solve
+    fitted values are off, in root mean square, by at most ``residual`` of the standard deviation of
+    y. ``log_losses`` (a,), of classes, are the weighted mean log-losses of left-out scores, each
+    penalty's at the temperature that suits it; where they are, ``best`` is the position of their
+    least. ``factor``, if it was asked to be kept (n² or p² numbers), solves for any penalty of
+    ``alphas``, and gives the fit as a `Smoother`.
     """
 
     alphas: Float[np.ndarray, " a"]
@@ -190,13 +207,17 @@ class RidgeFit:
         """The fit at ``alphas[i]``, from the factorisation that was kept."""
         if self.factor is None:
             raise ValueError(
-                "the factorisation was not kept: fit with keep_factor=True to solve for other penalties."
+                "the factorisation was not kept: fit with keep_factor=True to solve for other "
+                "penalties."
             )
         coef, intercept, left_out = self.factor.solve(i)
         return replace(self, best=i, coef=coef, intercept=intercept, left_out=left_out)
 
     def in_units(self, exponent: int) -> RidgeFit:
-        """The fit to outputs 2^exponent times as large; errors are 0 or infinite where float64 has no such squares."""
+        """The fit to outputs 2^exponent times as large.
+
+        Errors are 0 or infinite where float64 has no such squares.
+        """
         with np.errstate(over="ignore", under="ignore"):
             return replace(
                 self,
@@ -210,13 +231,16 @@ class RidgeFit:
 
 @dataclass(frozen=True)
 class RidgeProblem:
-    """Outputs, weights, intercept and penalties of a ridge fit, checked, and folded into what every route needs.
+    """Outputs, weights, intercept and penalties of a ridge fit, checked.
 
-    Weights are positive, or 0 for members of a group that the rest of it is to predict; ``alphas`` are None for a grid
-    that follows the spectrum; samples of one number in ``groups`` are left out together; ``centred`` is y − ȳ in
-    float64, exactly zero for an output that is constant within rounding. The penalty is chosen by
-    ``criterion``, "squared_error" or "log_loss"; for the latter y are ±1 columns of classes, or multiples of them.
-    A ``draft`` only serves to be compared with others: its automatic grid is coarse.
+    They are folded into what every route needs.
+
+    Weights are positive, or 0 for members of a group that the rest of it is to predict; ``alphas``
+    are None for a grid that follows the spectrum; samples of one number in ``groups`` are left out
+    together; ``centred`` is y − ȳ in float64, exactly zero for an output that is constant within
+    rounding. The penalty is chosen by ``criterion``, "squared_error" or "log_loss"; for the latter
+    y are ±1 columns of classes, or multiples of them. A ``draft`` only serves to be compared with
+    others: its automatic grid is coarse.
     """
 
     y: Float[np.ndarray, "n t"] = field(repr=False)
@@ -277,11 +301,17 @@ class RidgeProblem:
 
     @property
     def spread(self) -> Float[np.ndarray, " t"]:
-        """The root mean square of each output about its mean, or about zero without an intercept."""
+        """The root mean square of each output about its mean.
+
+        Or about zero without an intercept.
+        """
         return np.asarray(np.sqrt(self.weights @ np.square(self.centred) / self.weights.sum()))
 
     def grid(self, largest: float, floor: float, most: int = N_ALPHAS) -> Float[np.ndarray, " a"]:
-        """The penalties to try: those given, or the default ones of a matrix of this largest eigenvalue."""
+        """The penalties to try: those given, or the default ones.
+
+        Defaults are those of a matrix of this largest eigenvalue.
+        """
         if self.alphas is not None:
             return self.alphas
         if self.draft:
@@ -295,7 +325,10 @@ class RidgeProblem:
         return rounding_of_squares(float(np.abs(self.y).max()), rounding)
 
     def fit(self, route: Route, *, keep_factor: bool = False) -> RidgeFit:
-        """Judge the penalties of a route by what it leaves out, choose, and solve. One alone needs no judgement."""
+        """Judge the penalties of a route by what it leaves out, choose, and solve.
+
+        One alone needs no judgement.
+        """
         alphas = route.alphas
         totals = np.zeros((len(alphas), self.y.shape[1]))
         moved = np.zeros(len(alphas))
@@ -351,10 +384,11 @@ def steadiness(rounding: float) -> float:
 def numerical_floor(scale: float, n: int, rounding: float = EPS) -> float:
     """The size below which an eigenvalue of a Gram matrix of order n carries no information.
 
-    ``max(16·rounding, n·ε)·scale`` with ε of float64, so n·ε·λ_max for a float64 matrix of order n ≥ 16. For
-    a float32 one n·ε would discard what can still be seen (at n = 4000 half the spectrum of attention
-    features): 16 units leave out what rounding made, and no more. ``scale`` is the largest eigenvalue, or the larger
-    part that centring removed; ``rounding`` that of the arithmetic that made the matrix.
+    ``max(16·rounding, n·ε)·scale`` with ε of float64, so n·ε·λ_max for a float64 matrix of order
+    n ≥ 16. For a float32 one n·ε would discard what can still be seen (at n = 4000 half the
+    spectrum of attention features): 16 units leave out what rounding made, and no more. ``scale``
+    is the largest eigenvalue, or the larger part that centring removed; ``rounding`` that of the
+    arithmetic that made the matrix.
 
     >>> numerical_floor(scale=10.0, n=1000) == 1000 * EPS * 10.0
     True
@@ -384,11 +418,13 @@ def choose(
     resolution: float = 0.0,
     steady: Bool[np.ndarray, " a"] | None = None,
 ) -> int:
-    """Position of the penalty to use: the only one, or that of least error; among equals, the largest.
+    """Position of the penalty to use: the only one, or that of least error.
 
-    Errors are infinite where rounding forbids a judgement; those below ``resolution`` are as good as
-    zero. Penalties that are not ``steady``, at which rounding shows in predictions, are used only
-    where no other can be judged.
+    Among equals, the largest.
+
+    Errors are infinite where rounding forbids a judgement; those below ``resolution`` are as good
+    as zero. Penalties that are not ``steady``, at which rounding shows in predictions, are used
+    only where no other can be judged.
 
     >>> choose(np.array([0.1, 1.0, 10.0]), np.array([0.4, 0.4, np.inf]))
     1
@@ -401,9 +437,10 @@ def choose(
     judged = np.isfinite(errors)
     if not judged.any():
         raise ValueError(
-            f"leave-one-out cannot choose among the {len(alphas)} penalties from {alphas.min():g} to "
-            f"{alphas.max():g}: under each, some sample is fitted exactly within rounding (leverage 1), or "
-            "there is 1 sample only. Add larger penalties, or fit with one fixed penalty."
+            f"leave-one-out cannot choose among the {len(alphas)} penalties from {alphas.min():g} "
+            f"to {alphas.max():g}: under each, some sample is fitted exactly within rounding "
+            "(leverage 1), or there is 1 sample only. Add larger penalties, or fit with one fixed "
+            "penalty."
         )
     if steady is not None and (judged & steady).any():
         judged = judged & steady
@@ -415,7 +452,10 @@ def choose(
 def leave_one_out(
     residuals: Float[np.ndarray, "*a n t"], complement: Float[np.ndarray, "*a n"]
 ) -> Float[np.ndarray, "*a n t"]:
-    """Residuals of the fits that leave each sample out: r_i / (1 − h_i), infinite where 1 − h_i is 0."""
+    """Residuals of the fits that leave each sample out.
+
+    r_i / (1 − h_i), infinite where 1 − h_i is 0.
+    """
     kept, unknown = complement[..., None], np.full(residuals.shape, np.inf)
     return np.asarray(np.divide(residuals, kept, out=unknown, where=kept > 0))
 
@@ -426,7 +466,10 @@ def rounding_of_squares(y_size: float, rounding: float) -> float:
 
 
 def check_alphas(alphas: Any) -> Float[np.ndarray, " a"]:
-    """Return the penalties as a float64 vector in the order given; the message names the offender."""
+    """Return the penalties as a float64 vector in the order given.
+
+    The message names the offender.
+    """
     try:
         values = np.array(alphas, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -439,8 +482,8 @@ def check_alphas(alphas: Any) -> Float[np.ndarray, " a"]:
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])
         raise ValueError(
-            f"every penalty of `alphas` must be finite and at least 0: got {values[i]:g} at position {i}. "
-            "Use 0 for the minimum-norm fit without penalty."
+            f"every penalty of `alphas` must be finite and at least 0: got {values[i]:g} at "
+            f"position {i}. Use 0 for the minimum-norm fit without penalty."
         )
     return values
 
@@ -450,17 +493,20 @@ def check_gram_size(diagonal: Float[np.ndarray, " n"]) -> None:
     largest = float(np.abs(diagonal).max(initial=0.0)) if np.isfinite(diagonal).all() else math.inf
     if not largest < LARGEST_GRAM:
         raise FeatureOverflowError(
-            f"features and kernels must have squares below {LARGEST_GRAM:.0e}, so that sums of their products fit "
-            f"float64: the largest on the diagonal of `gram` is {largest:.3g}. Scale the tokens down, for instance by "
-            "scaling='standard'; if they are of ordinary size, use another activation, dtype='float64', or smaller "
-            "sample weights."
+            f"features and kernels must have squares below {LARGEST_GRAM:.0e}, so that sums of "
+            f"their products fit float64: the largest on the diagonal of `gram` is {largest:.3g}. "
+            "Scale the tokens down, for instance by scaling='standard'; if they are of ordinary "
+            "size, use another activation, dtype='float64', or smaller sample weights."
         )
 
 
 def check_weights(
     weights: Float[np.ndarray, " n"] | None, n: int, *, zero_allowed: bool = False
 ) -> Float[np.ndarray, " n"]:
-    """Return the weights in float64, ones if there are none; all must be positive, unless zero is allowed."""
+    """Return the weights in float64, ones if there are none.
+
+    All must be positive, unless zero is allowed.
+    """
     if weights is None:
         return np.ones(n)
     if weights.shape != (n,):
@@ -471,7 +517,8 @@ def check_weights(
     if weights.min() < 0 or (weights.min() == 0 and not zero_allowed):
         i = int(weights.argmin())
         raise ValueError(
-            f"`weights` must be positive: got {weights[i]:g} for sample {i}. Drop samples of weight zero."
+            f"`weights` must be positive: got {weights[i]:g} for sample {i}. Drop samples of "
+            "weight zero."
         )
     check_weight_sizes(weights, "weights")
     return weights.astype(np.float64)

@@ -1,4 +1,7 @@
-"""The values of many heads by preconditioned conjugate gradients, for problems whose Gram matrices exceed the memory."""
+"""The values of many heads by preconditioned conjugate gradients.
+
+For problems whose Gram matrices exceed the memory.
+"""
 
 from __future__ import annotations
 
@@ -34,30 +37,34 @@ BLOCK_BYTES = 2**25
 """Bytes of a block of features that is made, then gone through twice: it stays in the cache."""
 
 PRODUCTS_PER_PASS = 8
-"""Operations of the preconditioner's products for each operation of one pass over the features: products run several
-times as fast, and at n = 2400, M = 1500 iterations fell from 12 (at 2) to 7, and the time by a half."""
+"""Operations of the preconditioner's products for each operation of one pass over the features:
+products run several times as fast, and at n = 2400, M = 1500 iterations fell from 12 (at 2) to 7,
+and the time by a half."""
 
 ONE_IN_HELD_OUT = 10
 """One distinct sample in so many is held out to choose a penalty."""
 
 TOLERANCE = {"float64": 1e-8, "float32": 1e-6}
-"""Relative residual asked for: what products of that precision can reach, and more than predictions need."""
+"""Relative residual asked for: what products of that precision can reach, and more than predictions
+need.
+"""
 
 
 def solve_by_gradients(problem: ValueProblem) -> LayerFit:
     """Fit by preconditioned conjugate gradients.
 
-    One penalty is used as it is. Among several, the one of least error on a tenth of the samples, held out, is used:
-    leave-one-out would need a matrix that there is no room for, and there is no automatic grid for the same reason.
-    n M (2D² + 4DN) + 4np operations an iteration; memory for the preconditioner, some blocks of features and a few
-    vectors.
+    One penalty is used as it is. Among several, the one of least error on a tenth of the samples,
+    held out, is used: leave-one-out would need a matrix that there is no room for, and there is no
+    automatic grid for the same reason. n M (2D² + 4DN) + 4np operations an iteration; memory for
+    the preconditioner, some blocks of features and a few vectors.
     """
     alphas = problem.ridge.alphas
     if alphas is None:
         raise ValueError(
-            "alpha='loo' needs an n × n or a p × p matrix, and conjugate gradients make neither. Give `alpha` as a "
-            "number, or as a few numbers to choose from on a tenth of the samples that is held out; a fit with fewer "
-            "heads can say which: the penalty means the same at every number of heads."
+            "alpha='loo' needs an n × n or a p × p matrix, and conjugate gradients make neither. "
+            "Give `alpha` as a number, or as a few numbers to choose from on a tenth of the "
+            "samples that is held out; a fit with fewer heads can say which: the penalty means the "
+            "same at every number of heads."
         )
     # choose the penalty on held-out samples, if there is a choice
     if len(alphas) > 1 or problem.spec.hold_out:
@@ -70,9 +77,10 @@ def solve_by_gradients(problem: ValueProblem) -> LayerFit:
     tolerance = TOLERANCE[problem.spec.dtype]
     if ridge.residual > tolerance:
         warnings.warn(
-            f"conjugate gradients ended at a relative residual of {ridge.residual:.1e} after {ridge.n_iter} "
-            f"iterations, {tolerance:.0e} was asked for: fitted values may be off by that share of the "
-            "standard deviation of y. A larger alpha, or dtype='float64', is solved further.",
+            f"conjugate gradients ended at a relative residual of {ridge.residual:.1e} after "
+            f"{ridge.n_iter} iterations, {tolerance:.0e} was asked for: fitted values may be off "
+            "by that share of the standard deviation of y. A larger alpha, or dtype='float64', is "
+            "solved further.",
             ResidualWarning,
             stacklevel=2,
         )
@@ -104,7 +112,10 @@ def _nothing_held_out(problem: ValueProblem, alphas: Float[np.ndarray, " a"]) ->
 
 
 def _hold_out(problem: ValueProblem, alphas: Float[np.ndarray, " a"]) -> HeldOutTrial:
-    """Fit nine tenths of the samples at every penalty, and judge the penalties by the last tenth."""
+    """Fit nine tenths of the samples at every penalty.
+
+    The last tenth judges the penalties.
+    """
     data = problem.samples.data
     owner = problem.samples.owner
     order = problem.samples.drawn(seed=1)
@@ -144,7 +155,10 @@ def _hold_out(problem: ValueProblem, alphas: Float[np.ndarray, " a"]) -> HeldOut
 def _solve_rows(
     problem: ValueProblem, rows: Int[np.ndarray, " r"] | None, alphas: Float[np.ndarray, " a"]
 ) -> tuple[FiniteLayer, RidgeFit]:
-    """Fit some samples, or all: a layer with the outputs of all penalties one after the other, and the first fit."""
+    """Fit some samples, or all.
+
+    A layer with the outputs of all penalties one after the other, and the first fit.
+    """
     heads = problem.heads
     assert isinstance(heads, HeadDraw)
     spec = problem.spec
@@ -170,7 +184,10 @@ def _solve_rows(
 
 @dataclass(frozen=True)
 class HeadDesign:
-    """The features of M heads as a design that is multiplied with, block by block of heads, and never stored."""
+    """The features of M heads as a design that is multiplied with, and never stored.
+
+    Block by block of heads.
+    """
 
     batch: SampleBatch
     heads: HeadDraw
@@ -190,17 +207,22 @@ class HeadDesign:
         return len(self.batch), count_features(self.heads, self.batch)
 
     def column_blocks(self, heads: HeadDraw | None = None) -> Iterator[tuple[slice, np.ndarray]]:
-        """Columns and features of a block of heads at a time, overwritten by the next; of the first heads, if given."""
+        """Columns and features of a block of heads at a time, overwritten by the next.
+
+        Of the first heads, if given.
+        """
         centre = self.centre
         if heads is None:
             heads = self.heads
         elif centre is not None:
-            # the centre is that of all heads; of fewer, whose features are scaled by their own number, it is larger
+            # the centre is that of all heads; of fewer, whose features are scaled by their own
+            # number, it is larger
             n_columns = heads.n_heads * (heads.dim + 1)
             centre = centre[:n_columns] * math.sqrt(self.heads.n_heads / heads.n_heads)
         width = heads.dim + 1
 
-        # a block that stays in the cache, but at least 16 heads, so that few samples are not all overhead
+        # a block that stays in the cache, but at least 16 heads, so that few samples are not all
+        # overhead
         bytes_per_head = len(self.batch) * width * np.dtype(self.dtype).itemsize
         bytes_per_head += DRAWN_BYTES * heads.seen_by(query=self.batch.has_query).entries
         budget = min(self.memory_budget, max(BLOCK_BYTES, 16 * bytes_per_head))
@@ -257,7 +279,10 @@ class HeadDesign:
     def preconditioner(
         self, weights: Float[np.ndarray, " n"] | None, *, primal: bool
     ) -> Preconditioner:
-        """Nyström on some samples and the first heads in dual form, the features of some samples in primal form."""
+        """Nyström in dual form, the features of some samples in primal form.
+
+        Nyström takes some samples and the first heads.
+        """
         n, p = self.shape
         size = p if primal else n
         affordable = self.memory_budget // (2 * size * np.dtype(self.dtype).itemsize)
@@ -292,7 +317,10 @@ class HeadDesign:
         return Preconditioner.of_columns(columns, (square + square.T) / 2)
 
     def _gram_columns(self, landmarks: Int[np.ndarray, " r"]) -> Float[np.ndarray, "n r"]:
-        """ΦΦ_Sᵀ of as many of the heads as take about the time of two passes: it stands for that of all."""
+        """ΦΦ_Sᵀ of as many of the heads as take about the time of two passes.
+
+        It stands for that of all.
+        """
         width = self.heads.dim + 1
         entries = self.heads.seen_by(query=self.batch.has_query).entries
         keys_per_set = float(self.batch.token_counts.mean())

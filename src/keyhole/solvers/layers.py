@@ -1,4 +1,7 @@
-"""Fitted layers f(x) = Σ_m <v_m, φ_m(x)> + b: of finitely many heads, and of infinitely many through their kernel."""
+"""Fitted layers f(x) = Σ_m <v_m, φ_m(x)> + b.
+
+Of finitely many heads, and of infinitely many through their kernel.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,8 @@ class FiniteLayer:
         return check_finite_predictions(outputs)
 
     def _outputs_of_heads(self, samples: SampleBatch, memory_budget: int) -> np.ndarray:
-        # values have the units of y, which may be beyond the range of float32: contract them in units of their own
+        # values have the units of y, which may be beyond the range of float32: contract them in
+        # units of their own
         exponents = unit_exponent(self.values, axis=(0, 1))
         outputs = apply_values(
             samples,
@@ -163,7 +167,8 @@ class KernelLayer:
             lengths = written.sets.lengths
             outputs = np.empty((len(keys), self.dual.shape[1]))
             for rows in blocks(len(keys), block_size(8 * len(self.sets), memory_budget)):
-                # keys stand in the columns of the kernel, so that what is done once per row is done per training set
+                # keys stand in the columns of the kernel, so that what is done once per row is done
+                # per training set
                 kernel = attention_kernel(
                     self.sets,
                     keys[rows],
@@ -202,8 +207,9 @@ def check_finite_predictions(predictions: Float[np.ndarray, "n t"]) -> Float[np.
     if len(not_finite):
         first = not_finite[0]
         raise ValueError(
-            f"predictions must be finite: that of sample {first} is {predictions[first]} ({len(not_finite)} in all). "
-            "Its tokens, or the values of the model, are too large for float64. Scale the tokens, or fit anew."
+            f"predictions must be finite: that of sample {first} is {predictions[first]} "
+            f"({len(not_finite)} in all). Its tokens, or the values of the model, are too large "
+            "for float64. Scale the tokens, or fit anew."
         )
     return np.asarray(predictions)
 

@@ -1,7 +1,7 @@
 """Solving and predicting on a device, by torch: the counterparts of solve.py and layers.py.
 
-What touches tokens is computed on the device in the precision of the specification; Gram matrices and their
-factorisation are float64. Imported only where a device is asked for.
+What touches tokens is computed on the device in the precision of the specification; Gram matrices
+and their factorisation are float64. Imported only where a device is asked for.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ def solve_on_device(problem: ValueProblem, n_features: int) -> tuple[Layer, Ridg
 
 
 def _solve_kernel(problem: ValueProblem) -> tuple[KernelLayer, RidgeFit]:
-    """Ridge on the exact kernel: the kernel in the precision of the specification, the factorisation in float64."""
+    """Ridge on the exact kernel.
+
+    The kernel in the precision of the specification, the factorisation in float64.
+    """
     assert not isinstance(problem.heads, HeadDraw)
     spec = problem.spec
     sets = problem.batch.astype(spec.dtype).to(spec.device)
@@ -120,7 +123,10 @@ def _add_extras(gram: Any, problem: ValueProblem) -> None:
 
 
 def _solve_ridge(gram: Any, problem: ValueProblem, rounding: float) -> RidgeFit:
-    """Ridge on a float64 Gram matrix on a device, which is overwritten; groups are left out on the host."""
+    """Ridge on a float64 Gram matrix on a device, which is overwritten.
+
+    Groups are left out on the host.
+    """
     memory_budget = problem.spec.memory_budget
     if problem.ridge.groups is not None:
         return ridge_gram(

@@ -1,8 +1,11 @@
-"""Solving for the values of a layer: prepared samples + heads + ridge → a layer, with its leave-one-out predictions.
+"""Solving for the values of a layer.
 
-Finitely many heads are solved through their features: primal (p × p) if there are fewer features than samples, dual
-(n × n) otherwise, by conjugate gradients if neither matrix fits the memory. Infinitely many heads are solved through
-their exact kernel. `solve_values` picks the route; every route gives the same numbers.
+Prepared samples + heads + ridge → a layer, with its leave-one-out predictions.
+
+Finitely many heads are solved through their features: primal (p × p) if there are fewer features
+than samples, dual (n × n) otherwise, by conjugate gradients if neither matrix fits the memory.
+Infinitely many heads are solved through their exact kernel. `solve_values` picks the route; every
+route gives the same numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from keyhole.spec import LayerSpec
 from keyhole.training import JoinedSamples, TrainingSet
 
 MIN_SAMPLES_FOR_MEAN_FEATURE = 32
-"""Samples at least, or a sixteenth of all, whose mean feature stands for that of all while rounding is at stake."""
+"""Samples at least, or a sixteenth of all, whose mean feature stands for that of all while rounding
+is at stake.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,10 +46,11 @@ class LayerFit:
     ----------
     layer : FiniteLayer or KernelLayer
     ridge : RidgeFit
-        Penalties, their errors, and what those errors are. NaN for a single sample, which leaves nothing to fit.
+        Penalties, their errors, and what those errors are. NaN for a single sample, which leaves
+        nothing to fit.
     predictions : array (n, t)
-        For each sample given, the prediction of a fit without it and its duplicates (or without its group); NaN for
-        one that was not left out. Empty if nobody went over the samples again.
+        For each sample given, the prediction of a fit without it and its duplicates (or without its
+        group); NaN for one that was not left out. Empty if nobody went over the samples again.
     route : str
         "primal", "dual", "kernel" or "cg".
     samples : JoinedSamples or None
@@ -60,8 +66,8 @@ class LayerFit:
     def judged_rows(self) -> Int[np.ndarray, " k"]:
         """One of the samples given for every distinct sample, or every group, that was left out.
 
-        Samples that are left out together tell one thing. The sample that stands for a group is drawn at random,
-        always the same, and by its rank wherever the samples stood.
+        Samples that are left out together tell one thing. The sample that stands for a group is
+        drawn at random, always the same, and by its rank wherever the samples stood.
         """
         assert self.samples is not None
         owner_of_all = self.samples.owner
@@ -99,7 +105,10 @@ class LayerFit:
 
 @dataclass(frozen=True)
 class ValueProblem:
-    """What a route is given: distinct samples, heads (or their distribution) and the ridge problem of their outputs."""
+    """What a route is given.
+
+    Distinct samples, heads (or their distribution) and the ridge problem of their outputs.
+    """
 
     samples: JoinedSamples
     heads: HeadDraw | HeadDistribution
@@ -160,25 +169,30 @@ def solve_values(
     draft: bool = False,
     keep_factor: bool = False,
 ) -> LayerFit:
-    """Solve for the values of M heads, or of infinitely many, with a penalty chosen on the samples it leaves out.
+    """Solve for the values of M heads, or of infinitely many.
+
+    The penalty is chosen on the samples it leaves out.
 
     Parameters
     ----------
     spec : LayerSpec
-        Of it, activation, alphas, fit_intercept, criterion, dtype, device, solver and memory_budget are used.
+        Of it, activation, alphas, fit_intercept, criterion, dtype, device, solver and memory_budget
+        are used.
     data : TrainingSet
-        Samples that are prepared: tokens scaled, queries made, pooling set. Extras are further features, as they are.
+        Samples that are prepared: tokens scaled, queries made, pooling set. Extras are further
+        features, as they are.
     heads : HeadDraw or head distribution
         M heads; or the distribution of infinitely many, whose exact kernel is used.
     draft : bool
-        Whether the fit only serves to be compared with others: its automatic grid of penalties is coarse.
+        Whether the fit only serves to be compared with others: its automatic grid of penalties is
+        coarse.
     keep_factor : bool
         Whether ``ridge`` keeps its factorisation, on the host.
 
     Notes
     -----
-    Primal O(np² + p³), dual O(n²p + n³), kernel O(tokens² + n³); features are made once if they fit the budget,
-    otherwise block by block, three times in primal and twice in dual form.
+    Primal O(np² + p³), dual O(n²p + n³), kernel O(tokens² + n³); features are made once if they fit
+    the budget, otherwise block by block, three times in primal and twice in dual form.
     """
     is_finite = isinstance(heads, HeadDraw)
     if spec.solver == "cg" and not is_finite:
@@ -204,8 +218,8 @@ def solve_values(
     has_choice = spec.alphas is None or len(spec.alphas) > 1
     if not use_gradients and samples.n_weighted < 2 and has_choice:
         raise ValueError(
-            "leave-one-out needs at least two samples: got 1 sample (duplicates and samples of weight 0 do not "
-            "count). Give more samples, or one fixed number as `alpha`."
+            "leave-one-out needs at least two samples: got 1 sample (duplicates and samples of "
+            "weight 0 do not count). Give more samples, or one fixed number as `alpha`."
         )
     ridge_problem = RidgeProblem.of(
         samples.data.outputs,
@@ -222,7 +236,8 @@ def solve_values(
 
         return solve_by_gradients(problem)
 
-    # the direct routes: on a device, by the exact kernel, or by the smaller Gram matrix of the features
+    # the direct routes: on a device, by the exact kernel, or by the smaller Gram matrix of the
+    # features
     layer: Layer
     if spec.device is not None:
         from keyhole.solvers.on_device import solve_on_device
@@ -252,15 +267,19 @@ def solve_values(
 
 
 def _warn_of_rounding(ridge: RidgeFit, dtype: str) -> None:
-    """Say so if rounding shows in predictions: a penalty that was asked for may be as small as it likes."""
+    """Say so if rounding shows in predictions.
+
+    A penalty that was asked for may be as small as it likes.
+    """
     assert ridge.moved is not None
     share = float(ridge.moved[ridge.best])
     allowed = max(UNSTEADY, 100 * steadiness(float(np.finfo(dtype).eps)))
     if share > allowed:
         warnings.warn(
-            f"alpha = {ridge.alpha:.3g} is so small beside the kernel of the samples that rounding moves predictions "
-            f"by about {share:.1e} of the spread of y: predictions in a batch and one by one differ by as much. Use "
-            "alpha='loo', a larger number, or scaling='standard' if tokens are far from zero.",
+            f"alpha = {ridge.alpha:.3g} is so small beside the kernel of the samples that rounding "
+            f"moves predictions by about {share:.1e} of the spread of y: predictions in a batch "
+            "and one by one differ by as much. Use alpha='loo', a larger number, or "
+            "scaling='standard' if tokens are far from zero.",
             RoundingWarning,
             stacklevel=2,
         )
@@ -288,7 +307,10 @@ def _left_out_predictions(
 def _leave_groups_out_then_solve_by_gradients(
     spec: LayerSpec, data: TrainingSet, heads: HeadDraw | HeadDistribution, draft: bool
 ) -> LayerFit:
-    """Groups are left out by a direct fit, which chooses the penalty; conjugate gradients then solve for the values."""
+    """Groups are left out by a direct fit, which chooses the penalty.
+
+    Conjugate gradients then solve for the values.
+    """
     judged = solve_values(replace(spec, solver="direct"), data, heads, draft=draft)
     chosen = replace(spec, alphas=np.array([judged.ridge.alpha]), hold_out=False)
     final = solve_values(chosen, replace(data, groups=None), heads, draft=draft)
@@ -346,7 +368,8 @@ def solve_dual(problem: ValueProblem) -> tuple[FiniteLayer, RidgeFit]:
         weighted_samples = batch[problem.samples.data.positive_rows]
         centre = mean_feature(weighted_samples, heads, spec)
 
-    # all features in one block if they fit; blocks of half the budget are as fast, and leave the rest to the solver
+    # all features in one block if they fit; blocks of half the budget are as fast, and leave the
+    # rest to the solver
     fits_in_one_block = (
         n * heads.n_heads * width * np.dtype(spec.dtype).itemsize <= 0.9 * spec.memory_budget
     )
@@ -396,7 +419,10 @@ def solve_dual(problem: ValueProblem) -> tuple[FiniteLayer, RidgeFit]:
 
 
 def solve_kernel(problem: ValueProblem) -> tuple[KernelLayer, RidgeFit]:
-    """Ridge on the exact kernel of infinitely many heads, and on the linear kernel of the extras beside it."""
+    """Ridge on the exact kernel of infinitely many heads.
+
+    And on the linear kernel of the extras beside it.
+    """
     assert not isinstance(problem.heads, HeadDraw)
     spec = problem.spec
     extras = problem.extras
@@ -419,9 +445,10 @@ def solve_kernel(problem: ValueProblem) -> tuple[KernelLayer, RidgeFit]:
 def mean_feature(batch: Any, heads: HeadDraw, spec: LayerSpec) -> Float[np.ndarray, " p"]:
     """The mean feature of a few samples, as it is in the precision of the features.
 
-    With an intercept any constant may be taken from a column of Φ. This one is nearly the true mean, and keeps the
-    rounding of products in proportion to what varies without a pass over Φ: on attention features in float32
-    (n = 2000, p = 17000) the error of ΦΦᵀ falls from 1.4 to 0.15 units of rounding of λ_max.
+    With an intercept any constant may be taken from a column of Φ. This one is nearly the true
+    mean, and keeps the rounding of products in proportion to what varies without a pass over Φ: on
+    attention features in float32 (n = 2000, p = 17000) the error of ΦΦᵀ falls from 1.4 to 0.15
+    units of rounding of λ_max.
     """
     n = len(batch)
     n_features = heads.n_heads * (heads.dim + 1)
@@ -461,7 +488,10 @@ def beside(
 
 
 def exceeds_memory(n: int, n_features: int, dtype: str) -> bool:
-    """Whether the smaller of the n × n and p × p Gram matrices, with a factorisation, outgrows this machine's memory."""
+    """Whether the smaller of both Gram matrices outgrows this machine's memory.
+
+    They are n × n and p × p; a factorisation counts too.
+    """
     if not hasattr(os, "sysconf"):
         return False
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -472,7 +502,10 @@ def exceeds_memory(n: int, n_features: int, dtype: str) -> bool:
 
 
 def pick_device(device: Any, batch: SetBatch) -> str | None:
-    """The device asked for, that of the batch for None, or the first GPU if there is one for "auto"."""
+    """The device asked for.
+
+    That of the batch for None, or the first GPU if there is one for "auto".
+    """
     if device is None:
         return batch.device
     from keyhole._tensors import check_device, gpu_or_none
@@ -483,10 +516,13 @@ def pick_device(device: Any, batch: SetBatch) -> str | None:
 
 
 def plain_sets(batch: SampleBatch) -> SetBatch:
-    """Return the batch if every sample is one set, the mean over its keys; devices know no other pooling."""
+    """Return the batch if every sample is one set, the mean over its keys.
+
+    Devices know no other pooling.
+    """
     if not batch.is_plain:
         raise ValueError(
-            "a device takes one set per sample and the mean over its keys: pooling='sum', query='each' and SetGroups "
-            "are computed by NumPy. Leave `device` out."
+            "a device takes one set per sample and the mean over its keys: pooling='sum', "
+            "query='each' and SetGroups are computed by NumPy. Leave `device` out."
         )
     return batch.sets

@@ -1,4 +1,7 @@
-"""The theory as code: complexity, spectrum, learning curves, bounds. Integers and formulas, never data."""
+"""The theory as code: complexity, spectrum, learning curves, bounds.
+
+Integers and formulas, never data.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,34 @@ from keyhole.theory.moments import pair_eigenvalues
 from keyhole.theory.spectrum import Spectrum, attention_spectrum, attention_trace
 
 __all__ = [
-    "BestBias", "BestRidge", "BiasedNorm", "EmpiricalCurve", "RiskBound", "Spectrum", "approximation_bound",
-    "attention_spectrum", "attention_trace", "best_bias", "best_ridge_curve", "biased_norm_bound",
-    "curve_from_spectrum", "empirical_curve", "harmonic_count", "heads_needed", "heads_predicted",
-    "kernel_coefficient", "kernel_risk_bound", "learning_curve", "learning_surface", "mlp_norm", "mlp_spectrum",
-    "pair_eigenvalues", "pair_powers", "paper_complexity", "risk_bound", "rkhs_norm", "rkhs_norm_bound",
+    "BestBias",
+    "BestRidge",
+    "BiasedNorm",
+    "EmpiricalCurve",
+    "RiskBound",
+    "Spectrum",
+    "approximation_bound",
+    "attention_spectrum",
+    "attention_trace",
+    "best_bias",
+    "best_ridge_curve",
+    "biased_norm_bound",
+    "curve_from_spectrum",
+    "empirical_curve",
+    "harmonic_count",
+    "heads_needed",
+    "heads_predicted",
+    "kernel_coefficient",
+    "kernel_risk_bound",
+    "learning_curve",
+    "learning_surface",
+    "mlp_norm",
+    "mlp_spectrum",
+    "pair_eigenvalues",
+    "pair_powers",
+    "paper_complexity",
+    "risk_bound",
+    "rkhs_norm",
+    "rkhs_norm_bound",
     "samples_needed",
-]  # fmt: skip
+]

@@ -1,26 +1,30 @@
-"""The biased head distribution W = c W_0 + noise: targets of <x_0, x_i> whose norm does not grow with the dimension.
+"""The biased head distribution W = c W_0 + noise.
 
-With unit tokens the scores are u = cμ + z and v = cν + z', μ = <x_0, x_i>, z and z' standard normal with
-correlation ρ. Expanding σ(cμ + z) in Hermite polynomials of z, for which E[He_j(z) He_k(z')] = δ_jk k! ρ^k,
-gives
+Targets of <x_0, x_i> whose norm does not grow with the dimension.
+
+With unit tokens the scores are u = cμ + z and v = cν + z', μ = <x_0, x_i>, z and z' standard normal
+with correlation ρ. Expanding σ(cμ + z) in Hermite polynomials of z, for which E[He_j(z) He_k(z')] =
+δ_jk k! ρ^k, gives
 
     E[σ(cμ+z) σ(cν+z')] = Σ_k ρ^k/k! · h_k(cμ) h_k(cν),    h_k(m) = E[σ(m+z) He_k(z)] = E[σ^(k)(m+z)],
 
-for ReLU h_0 = mΦ + φ, h_1 = Φ and h_k = (−1)^k He_{k−2} φ. With ρ = (1+u)(1+t)/4 and the factor 1+t of the
-pair kernel, the k-th summand is h_k(cμ) h_k(cν) times a polynomial kernel in which u^r t^s has the
-coefficient 4^{−k} C(k,r) C(k+1,s)/k!. So a function Σ_k h_k(cμ) G_k(x_0, x_i) with polynomials G_k has
+for ReLU h_0 = mΦ + φ, h_1 = Φ and h_k = (−1)^k He_{k−2} φ. With ρ = (1+u)(1+t)/4 and the factor 1+t
+of the pair kernel, the k-th summand is h_k(cμ) h_k(cν) times a polynomial kernel in which u^r t^s
+has the coefficient 4^{−k} C(k,r) C(k+1,s)/k!. So a function Σ_k h_k(cμ) G_k(x_0, x_i) with
+polynomials G_k has
 
     |Σ_k h_k(cμ) G_k|²_H ≤ Σ_k k! 4^k Σ_rs |G_k,rs|² / (C(k,r) C(k+1,s)).
 
-For a target g(μ) Q(x_0, x_i) we take G_k = Σ_a c_ka μ^a Q. The terms with a = 0 are free of the dimension;
-those with a > 0 pay the coefficient norm of μ^a Q, which grows like d^a, and are worth it in low dimension
-only.
+For a target g(μ) Q(x_0, x_i) we take G_k = Σ_a c_ka μ^a Q. The terms with a = 0 are free of the
+dimension; those with a > 0 pay the coefficient norm of μ^a Q, which grows like d^a, and are worth
+it in low dimension only.
 
-With constant coefficients alone powers of μ are limits only. For Σ_k c_k h_k(cμ) = E[σ(cμ+z) ψ(z)], ψ = Σ_k c_k
-He_k, has the second derivative c² ψ(−cμ) φ(cμ); were that a polynomial, ψ would grow like exp(z²/2), while
-Σ_k c_k² k! 4^k < ∞ allows it exp(z²/10) at most. Hence the `error` below. In the whole space powers of μ have a norm,
-finite wherever :func:`keyhole.theory.rkhs_norm` finds one; it grows with d, since the last digits of accuracy are
-what functions free of the dimension cannot give.
+With constant coefficients alone powers of μ are limits only. For Σ_k c_k h_k(cμ) = E[σ(cμ+z) ψ(z)],
+ψ = Σ_k c_k He_k, has the second derivative c² ψ(−cμ) φ(cμ); were that a polynomial, ψ would grow
+like exp(z²/2), while Σ_k c_k² k! 4^k < ∞ allows it exp(z²/10) at most. Hence the `error` below. In
+the whole space powers of μ have a norm, finite wherever :func:`keyhole.theory.rkhs_norm` finds one;
+it grows with d, since the last digits of accuracy are what functions free of the dimension cannot
+give.
 """
 
 from __future__ import annotations
@@ -40,7 +44,9 @@ from keyhole.theory.moments import log_choose
 from keyhole.theory.targets import KEY, PAIR, QUERY, Factor, Polynomial, Term, symmetric_product
 
 _TERMS = 60
-"""Functions h_k used: their weights shrink like 2^{−k}, so later ones do not matter in double precision."""
+"""Functions h_k used: their weights shrink like 2^{−k}, so later ones do not matter in double
+precision.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,8 @@ class BiasedNorm:
     Attributes
     ----------
     norm : float
-        An upper bound on |f|²_H of a function f with E (f − f*)² ≤ ``error`` under the sphere distribution, for any N.
+        An upper bound on |f|²_H of a function f with E (f − f*)² ≤ ``error`` under the sphere
+        distribution, for any N.
     error : float
         The squared error that was allowed.
     mean : float
@@ -65,11 +72,13 @@ class BiasedNorm:
 def biased_norm_bound(
     target: Polynomial, error: float | int, mean: float | int = 1.0
 ) -> BiasedNorm:
-    """Bound the squared norm, in the RKHS of biased heads, of a function within ``error`` of the target.
+    """Bound the squared norm of a function within ``error`` of the target.
 
-    Every matrix of the target is split into a multiple of the identity and a rest, which makes F a sum of
-    g(<x_0, x_i>) Q with Q free of <x_0, x_i>; each g is fitted by the functions of this module, as cheaply
-    as its share of the error allows.
+    The norm is that of the RKHS of biased heads.
+
+    Every matrix of the target is split into a multiple of the identity and a rest, which makes F a
+    sum of g(<x_0, x_i>) Q with Q free of <x_0, x_i>; each g is fitted by the functions of this
+    module, as cheaply as its share of the error allows.
 
     Parameters
     ----------
@@ -108,7 +117,9 @@ def biased_norm_bound(
 
 
 _SECONDS = 1e-4
-"""Seconds of a symmetric product for each pair of states of its two terms: a fifth to twice that was measured."""
+"""Seconds of a symmetric product for each pair of states of its two terms: a fifth to twice that
+was measured.
+"""
 
 
 def biased_norm_seconds(target: Polynomial) -> float:
@@ -179,7 +190,10 @@ def _groups(target: Polynomial) -> list[_Group]:
 
 
 def _expansion(factor: Factor, power: int, dim: int) -> list[tuple[int, Term]]:
-    """A factor's power as Σ μ^e · rest: <x_0, A x_i> = c μ + <x_0, (A − cI) x_i> with c = tr A / d."""
+    """A factor's power as Σ μ^e · rest.
+
+    <x_0, A x_i> = c μ + <x_0, (A − cI) x_i> with c = tr A / d.
+    """
     if factor.kind != PAIR:
         return [(0, Term(1.0, ((factor, power),)))]
     if factor.array is None:
@@ -197,7 +211,10 @@ def _expansion(factor: Factor, power: int, dim: int) -> list[tuple[int, Term]]:
 
 
 def _squared_norm(groups: list[_Group], fitted: list[np.ndarray], dim: int) -> float:
-    """Σ_k k! 4^k Σ_rs |G_k,rs|² / (C(k,r) C(k+1,s)), parts of one degree added before the norm is taken."""
+    """Σ_k k! 4^k Σ_rs |G_k,rs|² / (C(k,r) C(k+1,s)).
+
+    Parts of one degree are added before the norm is taken.
+    """
     parts = [
         (group.raised(a), coefficients[a] / length)
         for group, coefficients in zip(groups, fitted, strict=True)
@@ -244,8 +261,9 @@ def _fit(group: _Group, dim: int, allowed: float, mean: float) -> Float[np.ndarr
     low, high = math.log(scales[-1] ** 2) - 30.0, math.log(scales[0] ** 2) + 30.0
     if misfit(low) > allowed:
         raise ValueError(
-            f"`error` must leave room for rounding: no function of the biased space was found nearer than "
-            f"{misfit(low):.1e} where {allowed:.1e} was asked for. Allow a larger error."
+            "`error` must leave room for rounding: no function of the biased space was found "
+            f"nearer than {misfit(low):.1e} where {allowed:.1e} was asked for. Allow a larger "
+            "error."
         )
     if misfit(high) <= allowed:
         return np.zeros(shape)
@@ -260,7 +278,8 @@ def fitted_functions(
 ) -> Float[np.ndarray, "a k q"]:
     """h_k(cμ) μ^a/√w_ak for all k and a, w_ak = k! 4^k |μ^a Q|² / (C(k,r+a) C(k+1,s+a)).
 
-    Zero where k is too low for μ^a Q. Multiplied by Q they have norm at most one in the biased space.
+    Zero where k is too low for μ^a Q. Multiplied by Q they have norm at most one in the biased
+    space.
     """
     r, s = group.rest.degrees
     n_terms = _TERMS + max(r, s) + group.extra
@@ -294,7 +313,10 @@ def _nodes(dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _mean_square(rest: Term, dim: int) -> float:
-    """E[Q²] where Q does not depend on μ (it has keys only, or the query only), otherwise sup Q²."""
+    """E[Q²] where Q does not depend on μ, otherwise sup Q².
+
+    It does not if it has keys only, or the query only.
+    """
     kinds = {factor.kind for factor, _ in rest.powers}
     sizes = [
         (float(np.linalg.norm(f.array, 2)) if f.array is not None else 1.0, p)

@@ -1,20 +1,25 @@
-"""Exact spectrum of biased heads, W = c·W_0 + noise, under the sphere distribution: one small matrix per irrep of O(d).
+"""Exact spectrum of biased heads, W = c·W_0 + noise, under the sphere distribution.
 
-With u = <x_0, x_i>, s = <x_0, x'_0>, t = <x_i, x'_j> and h_k(m) = E[σ^(k)(m + z)] the kernel of a pair is
+One small matrix per irrep of O(d).
+
+With u = <x_0, x_i>, s = <x_0, x'_0>, t = <x_i, x'_j> and h_k(m) = E[σ^(k)(m + z)] the kernel of a
+pair is
 
     Σ_k (1/k!) 4^{−k} (1+s)^k (1+t)^{k+1} h_k(cu + c_0) h_k(cu' + c_0),
 
-c_0 being the corner of the mean. It commutes with rotations of query and key together, so it splits over the
-irreps of O(d) with Young diagrams of at most two rows (a, b). Each occurs at most once among the products of
-harmonics of degree p in the query and q in the key, for p+q = a+b+2r, |p−q| ≤ a−b: these |p,q> are the basis of the
-block (a, b). There u is the symmetric matrix J of :func:`correlation_matrix`, (1+s)^k (1+t)^{k+1} is diagonal, and
+c_0 being the corner of the mean. It commutes with rotations of query and key together, so it splits
+over the irreps of O(d) with Young diagrams of at most two rows (a, b). Each occurs at most once
+among the products of harmonics of degree p in the query and q in the key, for p+q = a+b+2r, |p−q| ≤
+a−b: these |p,q> are the basis of the block (a, b). There u is the symmetric matrix J of
+:func:`correlation_matrix`, (1+s)^k (1+t)^{k+1} is diagonal, and
 
     A_ab = 2 Σ_k (1/k!) h_k(cJ + c_0) diag(g_k(p) g_{k+1}(q)) h_k(cJ + c_0),   g_n(p) = j_n Π_{i<p} (n−i)/(n+i+d−1).
 
-A set averages over its keys: with D = 1 on |a, 0> and 1/N elsewhere the eigenvalues of K are those of
-D^{1/2} A_ab D^{1/2}, each dim(a, b) times.
+A set averages over its keys: with D = 1 on |a, 0> and 1/N elsewhere the eigenvalues of K are those
+of D^{1/2} A_ab D^{1/2}, each dim(a, b) times.
 
-Everything is kept as a factor, A = R^T R: squares of singular values of R are small eigenvalues to full accuracy.
+Everything is kept as a factor, A = R^T R: squares of singular values of R are small eigenvalues to
+full accuracy.
 """
 
 from __future__ import annotations
@@ -43,10 +48,14 @@ from keyhole.theory.moments import harmonic_ratios, log_moment, pair_eigenvalues
 from keyhole.theory.targets import PAIR, QUERY, Polynomial, Term, crossed_joinings, monomial
 
 ACCURACY = 1e-2
-"""What the series of a block may leave out, against the eigenvalues (D+1, 0) and (0, D+1) of zero-mean heads."""
+"""What the series of a block may leave out, against the eigenvalues (D+1, 0) and (0, D+1) of
+zero-mean heads.
+"""
 
 SHOWS = 3e-15
-"""Where the rounding of numbers near one may show: blocks that must be more accurate are made more carefully."""
+"""Where the rounding of numbers near one may show: blocks that must be more accurate are made more
+carefully.
+"""
 
 LARGEST_MEAN = 8.0
 """In units of twice the scale: beyond it h_k(cu) turns so fast in u that blocks take minutes."""
@@ -57,7 +66,10 @@ MOST_TERMS, MOST_DEGREES = 6000, 400
 
 @dataclass(frozen=True)
 class Bias:
-    """A mean c·W_0 with the corner c_0, in units of twice the scale; ``gain`` = (2·scale)² multiplies the kernel."""
+    """A mean c·W_0 with the corner c_0, in units of twice the scale.
+
+    ``gain`` = (2·scale)² multiplies the kernel.
+    """
 
     slope: float = 0.0
     corner: float = 0.0
@@ -78,13 +90,17 @@ class Bias:
 
 
 def bias_of(heads: object, dim: int) -> Bias:
-    """The bias of a head distribution, or an error that says which head distributions have a closed spectrum."""
+    """The bias of a head distribution.
+
+    Or an error that says which head distributions have a closed spectrum.
+    """
     if heads is None:
         return Bias()
     if not isinstance(heads, GaussianHeads):
         raise ValueError(
-            f"`heads` must be kh.GaussianHeads(mean=c, scale=…) for an exact spectrum: got {heads!r}. For other head distributions use "
-            "kh.theory.empirical_curve on a Gram matrix of samples."
+            "`heads` must be kh.GaussianHeads(mean=c, scale=…) for an exact spectrum: got "
+            f"{heads!r}. For other head distributions use kh.theory.empirical_curve on a Gram "
+            "matrix of samples."
         )
     mean, scale = heads.moments(dim)
     if mean is None:
@@ -95,19 +111,22 @@ def bias_of(heads: object, dim: int) -> Bias:
     if not np.array_equal(mean, known):
         off = np.unravel_index(int(np.abs(mean - known).argmax()), mean.shape)
         raise ValueError(
-            "`heads` must have a mean c·I on the coordinates of the tokens and any number on the constant one for an "
-            f"exact spectrum: its entry {tuple(int(i) for i in off)} is {mean[off]:g}, not {known[off]:g}. For other "
-            "means use kh.theory.empirical_curve on a Gram matrix of samples."
+            "`heads` must have a mean c·I on the coordinates of the tokens and any number on the "
+            f"constant one for an exact spectrum: its entry {tuple(int(i) for i in off)} is "
+            f"{mean[off]:g}, not {known[off]:g}. For other means use kh.theory.empirical_curve on "
+            "a Gram matrix of samples."
         )
     if dim < 2:
         raise ValueError(
-            "`heads` has a mean, and its exact spectrum needs tokens of dimension 2 or more: got dim 1."
+            "`heads` has a mean, and its exact spectrum needs tokens of dimension 2 or more: got "
+            "dim 1."
         )
     bias = Bias(slope / (2 * scale), corner / (2 * scale), (2 * scale) ** 2)
     if max(abs(bias.slope), abs(bias.corner)) > LARGEST_MEAN:
         raise ValueError(
-            f"`heads` must have a mean of at most {LARGEST_MEAN:g} times twice its scale for an exact spectrum: its mean "
-            f"is {slope:g}, its corner {corner:g}, its scale {scale:g}. Beyond, use kh.theory.empirical_curve."
+            f"`heads` must have a mean of at most {LARGEST_MEAN:g} times twice its scale for an "
+            f"exact spectrum: its mean is {slope:g}, its corner {corner:g}, its scale {scale:g}. "
+            "Beyond, use kh.theory.empirical_curve."
         )
     return bias
 
@@ -147,7 +166,10 @@ def block_labels(dim: int, degree: int) -> list[tuple[int, int]]:
 
 
 def block_states(dim: int, a: int, b: int, degree: int) -> Int[np.ndarray, "states 2"]:
-    """The states (p, q), p, q ≤ degree, of the block (a, b); in dimension 2 signed, with p + q = a."""
+    """The states (p, q), p, q ≤ degree, of the block (a, b).
+
+    In dimension 2 signed, with p + q = a.
+    """
     grid = np.arange(-degree if dim == 2 else 0, degree + 1)
     p, q = (x.ravel() for x in np.meshgrid(grid, grid, indexing="ij"))
     above, apart = p + q - a - b, np.abs(p - q)
@@ -164,7 +186,8 @@ def correlation_matrix(dim: int, a: int, b: int, states: Int[np.ndarray, "states
 
     entries positive. In dimension 2 it is half the sum of the shifts (p, q) → (p±1, q∓1).
 
-    >>> correlation_matrix(3, 0, 0, block_states(3, 0, 0, degree=1)).toarray().round(6)    # E u² = 1/3
+    >>> # E u² = 1/3
+    >>> correlation_matrix(3, 0, 0, block_states(3, 0, 0, degree=1)).toarray().round(6)
     array([[0.     , 0.57735],
            [0.57735, 0.     ]])
     """
@@ -203,7 +226,10 @@ def _correlation_entries(
 
 
 def correlation_norm(dim: int, degree: int) -> float:
-    """A bound on |<f, u f>|/<f, f> over all pair functions of degrees p, q ≤ degree, from the sums of J's rows."""
+    """A bound on |<f, u f>|/<f, f> over all pair functions of degrees p, q ≤ degree.
+
+    It follows from the sums of J's rows.
+    """
     if dim == 2:
         return 1.0
     p = q = float(degree)
@@ -217,7 +243,10 @@ def correlation_norm(dim: int, degree: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Series:
-    """h_k(cu + c_0)/√k! = Σ_m coefficients[k, m] T_m(u/reach) for k = 0 … K, and the weights 2 j_k j_{k+1}."""
+    """h_k(cu + c_0)/√k! = Σ_m coefficients[k, m] T_m(u/reach) for k = 0 … K.
+
+    And the weights 2 j_k j_{k+1}.
+    """
 
     coefficients: Float[np.ndarray, "k m"]
     weights: Float[np.ndarray, " k"]
@@ -231,10 +260,10 @@ class _Series:
 def _series(dim: int, bias: Bias, reach: float, allowed: float) -> _Series:
     """The series in k and in polynomials of u, cut where what is left is below ``allowed``.
 
-    Terms beyond K are positive and add at most 2 Σ_{k>K} sup h_k²/k! · j_k j_{k+1} to the norm of a block, where
-    h_k²/k! ≤ (2/πn)^{1/2} / (2π k (k−1)), n = k−2 ≥ 1, by the amplitude of Hermite functions at 0. Polynomials of
-    higher degree change singular values by at most the root of 2 Σ_k (Σ_m |η_km|)² j_k j_{k+1}, m over what is left
-    out: this is kept below a thousandth of √allowed.
+    Terms beyond K are positive and add at most 2 Σ_{k>K} sup h_k²/k! · j_k j_{k+1} to the norm of a
+    block, where h_k²/k! ≤ (2/πn)^{1/2} / (2π k (k−1)), n = k−2 ≥ 1, by the amplitude of Hermite
+    functions at 0. Polynomials of higher degree change singular values by at most the root of 2 Σ_k
+    (Σ_m |η_km|)² j_k j_{k+1}, m over what is left out: this is kept below a thousandth of √allowed.
     """
     order = np.arange(MOST_TERMS + 1.0)
     weights = 2 * np.exp(log_moment(order, dim) + log_moment(order + 1, dim))
@@ -260,9 +289,12 @@ def _series(dim: int, bias: Bias, reach: float, allowed: float) -> _Series:
 def _refined_coefficients(
     coefficients: Float[np.ndarray, "k m"], bias: Bias, reach: float
 ) -> Float[np.ndarray, "k m"]:
-    """The same with small coefficients to full relative accuracy, where Taylor's series at c_0 has no cancellation.
+    """The same with small coefficients to full relative accuracy.
 
-    The coefficient of T_m is Σ_j 2^{1−j} C(j, (j−m)/2) h_{k+j}(c_0) (c·reach)^j / (j! √k!) over j = m, m+2, …
+    There Taylor's series at c_0 has no cancellation.
+
+    The coefficient of T_m is Σ_j 2^{1−j} C(j, (j−m)/2) h_{k+j}(c_0) (c·reach)^j / (j! √k!) over j =
+    m, m+2, …
     """
     terms, degrees = coefficients.shape
     k, m = np.arange(terms)[:, None], np.arange(degrees)
@@ -295,7 +327,10 @@ class Block:
     def levels(
         self, n_keys: int, vectors: Float[np.ndarray, "states v"] | None = None
     ) -> tuple[Float[np.ndarray, " states"], Float[np.ndarray, " states"]]:
-        """Eigenvalues of D^{1/2} A D^{1/2}, and the power of D^{1/2} times the vectors along its eigenvectors."""
+        """Eigenvalues of D^{1/2} A D^{1/2}, and powers along its eigenvectors.
+
+        The powers are those of D^{1/2} times the vectors.
+        """
         scale = self.key_scale(n_keys)
         if vectors is None:
             values = np.linalg.svd(self.factor * scale, compute_uv=False)
@@ -304,7 +339,10 @@ class Block:
         return np.square(values), np.square(right @ (scale[:, None] * vectors)).sum(axis=1)
 
     def inverse_form(self, vectors: Float[np.ndarray, "states v"]) -> float:
-        """tᵀ A⁻¹ t, summed over vectors: with the states scaled to unit diagonal, which takes the grading out of R."""
+        """tᵀ A⁻¹ t, summed over vectors.
+
+        With the states scaled to unit diagonal, which takes the grading out of R.
+        """
         scale = np.sqrt(np.square(self.factor).sum(axis=0))
         triangle = np.linalg.qr(self.factor / scale, mode="r")
         return float(
@@ -314,7 +352,10 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """All blocks with states p, q ≤ degree, and the largest diagonal entries of A beyond: q = 0, and any other q."""
+    """All blocks with states p, q ≤ degree, and the largest diagonal entries beyond.
+
+    Those entries of A are for q = 0, and for any other q.
+    """
 
     listed: tuple[Block, ...]
     query_edge: float
@@ -330,10 +371,12 @@ def biased_blocks(dim: int, bias: Bias, degree: int) -> Blocks:
     """All blocks with states p, q ≤ degree, without the gain."""
     edge = pair_eigenvalues(dim, degree + 1)
     allowed = ACCURACY * min(edge[degree + 1, 0], edge[0, degree + 1])
-    # one degree more where b = 0: there are the largest entries beyond the listed states, for any mean
+    # one degree more where b = 0: there are the largest entries beyond the listed states, for any
+    # mean
     wanted = [(label, degree + (label[1] == 0)) for label in block_labels(dim, degree)]
     listed, edges = [], {True: 0.0, False: 0.0}
-    # many small matrices: threads of BLAS would spend their time waiting, minutes of it where others use the cores too
+    # many small matrices: threads of BLAS would spend their time waiting, minutes of it where
+    # others use the cores too
     with threadpool_limits(1, user_api="blas"):
         made = list(_made_blocks(dim, bias, wanted, allowed))
     for block in made:
@@ -359,8 +402,8 @@ def _made_blocks(
 ) -> Iterator[Block]:
     """Blocks with the given labels and highest degrees.
 
-    What is left out of the series lowers an eigenvalue λ by at most ``allowed``, and what stands for h_k moves it by
-    less than a hundredth of (allowed · λ)^{1/2}.
+    What is left out of the series lowers an eigenvalue λ by at most ``allowed``, and what stands
+    for h_k moves it by less than a hundredth of (allowed · λ)^{1/2}.
     """
     highest = max(degree for _, degree in wanted)
     series, top = _reach(dim, bias, highest, allowed)
@@ -370,7 +413,9 @@ def _made_blocks(
     check_cost(
         seconds=cost.seconds,
         memory=cost.memory,
-        step=f"the spectrum of heads with mean {bias.slope:g} to degree {highest} in dimension {dim}",
+        step=(
+            f"the spectrum of heads with mean {bias.slope:g} to degree {highest} in dimension {dim}"
+        ),
     )
     roots = _state_roots(dim, series, pairs, allowed)
     ends = np.cumsum([len(some) for some in states])[:-1]
@@ -401,9 +446,10 @@ def _blocks_cost(
 ) -> _Cost:
     """What `_made_blocks` takes once the series is known, from the sizes of its arrays.
 
-    Measured on one core for 53 combinations of d = 2 … 512, c = 0.25 … 4 and degrees 4 … 16, and for
-    single blocks to degree 40: what takes more than 0.5 s is right within a factor of three, but for
-    single blocks in four dimensions or fewer, which the series itself makes up to five times as slow.
+    Measured on one core for 53 combinations of d = 2 … 512, c = 0.25 … 4 and degrees 4 … 16, and
+    for single blocks to degree 40: what takes more than 0.5 s is right within a factor of three,
+    but for single blocks in four dimensions or fewer, which the series itself makes up to five
+    times as slow.
     """
     terms, polynomials = series.coefficients.shape
     rank = min(terms, polynomials)
@@ -425,9 +471,10 @@ def _blocks_cost(
 def _reach(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, int]:
     """The series, and the highest degree of states between the factors h_k(cJ) that does matter.
 
-    States beyond it are reached by polynomials of degree m and more in u only, and lead back to a state within by
-    those of still higher degree. What all of them add to a block, 2 Σ_k (Σ_i |η_ki|)² g_k(p) g_{k+1}(q) for i > m or
-    more, by the degree of the state, is kept below ``allowed``. The bound is far from sharp.
+    States beyond it are reached by polynomials of degree m and more in u only, and lead back to a
+    state within by those of still higher degree. What all of them add to a block, 2 Σ_k
+    (Σ_i |η_ki|)² g_k(p) g_{k+1}(q) for i > m or more, by the degree of the state, is kept below
+    ``allowed``. The bound is far from sharp.
     """
     margin, series = 0, None
     while True:
@@ -453,7 +500,10 @@ def _reach(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, 
 def _state_roots(
     dim: int, series: _Series, pairs: Int[np.ndarray, "s 2"], allowed: float
 ) -> Float[np.ndarray, "s m r"]:
-    """For every (p, q) a matrix L with L Lᵀ = Σ_k η_k η_kᵀ 2 g_k(p) g_{k+1}(q), but for less than ``allowed``."""
+    """For every (p, q) a matrix L with L Lᵀ = Σ_k η_k η_kᵀ 2 g_k(p) g_{k+1}(q).
+
+    The equation holds but for less than ``allowed``.
+    """
     order, top = np.arange(len(series.weights), dtype=np.float64), int(pairs.max())
     query, key = harmonic_ratios(order, dim, top), harmonic_ratios(order + 1, dim, top)
     weighted = np.sqrt(series.weights)[:, None] * series.coefficients
@@ -469,10 +519,12 @@ def _state_roots(
 
 
 def _root(tall: Float[np.ndarray, "*batch n m"], allowed: float) -> Float[np.ndarray, "*batch r m"]:
-    """R with RᵀR = tallᵀ tall, from the product itself, rows by falling length, where its rounding cannot show.
+    """R with RᵀR = tallᵀ tall, from the product itself, rows by falling length.
 
-    Otherwise the relative accuracy of every column, however small, has to be kept: by the product of columns of unit
-    length, or by Householder's reflections where that is too near to singular.
+    For where rounding of the product cannot show.
+
+    Otherwise the relative accuracy of every column, however small, has to be kept: by the product
+    of columns of unit length, or by Householder's reflections where that is too near to singular.
     """
     if allowed < SHOWS:
         if tall.ndim == 2 and tall.shape[0] > tall.shape[1]:
@@ -491,7 +543,10 @@ def _root(tall: Float[np.ndarray, "*batch n m"], allowed: float) -> Float[np.nda
 def _columns(
     u: csr_array, kept: Int[np.ndarray, " kept"], roots: Float[np.ndarray, "s m r"]
 ) -> Float[np.ndarray, "sr kept"]:
-    """Σ_m <s| T_m(u) |kept> L_mr for all s and r: A between the kept states is the product of this with itself."""
+    """Σ_m <s| T_m(u) |kept> L_mr for all s and r.
+
+    A between the kept states is the product of this with itself.
+    """
     powers = np.zeros((u.shape[0], roots.shape[1], len(kept)))
     powers[kept, 0, np.arange(len(kept))] = 1.0
     for m in range(1, roots.shape[1]):
@@ -503,11 +558,14 @@ def _columns(
 def target_vectors(
     target: Polynomial, degree: int
 ) -> dict[tuple[int, int], Float[np.ndarray, "states v"]]:
-    """Vectors of a target's pair function F in the blocks, on the states p, q ≤ degree ≥ its own degrees.
+    """Vectors of a target's pair function F in the blocks.
 
-    Their squares and products are those of the parts of F in the members of the irrep. Terms u^q <β, x>^p have closed
-    forms (:func:`_zonal_vectors`); any other F whose terms have one degree is taken apart by its contractions
-    (:func:`_part_products`); one that mixes the two, or is too large for that, is a ValueError.
+    On the states p, q ≤ degree ≥ its own degrees.
+
+    Their squares and products are those of the parts of F in the members of the irrep. Terms u^q
+    <β, x>^p have closed forms (:func:`_zonal_vectors`); any other F whose terms have one degree is
+    taken apart by its contractions (:func:`_part_products`); one that mixes the two, or is too
+    large for that, is a ValueError.
     """
     zonal = [_one_direction(term, target.dim) for term in target.terms]
     if None not in zonal:
@@ -544,9 +602,12 @@ def _one_direction(term: Term, dim: int) -> _Zonal | None:
 def _zonal_vectors(
     parts: list[_Zonal], dim: int, degree: int
 ) -> dict[tuple[int, int], Float[np.ndarray, "states v"]]:
-    """Vectors of terms u^q <β, x>^p: J^q |0, l> times N_l^{1/2} ∫ t^p P_l dτ in (l, 0), or |l, 0> for x_0.
+    """Vectors of terms u^q <β, x>^p.
 
-    Along directions β and γ such vectors belong to members of the irrep with the inner product P_l(cos(β, γ)).
+    J^q |0, l> times N_l^{1/2} ∫ t^p P_l dτ in (l, 0), or |l, 0> for x_0.
+
+    Along directions β and γ such vectors belong to members of the irrep with the inner product
+    P_l(cos(β, γ)).
     """
     found: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
     for part in parts:
@@ -585,21 +646,23 @@ MOST_UNKNOWN = 400
 
 @lru_cache(maxsize=64)
 def _part_products(target: Polynomial) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
-    """For every block the states that F has a part in, and the matrix of inner products of these parts.
+    """For every block the states that F has a part in.
 
-    On polynomials of x and y in R^d, homogeneous of degrees R and S, the operators x·y (J), Δ_x and Δ_y (numbers
-    (R−p)(R+p+d−2) and (S−q)(S+q+d−2)) and y·∂_x = [Δ_x, x·y]/2 are explicit in every block, and so is Fischer's
-    product, which is diagonal (:func:`_fischer_length`). On the other hand [O F, O' F] for products O, O' of these
-    operators is a sum over joinings of F with itself. Equated for O = (y·∂_x)^e Δ_x^i Δ_y^j (x·y)^n, e ≤ 1 and
-    n ≤ min(r, s), they determine all inner products. The system is solved by least squares; a lower rank or a residual
-    is refused.
+    With the matrix of inner products of these parts.
+
+    On polynomials of x and y in R^d, homogeneous of degrees R and S, the operators x·y (J), Δ_x and
+    Δ_y (numbers (R−p)(R+p+d−2) and (S−q)(S+q+d−2)) and y·∂_x = [Δ_x, x·y]/2 are explicit in every
+    block, and so is Fischer's product, which is diagonal (:func:`_fischer_length`). On the other
+    hand [O F, O' F] for products O, O' of these operators is a sum over joinings of F with itself.
+    Equated for O = (y·∂_x)^e Δ_x^i Δ_y^j (x·y)^n, e ≤ 1 and n ≤ min(r, s), they determine all inner
+    products. The system is solved by least squares; a lower rank or a residual is refused.
     """
     r, s = target.degrees
     if any(term.degrees != (r, s) for term in target.terms) or target.dim < 3:
         raise ValueError(
-            f"{target!r} has terms that are no product of a power of <x_0, x_i> and a power of one direction. For "
-            "heads with a mean all its terms must then have the same degrees, in dimension 3 or more. Use "
-            "kh.theory.empirical_curve on a Gram matrix."
+            f"{target!r} has terms that are no product of a power of <x_0, x_i> and a power of one "
+            "direction. For heads with a mean all its terms must then have the same degrees, in "
+            "dimension 3 or more. Use kh.theory.empirical_curve on a Gram matrix."
         )
     unknown = {}
     for label in block_labels(target.dim, max(r, s)):
@@ -610,8 +673,8 @@ def _part_products(target: Polynomial) -> dict[tuple[int, int], tuple[np.ndarray
     size = sum(len(states) * (len(states) + 1) // 2 for states in unknown.values())
     if size > MOST_UNKNOWN:
         raise ValueError(
-            f"{target!r} has {size} products of parts in the blocks, and {MOST_UNKNOWN} are solved for at most. Lower "
-            "its degree, or use kh.theory.empirical_curve on a Gram matrix."
+            f"{target!r} has {size} products of parts in the blocks, and {MOST_UNKNOWN} are solved "
+            "for at most. Lower its degree, or use kh.theory.empirical_curve on a Gram matrix."
         )
     check_cost(
         seconds=_part_products_seconds(target),
@@ -644,8 +707,9 @@ def _part_products(target: Polynomial) -> dict[tuple[int, int], tuple[np.ndarray
     missed = float(np.abs(design / lengths @ solution - values).max())
     if rank < size or missed > 1e-8 * float(np.abs(values).max(initial=1e-300)):
         raise ValueError(
-            f"the parts of {target!r} in the blocks of heads with a mean are lost to rounding (rank {rank} of {size}, "
-            f"residual {missed:.1e}). Use kh.theory.empirical_curve on a Gram matrix."
+            f"the parts of {target!r} in the blocks of heads with a mean are lost to rounding "
+            f"(rank {rank} of {size}, residual {missed:.1e}). Use kh.theory.empirical_curve on a "
+            "Gram matrix."
         )
     products, offset = {}, 0
     for label, states in unknown.items():
@@ -686,9 +750,9 @@ class _Shape:
 def _part_products_seconds(target: Polynomial) -> float:
     """Seconds that `_part_products` takes, roughly, nearly all of them in `crossed_joinings`.
 
-    It joins every two terms of F (x·y)^n and F (x·y)^k. The sizes of its sums follow from the powers
-    in the terms alone. Measured on one core for 19 targets in dimensions 3, 8, 64 and 200: those
-    above 0.2 s are right within a factor of three.
+    It joins every two terms of F (x·y)^n and F (x·y)^k. The sizes of its sums follow from the
+    powers in the terms alone. Measured on one core for 19 targets in dimensions 3, 8, 64 and 200:
+    those above 0.2 s are right within a factor of three.
     """
     r, s = target.degrees
     shapes = Counter(_Shape.of(term) for term in target.terms)
@@ -716,7 +780,10 @@ def _joining_seconds(
     dim: int,
     is_dense: bool,
 ) -> float:
-    """Seconds of one sum over joinings, from the powers of the matrices and vectors in both terms."""
+    """Seconds of one sum over joinings.
+
+    From the powers of the matrices and vectors in both terms.
+    """
     # walks along chains and rings of matrices, d³ operations a step where matrices are multiplied
     walked = math.prod(power + 1 for power in pairs)
     rings = len(pairs) ** 2 * walked * joints**1.6
@@ -743,7 +810,10 @@ def _contracted_vectors(
 
 
 def _fischer_products(first: Polynomial, second: Polynomial) -> dict[tuple[int, int, int], float]:
-    """[O f, O' g] for O = (y·∂_x)^e Δ_x^i Δ_y^j, by (e, i, j), O' the one that ends in the same degrees."""
+    """[O f, O' g] for O = (y·∂_x)^e Δ_x^i Δ_y^j, by (e, i, j).
+
+    O' is the one that ends in the same degrees.
+    """
     (r, s), apart = first.degrees, (second.degrees[0] - first.degrees[0]) // 2
     if (second.degrees[0] - r) % 2:
         return {}
@@ -754,7 +824,8 @@ def _fischer_products(first: Polynomial, second: Polynomial) -> dict[tuple[int, 
             sums += one.coefficient * other.coefficient * crossed_joinings(one, other, first.dim)
     found = {}
     for (j, i), plain in np.ndenumerate(sums[0]):
-        # a set of i joints inside is 2^i i! times one power of the Laplacian, and joinings come divided by r! s!
+        # a set of i joints inside is 2^i i! times one power of the Laplacian, and joinings come
+        # divided by r! s!
         log = sum(n * math.log(2) + math.lgamma(n + 1) for n in (i, j, i + apart, j + apart))
         weight = math.exp(log + math.lgamma(r + 1) + math.lgamma(s + 1))
         found[0, i, j] = weight * float(plain)
@@ -770,7 +841,10 @@ def _block_products(
     states: Int[np.ndarray, "states 2"],
     wanted: list[tuple[int, int, int, int, int]],
 ) -> dict[tuple[int, int, int, int, int], Float[np.ndarray, " pairs"]]:
-    """Coefficients of the products of parts in [O (x·y)^n f, O' (x·y)^k f], for wanted (n, k, e, i, j)."""
+    """Coefficients of the products of parts in [O (x·y)^n f, O' (x·y)^k f].
+
+    For wanted (n, k, e, i, j).
+    """
     dim, (r, s) = target.dim, target.degrees
     around = block_states(dim, *label, max(r, s) + min(r, s) + 1)
     u = correlation_matrix(dim, *label, around).toarray()

@@ -60,9 +60,9 @@ def risk_bound(
 ) -> RiskBound:
     """The paper's excess risk of its learner: √B [√(log(dM)/n) + √((d² + log M)/(δM))].
 
-    It holds with probability 1 − δ for the empirical risk minimiser of a 1-Lipschitz convex loss over the
-    paper's ball with K_1 ≍ √B, K_2 ≍ B/δ, up to a universal constant that the paper leaves unnamed;
-    ``constant`` stands for it, and every printed bound shows it.
+    It holds with probability 1 − δ for the empirical risk minimiser of a 1-Lipschitz convex loss
+    over the paper's ball with K_1 ≍ √B, K_2 ≍ B/δ, up to a universal constant that the paper leaves
+    unnamed; ``constant`` stands for it, and every printed bound shows it.
 
     Parameters
     ----------
@@ -100,7 +100,9 @@ def risk_bound(
 def approximation_bound(
     target: Polynomial, n_heads: float | int, delta: float | int = 0.05, constant: float | int = 1.0
 ) -> float:
-    """The paper's squared approximation error of M heads: (d² + log M) B / (δM), times its constant.
+    """The paper's squared approximation error of M heads.
+
+    (d² + log M) B / (δM), times its constant.
 
     Examples
     --------
@@ -126,15 +128,16 @@ def kernel_risk_bound(
 ) -> RiskBound:
     """An excess-risk bound without hidden constants, in the limit of many heads.
 
-    Let ℓ(·, y) be 1-Lipschitz and let f̂ minimise the mean loss over n i.i.d. samples of the sphere distribution
-    (labels of any head distribution) within the ball |f|_H ≤ R, R² = :func:`rkhs_norm` of f*. Then with probability at
-    least 1 − δ
+    Let ℓ(·, y) be 1-Lipschitz and let f̂ minimise the mean loss over n i.i.d. samples of the sphere
+    distribution (labels of any head distribution) within the ball |f|_H ≤ R, R² = :func:`rkhs_norm`
+    of f*. Then with probability at least 1 − δ
 
         E ℓ(f̂) − E ℓ(f*) ≤ R (2 √(E K(x,x)) + √(8 S log(1/δ))) / √n,    S = sup K(x,x).
 
-    Symmetrisation and Talagrand's contraction bound the mean of the supremum by twice the Rademacher
-    average of the ball, R √(E K(x,x)/n); McDiarmid's inequality adds the rest, since |f − f*| ≤ 2R√S.
-    S is 1 for zero-mean heads, and 2 E[σ(m+z)²] at the largest mean score m for others.
+    Symmetrisation and Talagrand's contraction bound the mean of the supremum by twice the
+    Rademacher average of the ball, R √(E K(x,x)/n); McDiarmid's inequality adds the rest, since
+    |f − f*| ≤ 2R√S. S is 1 for zero-mean heads, and 2 E[σ(m+z)²] at the largest mean score m for
+    others.
 
     Examples
     --------
@@ -148,7 +151,10 @@ def kernel_risk_bound(
     factor = 2 * math.sqrt(attention_trace(target.dim, n_keys, heads)) + math.sqrt(
         8 * largest * math.log(1 / delta)
     )
-    statement = f"probability {1 - delta:g}, 1-Lipschitz loss, ball of squared RKHS norm {norm:.4g}, no hidden constant"
+    statement = (
+        f"probability {1 - delta:g}, 1-Lipschitz loss, ball of squared RKHS norm {norm:.4g}, no "
+        "hidden constant"
+    )
     return RiskBound(0.0, math.sqrt(norm / n) * factor, 1.0, statement)
 
 
@@ -161,7 +167,9 @@ def samples_needed(
     n_heads: float | int = math.inf,
     heads: GaussianHeads | None = None,
 ) -> int:
-    """The number of samples at which the predicted excess test error E (f̂ − f*)² falls to ``error``.
+    """The number of samples at which the predicted excess error falls to ``error``.
+
+    The error is E (f̂ − f*)² on test samples.
 
     The prediction is that of :func:`best_ridge_curve`, less the noise floor.
 
@@ -182,7 +190,10 @@ def samples_needed(
     --------
     >>> from keyhole.theory.targets import TokenPower
     >>> target = TokenPower(p=2, dim=8)
-    >>> [samples_needed(target, n_keys=8, error=1e-4, model=model) for model in ("attention", "mlp")]
+    >>> [
+    ...     samples_needed(target, n_keys=8, error=1e-4, model=model)
+    ...     for model in ("attention", "mlp")
+    ... ]
     [430, 5322]
     """
     error = check_number(error, "error", minimum=0.0, exclusive=True)
@@ -224,10 +235,12 @@ def heads_predicted(
     n_samples: float | int = MOST_SAMPLES,
     heads: GaussianHeads | None = None,
 ) -> int:
-    """The number of heads at which the predicted error, best ridge and no noise, falls to ``error``.
+    """The number of heads at which the predicted error falls to ``error``.
 
-    With the default number of samples this is the approximation error of M random heads under the sphere distribution:
-    a prediction of :func:`learning_curve`, not a bound.
+    With the best ridge and no noise.
+
+    With the default number of samples this is the approximation error of M random heads under the
+    sphere distribution: a prediction of :func:`learning_curve`, not a bound.
 
     Examples
     --------
@@ -252,8 +265,8 @@ def _smallest(enough: Callable[[float], bool], what: str) -> int:
         high *= 2
         if high > MOST_SAMPLES:
             raise ValueError(
-                f"there is no number of {what} up to {MOST_SAMPLES:.0e}: the error levels off above it. "
-                "Allow a larger error, or more heads."
+                f"there is no number of {what} up to {MOST_SAMPLES:.0e}: the error levels off "
+                "above it. Allow a larger error, or more heads."
             )
     low = high // 2
     while high - low > 1:

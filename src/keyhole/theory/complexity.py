@@ -1,4 +1,7 @@
-"""How hard a target is: the paper's B(f*), a bound with every constant named, and the norm itself."""
+"""How hard a target is.
+
+The paper's B(f*), a bound with every constant named, and the norm itself.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +40,21 @@ def paper_complexity(target: Polynomial) -> float:
 
 
 def rkhs_norm_bound(target: Polynomial) -> float:
-    """Σ_rs |f_rs|² / b_rs ≥ |f*|²_H: a bound on the squared norm for all unit tokens, every constant named.
+    """Σ_rs |f_rs|² / b_rs ≥ |f*|²_H.
+
+    A bound on the squared norm for all unit tokens, every constant named.
 
     The pair kernel of zero-mean heads is Σ_rs b_rs <x_0,x'_0>^r <x_i,x'_j>^s with positive b_rs
-    (:func:`kernel_coefficient`), and a function <x_0^r ⊗ x_i^s, f_rs> has squared norm |f_rs|²/b_rs at most.
+    (:func:`kernel_coefficient`), and a function <x_0^r ⊗ x_i^s, f_rs> has squared norm |f_rs|²/b_rs
+    at most.
 
     Examples
     --------
     >>> from keyhole.theory.targets import Correlation, TokenPower
-    >>> round(rkhs_norm_bound(TokenPower(p=1, dim=3)), 4), round(rkhs_norm_bound(Correlation(q=1, dim=3)), 3)
+    >>> (
+    ...     round(rkhs_norm_bound(TokenPower(p=1, dim=3)), 4),
+    ...     round(rkhs_norm_bound(Correlation(q=1, dim=3)), 3),
+    ... )
     (3.3421, 21.403)
     """
     return math.fsum(
@@ -54,7 +63,9 @@ def rkhs_norm_bound(target: Polynomial) -> float:
 
 
 def kernel_coefficient(r: int, s: int) -> float:
-    """b_rs = Σ_k a_k 4^{−k} C(k, r) C(k+1, s), the coefficient of u^r t^s in the pair kernel on unit tokens.
+    """The coefficient b_rs of u^r t^s in the pair kernel on unit tokens.
+
+    b_rs = Σ_k a_k 4^{−k} C(k, r) C(k+1, s).
 
     Examples
     --------
@@ -72,9 +83,9 @@ def rkhs_norm(target: Polynomial, heads: GaussianHeads | None = None) -> float:
     """|f*|²_H: the squared norm under the sphere distribution, for any N.
 
     Zero-mean heads: Σ_kl |P_kl F|² / μ_kl. Heads with a mean: Σ tᵀ A⁻¹ t over the blocks of
-    :mod:`keyhole.theory.blocks`, t the vector of F in the block and A between states p, q ≤ D: a number that rises with
-    D = 8, 16, … by ever smaller steps; what lies beyond the last is continued as a geometric series, and is below a
-    thousandth.
+    :mod:`keyhole.theory.blocks`, t the vector of F in the block and A between states p, q ≤ D: a
+    number that rises with D = 8, 16, … by ever smaller steps; what lies beyond the last is
+    continued as a geometric series, and is below a thousandth.
 
     It is the limit from below of yᵀK⁻¹y as samples are added; for zero-mean heads never above
     :func:`rkhs_norm_bound`, which holds for the larger space of polynomials on all of R^d.
@@ -82,15 +93,18 @@ def rkhs_norm(target: Polynomial, heads: GaussianHeads | None = None) -> float:
     Raises
     ------
     ValueError
-        Where the degree is so high that a harmonic part or an eigenvalue is lost to floating point, or where the
-        norm under biased heads has not settled at the highest D.
+        Where the degree is so high that a harmonic part or an eigenvalue is lost to floating point,
+        or where the norm under biased heads has not settled at the highest D.
 
     Examples
     --------
     >>> from keyhole.theory.targets import Correlation, TokenPower
     >>> round(rkhs_norm(TokenPower(p=1, dim=3)), 4), round(rkhs_norm(Correlation(q=1, dim=3)), 3)
     (3.2339, 18.489)
-    >>> [round(rkhs_norm(Correlation(q, dim=6), heads=GaussianHeads(mean=0.5)), 1) for q in (0, 1, 2)]
+    >>> [
+    ...     round(rkhs_norm(Correlation(q, dim=6), heads=GaussianHeads(mean=0.5)), 1)
+    ...     for q in (0, 1, 2)
+    ... ]
     [14.4, 80.7, 543.8]
     """
     bias = bias_of(heads, target.dim)
@@ -104,14 +118,17 @@ def rkhs_norm(target: Polynomial, heads: GaussianHeads | None = None) -> float:
     present = powers > 0
     if present.any() and values[present].min() < 1e-290:
         raise ValueError(
-            f"the norm of {target!r} in dimension {target.dim} divides by eigenvalues below 1e-290, the edge "
-            "of floating point. rkhs_norm_bound(target) needs no eigenvalues and stays exact."
+            f"the norm of {target!r} in dimension {target.dim} divides by eigenvalues below "
+            "1e-290, the edge of floating point. rkhs_norm_bound(target) needs no eigenvalues and "
+            "stays exact."
         )
     return float(np.sum(powers[present] / values[present]))
 
 
 NORM_DEGREES, NORM_TOLERANCE = (8, 16, 24, 32, 40), 1e-3
-"""Degrees D at which the norm of biased heads is taken, and the share of it that may still lie beyond the last."""
+"""Degrees D at which the norm of biased heads is taken, and the share of it that may still lie
+beyond the last.
+"""
 
 
 def _biased_norm(target: Polynomial, bias: Bias) -> float:
@@ -139,14 +156,17 @@ def _biased_norm(target: Polynomial, bias: Bias) -> float:
                 return norms[-1] + beyond
     values = ", ".join(f"{norm:.4g}" for norm in norms) or "none"
     raise ValueError(
-        f"the norm of {target!r} under heads with mean {bias.slope:g} in units of twice their scale does not settle: "
-        f"it is {values} at degrees {', '.join(map(str, degrees)) or 'none'}, where floating point ends. "
+        f"the norm of {target!r} under heads with mean {bias.slope:g} in units of twice their "
+        f"scale does not settle: it is {values} at degrees "
+        f"{', '.join(map(str, degrees)) or 'none'}, where floating point ends. "
         "biased_norm_bound(target, error) bounds a function near it."
     )
 
 
 def mlp_norm(target: Polynomial, n_keys: int) -> float:
-    """The squared norm of f* in the RKHS of the MLP kernel on the flattened input, under the sphere distribution.
+    """The squared norm of f* in the RKHS of the MLP kernel on the flattened input.
+
+    Under the sphere distribution.
 
     Unlike attention's it depends on N: an MLP has to learn every key's place apart.
 
@@ -162,7 +182,7 @@ def mlp_norm(target: Polynomial, n_keys: int) -> float:
     values = {parts: mlp_eigenvalue(target.dim, n_keys, parts) for parts in shares}
     if any(value < 1e-290 for value in values.values()):
         raise ValueError(
-            f"the MLP norm of {target!r} divides by eigenvalues below 1e-290, the edge of floating point. "
-            "Lower the degree, the dimension or the number of keys."
+            f"the MLP norm of {target!r} divides by eigenvalues below 1e-290, the edge of floating "
+            "point. Lower the degree, the dimension or the number of keys."
         )
     return math.fsum(power / values[parts] for parts, power in shares.items())

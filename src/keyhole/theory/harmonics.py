@@ -1,7 +1,9 @@
-"""Spherical harmonics in the query and in a key: their number, and how much of a target lies in each degree.
+"""Spherical harmonics in the query and in a key.
 
-P_k is the Gegenbauer polynomial of degree k on the unit sphere of R^d with P_k(1) = 1, N_k the number of
-harmonics of degree k, τ the distribution of <u, v> for independent uniform u, v.
+Their number, and how much of a target lies in each degree.
+
+P_k is the Gegenbauer polynomial of degree k on the unit sphere of R^d with P_k(1) = 1, N_k the
+number of harmonics of degree k, τ the distribution of <u, v> for independent uniform u, v.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from keyhole.theory.targets import KEY, PAIR, QUERY, Factor, Polynomial, Term, j
 
 
 def harmonic_count(dim: int, degree: int) -> int:
-    """N_k = C(k+d−1, k) − C(k+d−3, k−2): the number of harmonics of degree k on the sphere of R^d, exactly.
+    """N_k = C(k+d−1, k) − C(k+d−3, k−2).
+
+    The number of harmonics of degree k on the sphere of R^d, exactly.
 
     Examples
     --------
@@ -69,7 +73,9 @@ def _log_power_moment(power: int, degree: int, dim: int) -> float:
 
 @lru_cache(maxsize=64)
 def pair_powers(target: Polynomial) -> Float[np.ndarray, "r s"]:
-    """|P_kl F|² under the sphere distribution: the power of the pair function F in query degree k and key degree l.
+    """|P_kl F|² under the sphere distribution.
+
+    The power of the pair function F in query degree k and key degree l.
 
     Parameters
     ----------
@@ -79,8 +85,9 @@ def pair_powers(target: Polynomial) -> Float[np.ndarray, "r s"]:
     Returns
     -------
     array (r+1, s+1)
-        r and s are the highest degrees of F in the query and in the key. The entries sum to E F². The power
-        of f* itself in (k, l) is the entry (k, 0), and the entry (k, l) divided by N for l ≥ 1.
+        r and s are the highest degrees of F in the query and in the key. The entries sum to E F².
+        The power of f* itself in (k, l) is the entry (k, 0), and the entry (k, l) divided by N for
+        l ≥ 1.
 
     Raises
     ------
@@ -89,10 +96,11 @@ def pair_powers(target: Polynomial) -> Float[np.ndarray, "r s"]:
 
     Notes
     -----
-    Powers of one direction, and <x_0,x_i>^q <β,x_i>, have closed forms of positive terms. Everything else
-    comes from the joinings of a term with itself and with the others (:mod:`keyhole.theory.targets`):
-    a homogeneous polynomial is Σ_j |x|^{2j} h_{s−2j} with h harmonic, Laplacians are joints inside a term,
-    and the inner products of the h solve a triangular system. Cost: one joining per pair of terms.
+    Powers of one direction, and <x_0,x_i>^q <β,x_i>, have closed forms of positive terms.
+    Everything else comes from the joinings of a term with itself and with the others
+    (:mod:`keyhole.theory.targets`): a homogeneous polynomial is Σ_j |x|^{2j} h_{s−2j} with h
+    harmonic, Laplacians are joints inside a term, and the inner products of the h solve a
+    triangular system. Cost: one joining per pair of terms.
 
     Examples
     --------
@@ -118,13 +126,18 @@ def pair_powers(target: Polynomial) -> Float[np.ndarray, "r s"]:
 
 
 def pair_powers_seconds(target: Polynomial) -> float:
-    """Seconds that `pair_powers` takes, roughly, from counting the states of its sums over joinings; takes far less.
+    """Seconds that `pair_powers` takes, roughly; this takes far less.
 
-    Measured on one core for 20 targets in dimensions 3, 8 and 100: those above 0.01 s are right within a
-    factor of two, but for products of high powers of directions alone, which take a quarter of it.
+    From counting the states of its sums over joinings.
+
+    Measured on one core for 20 targets in dimensions 3, 8 and 100: those above 0.01 s are right
+    within a factor of two, but for products of high powers of directions alone, which take a
+    quarter of it.
 
     >>> from keyhole.theory.notation import parse_target
-    >>> short, long = (parse_target(f"(corr + token + query + 1)^{p}", dim=64).target for p in (2, 8))
+    >>> short, long = (
+    ...     parse_target(f"(corr + token + query + 1)^{p}", dim=64).target for p in (2, 8)
+    ... )
     >>> pair_powers_seconds(short) < 0.01, pair_powers_seconds(long) > 10
     (True, True)
     """
@@ -188,14 +201,17 @@ def _check_rounding(target: Polynomial, total: np.ndarray, size: np.ndarray) -> 
     rounding = 64 * np.finfo(float).eps * size.max()
     if size.max() > 0 and rounding > 1e-6 * total.max():
         raise ValueError(
-            f"the harmonic parts of {target!r} in dimension {target.dim} cannot be told from rounding: they "
-            f"add up terms of size {size.max():.1e} to powers of at most {total.max():.1e}. "
-            "rkhs_norm_bound(target) needs no harmonics and stays exact."
+            f"the harmonic parts of {target!r} in dimension {target.dim} cannot be told from "
+            f"rounding: they add up terms of size {size.max():.1e} to powers of at most "
+            f"{total.max():.1e}. rkhs_norm_bound(target) needs no harmonics and stays exact."
         )
 
 
 def _term_products(first: Term, second: Term, dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """<P_kl T_1, P_kl T_2> for all (k, l), without coefficients, and the size of what was added up for it."""
+    """<P_kl T_1, P_kl T_2> for all (k, l), and the size of what was added up for it.
+
+    Coefficients are left out.
+    """
     known = _closed_products(first, second, dim)
     if known is not None:
         return known, np.abs(known)
@@ -217,7 +233,10 @@ def _closed_products(first: Term, second: Term, dim: int) -> np.ndarray | None:
 
 
 def _single(term: Term) -> tuple[str, np.ndarray | None, int] | None:
-    """(kind, array, power) of a term that is one power, the constant being power 0; None if it is not."""
+    """(kind, array, power) of a term that is one power, the constant being power 0.
+
+    None if it is not.
+    """
     if not term.powers:
         return "constant", None, 0
     if len(term.powers) > 1 or term.powers[0][0].kind == PAIR:
@@ -227,7 +246,10 @@ def _single(term: Term) -> tuple[str, np.ndarray | None, int] | None:
 
 
 def _direction_products(first: Term, second: Term, dim: int) -> np.ndarray | None:
-    """Two powers of directions, <β,x>^p and <γ,x>^q, of the query alone or of the key alone: Funk–Hecke."""
+    """Two powers of directions, <β,x>^p and <γ,x>^q, of the query alone or of the key alone.
+
+    Funk–Hecke.
+    """
     a, b = _single(first), _single(second)
     if a is None or b is None:
         return None
@@ -300,12 +322,15 @@ def gegenbauer(max_degree: int, t: float, dim: int) -> Float[np.ndarray, " k"]:
 
 @lru_cache(maxsize=256)
 def _harmonic_transform(s: int, s2: int, dim: int) -> np.ndarray:
-    """The matrix from joinings, by number i of joints inside the first term, to products of harmonic parts.
+    """The matrix from joinings to products of harmonic parts.
 
-    For homogeneous p of degree s, Δ^i p = Σ_l (c_jl / c_{j−i,l}) |x|^{2(j−i)} h_l with j = (s−l)/2 and c_jl
-    = Π_{a≤j} 2a(2a+2l+d−2). In the Fischer product, where |x|² is adjoint to Δ, this gives [Δ^i p, Δ^i' q]
-    = Σ_{l≤m} c_jl c_j'l / c_{(m−l)/2,l} [h_l(p), h_l(q)] with m = s−2i = s'−2i' the slots left over; on the
-    sphere E h_l(p) h_l(q) = [h_l(p), h_l(q)] / (d (d+2) ⋯ (d+2l−2)). Solved in rational numbers.
+    Joinings are by number i of joints inside the first term.
+
+    For homogeneous p of degree s, Δ^i p = Σ_l (c_jl / c_{j−i,l}) |x|^{2(j−i)} h_l with j = (s−l)/2
+    and c_jl = Π_{a≤j} 2a(2a+2l+d−2). In the Fischer product, where |x|² is adjoint to Δ, this gives
+    [Δ^i p, Δ^i' q] = Σ_{l≤m} c_jl c_j'l / c_{(m−l)/2,l} [h_l(p), h_l(q)] with m = s−2i = s'−2i' the
+    slots left over; on the sphere E h_l(p) h_l(q) = [h_l(p), h_l(q)] / (d (d+2) ⋯ (d+2l−2)). Solved
+    in rational numbers.
     """
     degrees = list(range(s % 2, min(s, s2) + 1, 2))
     solved: list[list[Fraction]] = []
@@ -327,7 +352,8 @@ def _harmonic_transform(s: int, s2: int, dim: int) -> np.ndarray:
     transform = np.zeros((min(s, s2) + 1, s // 2 + 1))
     for row, degree in enumerate(degrees):
         if harmonic_count(dim, degree) == 0:
-            continue  # on {−1, 1} a degree above one has no harmonics: what is left there is rounding
+            # on {−1, 1} a degree above one has no harmonics: what is left there is rounding
+            continue
         volume = math.prod(dim + 2 * a for a in range(degree))
         for column, m in enumerate(degrees):
             transform[degree, (s - m) // 2] = float(solved[row][column] / volume)

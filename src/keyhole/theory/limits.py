@@ -100,8 +100,8 @@ def check_cost(seconds: float, memory: float, step: str) -> None:
     else:
         return
     raise CostError(
-        f"{step} takes {cost}, and {limit}. Lower the powers of the target, the mean c or the number "
-        f"of samples, or {allowed.remedy}."
+        f"{step} takes {cost}, and {limit}. Lower the powers of the target, the mean c or the "
+        f"number of samples, or {allowed.remedy}."
     )
 
 
@@ -112,7 +112,7 @@ def check_limits() -> None:
         raise CancelledError("nobody waits for this answer.")
     if time.thread_time() > allowed.thread_end:
         raise CostError(
-            f"this question took more than {OVERRUN:g} times the {allowed.seconds:g} s that are allowed "
-            "here. Lower the powers of the target, the mean c or the number of samples, or "
+            f"this question took more than {OVERRUN:g} times the {allowed.seconds:g} s that are "
+            "allowed here. Lower the powers of the target, the mean c or the number of samples, or "
             f"{allowed.remedy}."
         )

@@ -1,4 +1,7 @@
-"""Exact spectrum of the MLP kernel on the flattened input, under the sphere distribution: a product of N+1 spheres."""
+"""Exact spectrum of the MLP kernel on the flattened input, under the sphere distribution.
+
+A product of N+1 spheres.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ _ORDER = 1600
 """Terms of the power series that are summed before the rest is extrapolated."""
 
 _SCALE = 600.0
-"""Coefficients of z^n are kept times _SCALE^n, which keeps 1/n! within floating point up to _ORDER."""
+"""Coefficients of z^n are kept times _SCALE^n, which keeps 1/n! within floating point up to
+_ORDER.
+"""
 
 Parts = tuple[int, ...]
 """Degrees of the tokens of a level in falling order, zeros left out."""
@@ -36,8 +41,8 @@ def mlp_spectrum(
 ) -> Spectrum:
     """Eigenvalues of the MLP kernel κ((Σ_i <x_i, x'_i> + 1)/(N+2)) under the sphere distribution.
 
-    The input is a point on a product of N+1 spheres, not on one large sphere. Eigenfunctions are products of
-    harmonics Π_i Y_{l_i}(x_i) over query and keys; the eigenvalue
+    The input is a point on a product of N+1 spheres, not on one large sphere. Eigenfunctions are
+    products of harmonics Π_i Y_{l_i}(x_i) over query and keys; the eigenvalue
 
         ν_l = E[κ((1 + Σ_i t_i)/(N+2)) Π_i P_{l_i}(t_i)] = Σ_n a_n (N+2)^{−n} n! [z^n] e^z Π_i B_{l_i}(z),
         B_l(z) = ∫ e^{zt} P_l(t) τ(dt) = z^l / (d (d+2) ⋯ (d+2l−2)) · 0F1(; l + d/2; z²/4),
@@ -49,16 +54,16 @@ def mlp_spectrum(
     dim, n_keys : int
         d and N.
     max_degree : int, optional
-        List the levels of total degree Σ_i l_i ≤ max_degree. By default the smallest for which the listed
-        levels hold all but ``tolerance`` of the trace.
+        List the levels of total degree Σ_i l_i ≤ max_degree. By default the smallest for which the
+        listed levels hold all but ``tolerance`` of the trace.
     tolerance : float
         Share of the trace that may be left over when ``max_degree`` is None.
 
     Returns
     -------
     Spectrum
-        ``degrees`` has shape (levels, parts): the degrees of the tokens in falling order, padded with
-        zeros. The trace is κ(1) = 1/2.
+        ``degrees`` has shape (levels, parts): the degrees of the tokens in falling order, padded
+        with zeros. The trace is κ(1) = 1/2.
 
     Notes
     -----
@@ -76,8 +81,9 @@ def mlp_spectrum(
         if degree > highest_total_degree(dim, n_keys):
             raise ValueError(
                 "`max_degree` is the total degree over tokens, at most "
-                f"{highest_total_degree(dim, n_keys)} for dim {dim} and {n_keys} keys ({MAX_LEVELS} levels): "
-                f"got {degree}. What lies beyond the listed levels is `remainder`."
+                f"{highest_total_degree(dim, n_keys)} for dim {dim} and {n_keys} keys "
+                f"({MAX_LEVELS} levels): got {degree}. What lies beyond the listed levels is "
+                "`remainder`."
             )
         return _mlp_levels(dim, n_keys, degree)
     tolerance = check_number(tolerance, "tolerance", minimum=0.0, exclusive=True)
@@ -86,8 +92,9 @@ def mlp_spectrum(
         if spectrum.remainder <= tolerance * TRACE:
             return spectrum
     raise ValueError(
-        f"total degree {degree} leaves {spectrum.remainder / TRACE:.2e} of the trace, and `tolerance` is "
-        f"{tolerance:.1e}. Raise `tolerance`, or choose `max_degree` and use `remainder`."
+        f"total degree {degree} leaves {spectrum.remainder / TRACE:.2e} of the trace, and "
+        f"`tolerance` is {tolerance:.1e}. Raise `tolerance`, or choose `max_degree` and use "
+        "`remainder`."
     )
 
 
@@ -117,7 +124,10 @@ def _mlp_levels(dim: int, n_keys: int, max_degree: int) -> Spectrum:
 
 
 def mlp_levels(dim: int, n_keys: int, max_degree: int) -> list[Parts]:
-    """All multisets of token degrees with total at most ``max_degree`` that have eigenfunctions, by total."""
+    """All multisets of token degrees that have eigenfunctions, by total.
+
+    The total is at most ``max_degree``.
+    """
     largest = 1 if dim == 1 else max_degree
     return [
         parts
@@ -127,7 +137,10 @@ def mlp_levels(dim: int, n_keys: int, max_degree: int) -> list[Parts]:
 
 
 def _partitions(total: int, largest: int, parts: int) -> Iterator[Parts]:
-    """Partitions of ``total`` into at most ``parts`` parts of at most ``largest``, in falling order."""
+    """Partitions of ``total`` into at most ``parts`` parts, in falling order.
+
+    No part is larger than ``largest``.
+    """
     if total == 0:
         yield ()
         return
@@ -223,8 +236,9 @@ def _busy_series(dim: int, n_keys: int, parts: Parts) -> np.ndarray:
 def mlp_level_powers(powers: Float[np.ndarray, "r s"], n_keys: int) -> dict[Parts, float]:
     """Power of f* = (1/N) Σ_i F in each level of the MLP, from the pair powers |P_kl F|² of F.
 
-    Query and keys are tokens alike here: (k, l) and (l, k) share the level {k, l}. Only one key at a time
-    has a positive degree, and the N of them add up as they do for attention: |P_kl F|²/N for l ≥ 1.
+    Query and keys are tokens alike here: (k, l) and (l, k) share the level {k, l}. Only one key at
+    a time has a positive degree, and the N of them add up as they do for attention: |P_kl F|²/N for
+    l ≥ 1.
     """
     shares: dict[Parts, float] = {}
     for (k, l), power in np.ndenumerate(powers):  # noqa: E741

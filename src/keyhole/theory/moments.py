@@ -1,8 +1,10 @@
-"""The arc-cosine kernel as a power series, and sums over it that stay exact where the series is slow.
+"""The arc-cosine kernel as a power series.
 
-κ(ρ) = [√(1−ρ²) + (π − arccos ρ) ρ]/2π = Σ_n a_n ρ^n has a_0 = 1/2π, a_1 = 1/4, no other odd term, and for
-even n = 2m ≥ 2 the positive coefficients a_n = Γ(m−½) / (2 π^{3/2} Γ(m) (2m−1) 2m), which fall like
-n^{−5/2}.
+And sums over it that stay exact where the series is slow.
+
+κ(ρ) = [√(1−ρ²) + (π − arccos ρ) ρ]/2π = Σ_n a_n ρ^n has a_0 = 1/2π, a_1 = 1/4, no other odd term,
+and for even n = 2m ≥ 2 the positive coefficients a_n = Γ(m−½) / (2 π^{3/2} Γ(m) (2m−1) 2m), which
+fall like n^{−5/2}.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from scipy.special import gammaln
 def series_coefficients(order: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     """a_n of κ(ρ) = Σ a_n ρ^n; for real n ≥ 2 the smooth function through the even coefficients.
 
-    >>> series_coefficients(np.array([0.0, 1.0, 2.0, 4.0])) * np.array([2 * np.pi, 4, 4 * np.pi, 48 * np.pi])
+    >>> series_coefficients(np.array([0.0, 1.0, 2.0, 4.0])) * np.array(
+    ...     [2 * np.pi, 4, 4 * np.pi, 48 * np.pi]
+    ... )
     array([1., 1., 1., 1.])
     """
     half = np.maximum(order, 2.0) / 2
@@ -40,10 +44,12 @@ def log_choose(n: Float[np.ndarray, " n"], k: int) -> Float[np.ndarray, " n"]:
 
 
 def log_gamma_ratio(x: Float[np.ndarray, " n"], shift: float) -> Float[np.ndarray, " n"]:
-    """The difference log Γ(x) − log Γ(x + shift) for x > 0, shift ≥ 0, accurate to rounding at any x.
+    """The difference log Γ(x) − log Γ(x + shift) for x > 0, shift ≥ 0.
 
-    A difference of two log Γ loses x log x · ε; here x is first moved beyond 30 by the recurrence, and then
-    Stirling's series is subtracted term by term.
+    Accurate to rounding at any x.
+
+    A difference of two log Γ loses x log x · ε; here x is first moved beyond 30 by the recurrence,
+    and then Stirling's series is subtracted term by term.
 
     >>> float(np.exp(log_gamma_ratio(np.array([4.0]), 2.0))[0].round(12))    # 3!/5! = 1/20
     0.05
@@ -66,11 +72,13 @@ def _stirling(x: np.ndarray) -> np.ndarray:
 
 
 def tail_nodes(start: int) -> tuple[Float[np.ndarray, " q"], Float[np.ndarray, " q"]]:
-    """Nodes n and weights w with Σ_{m≥0} f(start+2m) = Σ w f(n), for smooth f that falls like n^{−j/2}.
+    """Nodes n and weights w with Σ_{m≥0} f(start+2m) = Σ w f(n).
 
-    Gregory's formula: the sum is half the integral plus differences of f at its lower end. The integral is
-    taken in v = √(start/n), where f with an expansion in half-integer powers is a smooth function on (0,
-    1].
+    For smooth f that falls like n^{−j/2}.
+
+    Gregory's formula: the sum is half the integral plus differences of f at its lower end. The
+    integral is taken in v = √(start/n), where f with an expansion in half-integer powers is a
+    smooth function on (0, 1].
     """
     nodes, weights = _gauss_legendre(120)
     v, dv = (nodes + 1) / 2, weights / 2
@@ -88,7 +96,10 @@ _gauss_legendre = lru_cache(maxsize=1)(
 
 @lru_cache(maxsize=1)
 def _gregory_weights() -> np.ndarray:
-    """Weights of f_0, f_1, … in Σ_{m≥0} f_m − ∫_0^∞ f = Σ_j G_{j+1} Δ^j f_0, G the Gregory coefficients."""
+    """Weights of f_0, f_1, … in Σ_{m≥0} f_m − ∫_0^∞ f = Σ_j G_{j+1} Δ^j f_0.
+
+    G are the Gregory coefficients.
+    """
     # x / log(1+x) = Σ_j G_j x^j
     series = [Fraction((-1) ** j, j + 1) for j in range(_GREGORY + 1)]
     inverse = [Fraction(1)]
@@ -104,13 +115,14 @@ def _gregory_weights() -> np.ndarray:
 def pair_eigenvalues(dim: int, max_degree: int) -> Float[np.ndarray, "k l"]:
     """μ_kl = ∫∫ κ((1+s)(1+t)/4) (1+t) P_k(s) P_l(t) τ(ds) τ(dt), for k, l ≤ K.
 
-    By Rodrigues' formula ∫ ((1+s)/2)^n P_k(s) τ(ds) = j_n r_k(n), with j_n = Π_{i<n} (d−1+2i)/(2(d−1+i)) and
-    r_k(n) = Π_{i<k} (n−i)/(n+i+d−1), so that with κ = Σ a_n ρ^n
+    By Rodrigues' formula ∫ ((1+s)/2)^n P_k(s) τ(ds) = j_n r_k(n), with j_n = Π_{i<n}
+    (d−1+2i)/(2(d−1+i)) and r_k(n) = Π_{i<k} (n−i)/(n+i+d−1), so that with κ = Σ a_n ρ^n
 
         μ_kl = 2 Σ_n a_n j_n j_{n+1} r_k(n) r_l(n+1).
 
-    Every term is positive, so every eigenvalue has full relative accuracy at any d and degree. The terms
-    fall like n^{−d−3/2} only; beyond 10 K the sum over n is done as an integral with end corrections.
+    Every term is positive, so every eigenvalue has full relative accuracy at any d and degree. The
+    terms fall like n^{−d−3/2} only; beyond 10 K the sum over n is done as an integral with end
+    corrections.
 
     Examples
     --------
@@ -144,7 +156,10 @@ def _pair_nodes(dim: int, max_degree: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def series_nodes(start: int) -> tuple[np.ndarray, np.ndarray]:
-    """Orders n and weights w with Σ_n a_n f(n) = Σ w f(n): single terms up to ``start``, then an integral."""
+    """Orders n and weights w with Σ_n a_n f(n) = Σ w f(n).
+
+    Single terms up to ``start``, then an integral.
+    """
     tail, tail_weight = tail_nodes(start)
     order = np.concatenate([[0.0, 1.0], np.arange(2.0, start, 2.0), tail])
     weight = np.ones(len(order))

@@ -32,13 +32,16 @@ KNOWN = {
     "corr": "<x_0, x_i>, the correlation of query and key",
     "token": "<β, x_i>, a coordinate of the key (β is the first basis vector)",
     "query": "<β, x_0>, a coordinate of the query",
-    "rotated(gamma)": "<x_0, S x_i> with S = (1−gamma) I + gamma P, P a rotation; rotated(gamma, seed) for another P",
+    "rotated(gamma)": (
+        "<x_0, S x_i> with S = (1−gamma) I + gamma P, P a rotation; rotated(gamma, seed) for "
+        "another P"
+    ),
 }
 """What a target may be made of."""
 
 LONGEST, HIGHEST, DEEPEST, MOST_TERMS, WIDEST = 1000, 64, 40, 500, 4096
-"""Characters, power, brackets within brackets, terms, and the dimension of a rotation: a notation is typed by
-hand, and beyond these it is a slip that would take all memory."""
+"""Characters, power, brackets within brackets, terms, and the dimension of a rotation: a notation
+is typed by hand, and beyond these it is a slip that would take all memory."""
 
 ORDER = (PAIR, KEY, QUERY)
 """The order in which the factors of a product are written."""
@@ -86,8 +89,9 @@ def parse_target(text: str, dim: int) -> Notation:
     Parameters
     ----------
     text : str
-        A sum of products of ``corr``, ``token``, ``query``, ``rotated(gamma)`` and numbers. Products multiply
-        functions of one key, before the average: ``token * token`` is ``token^2``.
+        A sum of products of ``corr``, ``token``, ``query``, ``rotated(gamma)`` and numbers.
+        Products multiply functions of one key, before the average: ``token * token`` is
+        ``token^2``.
     dim : int
         Token dimension d.
 

@@ -32,8 +32,8 @@ class Spectrum:
     multiplicities : array (levels,)
         Exact integers where a float holds them, the nearest float beyond 2^53.
     degrees : int array (levels, …)
-        What the eigenfunctions of a level are: for attention (k, l), the degree in the query and in the
-        keys; for the MLP the degrees of its tokens in falling order, zeros at the end.
+        What the eigenfunctions of a level are: for attention (k, l), the degree in the query and in
+        the keys; for the MLP the degrees of its tokens in falling order, zeros at the end.
     trace : float
         E K(x, x): the sum of all eigenvalues, those beyond the listed levels included.
     """
@@ -49,14 +49,18 @@ class Spectrum:
 
     @property
     def remainder(self) -> float:
-        """The part of the trace beyond the listed levels; zero where it is no more than rounding."""
+        """The part of the trace beyond the listed levels.
+
+        Zero where it is no more than rounding.
+        """
         rest = self.trace - float(self.eigenvalues @ self.multiplicities)
         return rest if rest > 1e-14 * self.trace else 0.0
 
     def __repr__(self) -> str:
         return (
             f"Spectrum({len(self.eigenvalues)} levels from {self.eigenvalues[0]:.4g} down to "
-            f"{self.eigenvalues[-1]:.4g}, trace {self.trace:.4g} of which {self.remainder:.2g} beyond them)"
+            f"{self.eigenvalues[-1]:.4g}, trace {self.trace:.4g} of which {self.remainder:.2g} "
+            "beyond them)"
         )
 
 
@@ -69,21 +73,23 @@ def attention_spectrum(
 ) -> Spectrum:
     """Eigenvalues of the attention kernel (ReLU) under the sphere distribution.
 
-    Zero-mean heads: λ_k0 = μ_k0 with N_k eigenfunctions Y_k(x_0), and λ_kl = μ_kl / N for l ≥ 1 with N_k N_l
-    eigenfunctions Y_k(x_0) N^{−1/2} Σ_i Y_l(x_i); μ_kl from :func:`pair_eigenvalues`. Heads with a mean c·I: the
-    eigenvalues of the blocks of :mod:`keyhole.theory.blocks`, one block per irrep (a, b) of O(d).
+    Zero-mean heads: λ_k0 = μ_k0 with N_k eigenfunctions Y_k(x_0), and λ_kl = μ_kl / N for l ≥ 1
+    with N_k N_l eigenfunctions Y_k(x_0) N^{−1/2} Σ_i Y_l(x_i); μ_kl from :func:`pair_eigenvalues`.
+    Heads with a mean c·I: the eigenvalues of the blocks of :mod:`keyhole.theory.blocks`, one block
+    per irrep (a, b) of O(d).
 
     Parameters
     ----------
     dim, n_keys : int
         d and N.
     max_degree : int, optional
-        List the levels with degrees k, l ≤ max_degree in query and key. By default the smallest of 4, 8, 16, …
-        1024 (4 … 16 for heads with a mean) for which the listed levels hold all but ``tolerance`` of the trace.
-        The trace converges slowly (like degree^{−3/2} when d is large), because K has a cusp on its diagonal; what
-        is left is ``remainder``, known exactly.
+        List the levels with degrees k, l ≤ max_degree in query and key. By default the smallest of
+        4, 8, 16, … 1024 (4 … 16 for heads with a mean) for which the listed levels hold all but
+        ``tolerance`` of the trace. The trace converges slowly (like degree^{−3/2} when d is large),
+        because K has a cusp on its diagonal; what is left is ``remainder``, known exactly.
     heads : GaussianHeads, optional
-        The head distribution; its mean is a number, or c·I with any corner on the constant coordinate.
+        The head distribution; its mean is a number, or c·I with any corner on the constant
+        coordinate.
     tolerance : float
         Share of the trace that may be left over when ``max_degree`` is None.
 
@@ -94,9 +100,10 @@ def attention_spectrum(
 
     Notes
     -----
-    Cost: O(max_degree³), with a mean O(max_degree⁶), kept for other numbers of keys. Levels without eigenfunctions
-    (d = 1, degree above one) are left out. Eigenvalues of heads with a mean are those of K between the listed
-    functions, so they are never too large, and what they lack is in the remainder.
+    Cost: O(max_degree³), with a mean O(max_degree⁶), kept for other numbers of keys. Levels without
+    eigenfunctions (d = 1, degree above one) are left out. Eigenvalues of heads with a mean are
+    those of K between the listed functions, so they are never too large, and what they lack is in
+    the remainder.
 
     Examples
     --------
@@ -115,8 +122,8 @@ def attention_spectrum(
         degree = check_count(max_degree, "max_degree", minimum=0)
         if bias and degree > MAX_BIASED_DEGREE:
             raise ValueError(
-                f"`max_degree` is at most {MAX_BIASED_DEGREE} for heads with a mean: got {degree}. What lies beyond "
-                "the listed levels is `remainder`."
+                f"`max_degree` is at most {MAX_BIASED_DEGREE} for heads with a mean: got {degree}. "
+                "What lies beyond the listed levels is `remainder`."
             )
         return attention_levels(dim, n_keys, bias, degree)
     tolerance = check_number(tolerance, "tolerance", minimum=0.0, exclusive=True)
@@ -157,7 +164,10 @@ def biased_levels(
     max_degree: int,
     vectors: dict[tuple[int, int], Float[np.ndarray, "states v"]],
 ) -> tuple[Spectrum, Float[np.ndarray, " levels"]]:
-    """All levels of the blocks, and the power in each of a target with the given vectors in them."""
+    """All levels of the blocks, and the power of a target in each.
+
+    The target is given by its vectors in the blocks.
+    """
     listed = biased_blocks(dim, bias.unit, max_degree).listed
     parts = [block.levels(n_keys, vectors.get(block.label)) for block in listed]
     values, powers = (np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -175,14 +185,18 @@ def biased_levels(
 
 
 def multiplicity_table(dim: int, max_degree: int) -> Float[np.ndarray, " k"]:
-    """N_0, …, N_K as floats whose squares do not overflow; an error names the degree where they would."""
+    """N_0, …, N_K as floats whose squares do not overflow.
+
+    An error names the degree where they would.
+    """
     counts = []
     for degree in range(max_degree + 1):
         count = harmonic_count(dim, degree)
         if count > 10**150:
             raise ValueError(
-                f"`max_degree` must keep multiplicities within floating point: in dimension {dim} the number "
-                f"of harmonics of degree {degree} has {math.log10(count):.0f} digits. Stop below {degree}."
+                f"`max_degree` must keep multiplicities within floating point: in dimension {dim} "
+                f"the number of harmonics of degree {degree} has {math.log10(count):.0f} digits. "
+                f"Stop below {degree}."
             )
         counts.append(float(count))
     return np.array(counts)
@@ -191,12 +205,16 @@ def multiplicity_table(dim: int, max_degree: int) -> Float[np.ndarray, " k"]:
 def attention_trace(dim: int, n_keys: int, heads: GaussianHeads | None = None) -> float:
     """E K(x, x) under the sphere distribution.
 
-    Zero-mean heads: 1/N + (1 − 1/N) ∫ κ((1+t)/2) (1+t) τ(dt), the integral being 2 Σ_n a_n j_{n+1}. Heads with a mean,
-    with m = cu + c_0: (1/N) E 2σ(m+z)² + (1 − 1/N) 2 Σ_k (1/k!) Σ_q g_{k+1}(q) N_q (∫ h_k(m) P_q dτ)².
+    Zero-mean heads: 1/N + (1 − 1/N) ∫ κ((1+t)/2) (1+t) τ(dt), the integral being 2 Σ_n a_n j_{n+1}.
+    Heads with a mean, with m = cu + c_0: (1/N) E 2σ(m+z)² + (1 − 1/N) 2 Σ_k (1/k!) Σ_q g_{k+1}(q)
+    N_q (∫ h_k(m) P_q dτ)².
 
     Examples
     --------
-    >>> round(attention_trace(dim=8, n_keys=8), 6), round(attention_trace(6, 4, GaussianHeads(mean=1.0)), 6)
+    >>> (
+    ...     round(attention_trace(dim=8, n_keys=8), 6),
+    ...     round(attention_trace(6, 4, GaussianHeads(mean=1.0)), 6),
+    ... )
     (0.412321, 0.568796)
     """
     return mean_diagonal(
@@ -220,7 +238,8 @@ def mean_diagonal(dim: int, n_keys: int, bias: Bias) -> float:
 def _biased_diagonals(dim: int, bias: Bias) -> tuple[float, float]:
     """The mean of a pair's kernel with itself, and of two keys of one query.
 
-    The series of the second falls like k^{−2−d/2}; beyond the last term it is continued by that head distribution.
+    The series of the second falls like k^{−2−d/2}; beyond the last term it is continued by that
+    head distribution.
     """
     last, nodes = (2000, 400) if dim < 8 else (400, 160)
     u, weights = roots_jacobi(nodes, (dim - 3) / 2, (dim - 3) / 2)

@@ -1,4 +1,7 @@
-"""Target functions f*(x) = (1/N) Σ_i F(x_0, x_i): algebra, coefficients, the four families, the sphere distribution."""
+"""Target functions f*(x) = (1/N) Σ_i F(x_0, x_i).
+
+Algebra, coefficients, the four families, the sphere distribution.
+"""
 
 from __future__ import annotations
 
@@ -79,11 +82,11 @@ class Term:
 class Polynomial:
     """A target f*(x) = (1/N) Σ_i F(x_0, x_i) with F a polynomial of a query and one key.
 
-    F is a sum of terms c · Π_j <x_0, A_j x_i>^{q_j} · Π_j <β_j, x_i>^{p_j} · Π_j <γ_j, x_0>^{r_j}. Build
-    one from the families of this package or with :func:`monomial`; add, subtract, scale and multiply them
-    with the usual signs. A product of two averages over the keys is no such average (it is one over pairs
-    of keys), so ``*`` asks that one of the two depend on the query alone; :meth:`pairwise` multiplies the
-    functions F before averaging.
+    F is a sum of terms c · Π_j <x_0, A_j x_i>^{q_j} · Π_j <β_j, x_i>^{p_j} · Π_j <γ_j, x_0>^{r_j}.
+    Build one from the families of this package or with :func:`monomial`; add, subtract, scale and
+    multiply them with the usual signs. A product of two averages over the keys is no such average
+    (it is one over pairs of keys), so ``*`` asks that one of the two depend on the query alone;
+    :meth:`pairwise` multiplies the functions F before averaging.
 
     Parameters
     ----------
@@ -143,12 +146,13 @@ class Polynomial:
     def __call__(self, batch: SetBatch) -> Float[np.ndarray, " n"]:
         """Values of the target on a batch of n sets, ragged or not: an array (n,) in float64.
 
-        One pass over the tokens per factor, in blocks of sets that keep temporaries within the memory budget.
+        One pass over the tokens per factor, in blocks of sets that keep temporaries within the
+        memory budget.
         """
         if batch.dim != self._dim:
             raise ValueError(
-                f"target and batch must share the token dimension: the target has dim {self._dim}, the batch "
-                f"{batch.dim}. Build the target with dim={batch.dim}."
+                f"target and batch must share the token dimension: the target has dim {self._dim}, "
+                f"the batch {batch.dim}. Build the target with dim={batch.dim}."
             )
         if batch.query is None and self.needs_query:
             raise ValueError(
@@ -175,7 +179,9 @@ class Polynomial:
         return np.asarray(np.add.reduceat(total, batch.offsets[:-1]) / batch.lengths)
 
     def coefficient_norms(self) -> dict[tuple[int, int], float]:
-        """|f_rs|² for every degree (r, s) that occurs, f_rs symmetrised in the query and in the key slots.
+        """The squared norms |f_rs|² for every degree (r, s) that occurs.
+
+        f_rs is symmetrised in the query and in the key slots.
 
         Terms of equal degree are added before the norm is taken. Nothing of size d^(r+s) is formed.
         """
@@ -233,9 +239,10 @@ class Polynomial:
             return NotImplemented
         if self.needs_keys and right.needs_keys:
             raise ValueError(
-                f"the product of {self!r} and {right!r} is an average over pairs of keys, not over keys, "
-                "so it leaves the class (1/N) Σ_i F(x_0, x_i). One of the two must depend on the query "
-                "alone; to multiply the functions of a key before averaging, use a.pairwise(b)."
+                f"the product of {self!r} and {right!r} is an average over pairs of keys, not over "
+                "keys, so it leaves the class (1/N) Σ_i F(x_0, x_i). One of the two must depend on "
+                "the query alone; to multiply the functions of a key before averaging, use "
+                "a.pairwise(b)."
             )
         return self.pairwise(right)
 
@@ -277,7 +284,9 @@ def monomial(
     keys: Sequence[tuple[Any, int]] = (),
     query: Sequence[tuple[Any, int]] = (),
 ) -> Polynomial:
-    """The target (1/N) Σ_i c · Π_j <x_0, A_j x_i>^{q_j} · Π_j <β_j, x_i>^{p_j} · Π_j <γ_j, x_0>^{r_j}.
+    """The target of one monomial in correlations, keys and query.
+
+    (1/N) Σ_i c · Π_j <x_0, A_j x_i>^{q_j} · Π_j <β_j, x_i>^{p_j} · Π_j <γ_j, x_0>^{r_j}.
 
     Parameters
     ----------
@@ -296,7 +305,9 @@ def monomial(
     --------
     >>> import numpy as np
     >>> from keyhole.theory.targets import Correlation
-    >>> monomial(3, pairs=[(None, 2)], keys=[(np.array([1.0, 0.0, 0.0]), 1)]) == Correlation(q=2, dim=3)
+    >>> monomial(3, pairs=[(None, 2)], keys=[(np.array([1.0, 0.0, 0.0]), 1)]) == Correlation(
+    ...     q=2, dim=3
+    ... )
     True
     """
     dim = check_count(dim, "dim")
@@ -337,20 +348,24 @@ def _check_same_dim(a: Polynomial, b: Polynomial) -> None:
         )
 
 
-# Inner products of symmetrised coefficient tensors, by counting contractions instead of forming tensors. A term of
-# degree (r, s) is a tensor with r query slots and s key slots: a vector fills one slot, a matrix links a query slot
-# to a key slot. An inner product of two symmetrised terms is a sum over all ways to join their slots, query to query
-# and key to key. Joined slots form chains that end in two vectors, and closed rings that are traces of words A_1 A_2ᵀ
-# A_3 A_4ᵀ …. The sum over all joinings is the exponential of the sum over connected ones; powers are kept as
-# multiplicities, so a term of degree 8 has few states where its joinings are 8! many. Joints within one term
-# (Laplacians of it) are needed for its harmonic parts, joints across, from a query slot of one term to a key slot of
-# the other, for its parts under joint rotations of query and key; both are counted apart.
+# Inner products of symmetrised coefficient tensors, by counting contractions instead of forming
+# tensors. A term of degree (r, s) is a tensor with r query slots and s key slots: a vector fills
+# one slot, a matrix links a query slot to a key slot. An inner product of two symmetrised terms is
+# a sum over all ways to join their slots, query to query and key to key. Joined slots form chains
+# that end in two vectors, and closed rings that are traces of words A_1 A_2ᵀ A_3 A_4ᵀ …. The sum
+# over all joinings is the exponential of the sum over connected ones; powers are kept as
+# multiplicities, so a term of degree 8 has few states where its joinings are 8! many. Joints within
+# one term (Laplacians of it) are needed for its harmonic parts, joints across, from a query slot of
+# one term to a key slot of the other, for its parts under joint rotations of query and key; both
+# are counted apart.
 
 Content = tuple[int, ...]
 """How many copies of each node a chain, a ring or a whole joining uses."""
 
 Joints = tuple[int, int, int, int]
-"""Joints inside the first term, key to key and query to query; then across, its query slots and its key slots."""
+"""Joints inside the first term, key to key and query to query; then across, its query slots and its
+key slots.
+"""
 
 
 def symmetric_product(first: Term, second: Term, dim: int) -> float:
@@ -367,18 +382,23 @@ def symmetric_product(first: Term, second: Term, dim: int) -> float:
 
 
 def joinings(first: Term, second: Term, dim: int, inside: bool = True) -> Float[np.ndarray, "i j"]:
-    """Sum of all joinings of two terms, of degrees (r, s) and as even, divided by r! s!, coefficients left out.
+    """Sum of all joinings of two terms, divided by r! s!, coefficients left out.
 
-    Entry [i, j] has i key joints and j query joints inside the first term, up to ⌊s/2⌋ and ⌊r/2⌋; without ``inside``
-    slots of one term are not joined, and there is one entry. States number the product of (power + 1) over all factors.
-    With one matrix, however often it occurs, a singular value decomposition makes every step O(d); with several, a ring
-    costs O(d³) per state.
+    The terms are of degrees (r, s) and as even.
+
+    Entry [i, j] has i key joints and j query joints inside the first term, up to ⌊s/2⌋ and ⌊r/2⌋;
+    without ``inside`` slots of one term are not joined, and there is one entry. States number the
+    product of (power + 1) over all factors. With one matrix, however often it occurs, a singular
+    value decomposition makes every step O(d); with several, a ring costs O(d³) per state.
     """
     return _joinings(_nodes(first, second), dim, first.degrees, inside, crossings=0)[:, :, 0, 0]
 
 
 def crossed_joinings(first: Term, second: Term, dim: int) -> Float[np.ndarray, "2 i j"]:
-    """Joinings without and with one joint across each way: a query slot of each term to a key slot of the other."""
+    """Joinings without and with one joint across each way.
+
+    A query slot of each term to a key slot of the other.
+    """
     nodes = [
         _Node(f.kind, side, f.array, n)
         for side, term in enumerate((first, second))
@@ -410,7 +430,10 @@ class _Node:
 
 
 def _nodes(first: Term, second: Term) -> list[_Node]:
-    """The factors of both terms, in coordinates where a single matrix is diagonal (kept as a vector then)."""
+    """The factors of both terms, in coordinates where a single matrix is diagonal.
+
+    Such a matrix is kept as a vector.
+    """
     powers = [
         (side, factor, power)
         for side, term in enumerate((first, second))
@@ -434,7 +457,10 @@ def _turn(factor: Factor, turned: dict[str, np.ndarray], scales: np.ndarray) -> 
 
 
 class _Connected:
-    """Sums over connected joinings, by content: chains between two vectors, and rings of matrices."""
+    """Sums over connected joinings, by content.
+
+    Chains between two vectors, and rings of matrices.
+    """
 
     def __init__(self, nodes: list[_Node], dim: int, shape: Joints, inside: bool) -> None:
         self.nodes = nodes
@@ -484,7 +510,10 @@ class _Connected:
     def _walk(
         self, start: int, slot: str, begin: np.ndarray
     ) -> Iterator[tuple[Content, str, int, dict[Joints, np.ndarray]]]:
-        """Yield every (content, open slot, last node) reached from ``start``, with the sum over its words."""
+        """Yield every (content, open slot, last node) reached from ``start``.
+
+        With the sum over its words.
+        """
         empty = tuple(0 for _ in self.nodes)
         layer = {(_plus(empty, start), start, slot): {(0, 0, 0, 0): begin}}
         while layer:
@@ -499,7 +528,10 @@ class _Connected:
             layer = {key: values for key, values in following.items() if values}
 
     def _entries(self, slot: str) -> tuple[tuple[str, str], ...]:
-        """Slots by which a walk may enter the next node, each with the one it leaves by: its own kind first."""
+        """Slots by which a walk may enter the next node, each with the one it leaves by.
+
+        Its own kind first.
+        """
         straight, across = (KEY, QUERY), (QUERY, KEY)
         if slot == QUERY:
             straight, across = across, straight
@@ -522,7 +554,10 @@ class _Connected:
                 target[joined] = target[joined] + moved if joined in target else moved
 
     def _joint(self, joints: Joints, slot: str, entry: str, last: int, node: int) -> Joints | None:
-        """Count the joint of a slot of one node with a slot of the next, or None where it is not allowed."""
+        """Count the joint of a slot of one node with a slot of the next.
+
+        None where it is not allowed.
+        """
         side, straight, (i, j, e, f) = self.sides[last], slot == entry, joints
         if side != self.sides[node]:
             if straight:
@@ -565,8 +600,9 @@ def _exponential(
 ) -> np.ndarray:
     """Sum over all joinings from the sum over connected ones, divided by r! s! of the first term.
 
-    m_t E_m = Σ_c c_t C_c E_{m−c} for any node t, from the derivative of E = exp C. Every E_m is kept in units
-    of r_m! s_m! / Π m_t!, which keeps it near one where the plain coefficient would underflow.
+    m_t E_m = Σ_c c_t C_c E_{m−c} for any node t, from the derivative of E = exp C. Every E_m is
+    kept in units of r_m! s_m! / Π m_t!, which keeps it near one where the plain coefficient would
+    underflow.
     """
     in_first = [node.side == 0 for node in nodes]
     key_slots = [n.kind != QUERY and f for n, f in zip(nodes, in_first, strict=True)]
@@ -658,10 +694,13 @@ def sphere_sets(n_sets: int, n_keys: int, dim: int, seed: int) -> SetBatch:
 
 
 def fixed_free_rotation(dim: int, seed: int) -> Float[np.ndarray, "d d"]:
-    """Draw an orthogonal matrix without fixed directions: no x ≠ 0 has P x = x, and tr P = 0 for d ≥ 2.
+    """Draw an orthogonal matrix without fixed directions.
 
-    Quarter turns in random orthogonal planes. An odd dimension leaves three directions over, which get a turn
-    by 60° and a reflection: eigenvalues e^{±iπ/3} and −1, whose sum is zero too. In dimension one P = −1.
+    No x ≠ 0 has P x = x, and tr P = 0 for d ≥ 2.
+
+    Quarter turns in random orthogonal planes. An odd dimension leaves three directions over, which
+    get a turn by 60° and a reflection: eigenvalues e^{±iπ/3} and −1, whose sum is zero too. In
+    dimension one P = −1.
 
     Examples
     --------
@@ -736,7 +775,9 @@ class TokenPower(Polynomial):
 
 
 class Correlation(Polynomial):
-    """Keys weighted by their correlation with the query: f_{2,q}(x) = (1/N) Σ_i <x_0, x_i>^q <β, x_i>.
+    """Keys weighted by their correlation with the query.
+
+    f_{2,q}(x) = (1/N) Σ_i <x_0, x_i>^q <β, x_i>.
 
     Its |f_{q,q+1}|² = (d+1) ⋯ (d+q) / (q+1)! grows like d^q.
 
@@ -762,12 +803,14 @@ class Correlation(Polynomial):
 
 
 class RotatedCorrelation(Polynomial):
-    """Correlation through a rotation: f_{3,γ}(x) = (1/N) Σ_i <x_0, S_γ x_i>³ <β, x_i>, S_γ = (1−γ) I + γ P.
+    """Correlation through a rotation: f_{3,γ}(x) = (1/N) Σ_i <x_0, S_γ x_i>³ <β, x_i>.
 
-    P is a random rotation without fixed directions and with trace zero (:func:`fixed_free_rotation`): γ = 0
-    is ``Correlation(q=3)``; at γ = 1 the correlation has nothing left in common with <x_0, x_i>. In even
-    dimension S_γ is a multiple of a rotation, by √((1−γ)² + γ²), so every γ is equally hard, up to that
-    scale, for heads of zero mean.
+    With S_γ = (1−γ) I + γ P.
+
+    P is a random rotation without fixed directions and with trace zero
+    (:func:`fixed_free_rotation`): γ = 0 is ``Correlation(q=3)``; at γ = 1 the correlation has
+    nothing left in common with <x_0, x_i>. In even dimension S_γ is a multiple of a rotation, by
+    √((1−γ)² + γ²), so every γ is equally hard, up to that scale, for heads of zero mean.
 
     Parameters
     ----------

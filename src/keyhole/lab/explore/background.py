@@ -121,7 +121,10 @@ class Background:
         return is_recent and not question.is_cancelled
 
     def _drop_abandoned(self) -> None:
-        """Remove questions that wait for a thread and that nobody wants; those that run end by themselves."""
+        """Remove questions that wait for a thread and that nobody wants.
+
+        Those that run end by themselves.
+        """
         for key, question in list(self._questions.items()):
             if not question.is_running and not self._is_wanted(question):
                 del self._questions[key]

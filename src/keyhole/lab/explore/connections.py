@@ -1,9 +1,9 @@
 """Connections to the server of `keyhole explore`: each may wait, send and read for so long only.
 
 uvicorn gives a client all the time it wants to send the head of a request, and counts connections
-against a limit beyond which everybody is refused. Clients that send half a request then lock the page
-out. Here a connection that is not being answered is closed after a while whatever it sends, and when
-there are too many of them the one that has waited longest gives way to the newest.
+against a limit beyond which everybody is refused. Clients that send half a request then lock the
+page out. Here a connection that is not being answered is closed after a while whatever it sends,
+and when there are too many of them the one that has waited longest gives way to the newest.
 
 On the loopback address clients cannot be told apart by where they come from. They can be told apart
 by the token: connections that have never shown it give way first.
@@ -17,7 +17,9 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 WAITING_SECONDS = 10.0
-"""From the opening of a connection, or from its last answer, to the end of the head of its next request."""
+"""From the opening of a connection, or from its last answer, to the end of the head of its next
+request.
+"""
 
 READING_SECONDS = 30.0
 """That a client may take to read what was sent to it, once that no longer fits into the buffers."""
@@ -42,7 +44,8 @@ class _Clock:
         """Start it, from the beginning if it runs."""
         self.stop()
         self.started = self._loop.time()
-        # aborted, not closed: a connection that is closed stays until its client has read everything
+        # aborted, not closed: a connection that is closed stays until its client has read
+        # everything
         self._timer = self._loop.call_later(seconds, self._transport.abort)
 
     def stop(self) -> None:

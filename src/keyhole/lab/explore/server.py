@@ -1,9 +1,11 @@
-"""The server of `keyhole explore`: on the loopback address only, behind a random token, for one person's browser.
+"""The server of `keyhole explore`, for one person's browser.
 
-A request must name our own host, come from our own page where it says where it comes from, and know the token. Nothing
-in it is ever taken for a path. Numbers of the theory are computed in threads, none of which keeps the program from
-ending; fits and uploaded tables in processes of their own, which can be ended and take nothing along when a damaged
-file ends them.
+On the loopback address only, behind a random token.
+
+A request must name our own host, come from our own page where it says where it comes from, and know
+the token. Nothing in it is ever taken for a path. Numbers of the theory are computed in threads,
+none of which keeps the program from ending; fits and uploaded tables in processes of their own,
+which can be ended and take nothing along when a damaged file ends them.
 """
 
 from __future__ import annotations
@@ -76,15 +78,21 @@ SAVE_SECONDS = 60.0  # that a view to be saved waits for it
 LAST_SECONDS = 1.0  # that clients have to read their answers when the server ends
 
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' "
+        "data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors "
+        "'none'"
+    ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Of every answer. Styles may stand in elements, because the chart library puts them there; scripts may not."""
+"""Of every answer.
+
+Styles may stand in elements, because the chart library puts them there; scripts may not.
+"""
 
 ASSETS = {
     "plotly.js": ("text/javascript", library),
@@ -109,7 +117,10 @@ class PortTakenError(RuntimeError):
 
 
 def _file_identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode of a file, None where there is none: tells whether a file is still the one that was opened."""
+    """Device and inode of a file, None where there is none.
+
+    Tells whether a file is still the one that was opened.
+    """
     try:
         status = os.stat(path)
     except OSError:
@@ -118,7 +129,10 @@ def _file_identity(path: Path) -> tuple[int, int] | None:
 
 
 class Bench:
-    """The measurements of all tabs: one at a time, into one store; results are read from there by everyone."""
+    """The measurements of all tabs: one at a time, into one store.
+
+    Results are read from there by everyone.
+    """
 
     def __init__(self, path: Path) -> None:
         self._store = Store(path)
@@ -150,7 +164,10 @@ class Bench:
         self._keys.update(news)
 
     def _check_store(self) -> None:
-        """Open the store anew where its file was removed or replaced: SQLite goes on with the old one in silence."""
+        """Open the store anew where its file was removed or replaced.
+
+        SQLite goes on with the old one in silence.
+        """
         path = self._store.path
         if _file_identity(path) == self._file:
             return
@@ -160,8 +177,8 @@ class Bench:
             self._store = Store(path)
         except OSError as error:
             raise StoreError(
-                f"the store {path} must stay where it is: it was removed, and a new one cannot be made "
-                f"({error.strerror}). Put its folder back, or start `keyhole explore` again."
+                f"the store {path} must stay where it is: it was removed, and a new one cannot be "
+                f"made ({error.strerror}). Put its folder back, or start `keyhole explore` again."
             ) from error
         self._file = _file_identity(path)
         self._last, self._keys, self._known = 0, set(), {}
@@ -173,7 +190,10 @@ class Bench:
         return len(self._keys)
 
     def _planned(self, state: ExploreState) -> tuple[Plan, dict[Cell, float], str]:
-        """What is missing of a state, the seconds that each fit takes by estimate, and why it may not be measured."""
+        """What is missing of a state, and why it may not be measured.
+
+        With the seconds that each fit takes by estimate.
+        """
         cells = cells_of(state)
         self._check_store()
         plan = Plan.of(cells, self._store)
@@ -186,10 +206,13 @@ class Bench:
             "click places on the surface first": not cells and state.view == "surface",
             "there is nothing to measure here": not cells,
             f"fits need a penalty λ of {LEAST_RIDGE:g} at least": state.ridge < LEAST_RIDGE,
-            f"these fits take about {seconds:,.0f} s, and {most:g} s are allowed: lower d, N or M": seconds
-            > most,
-            f"these fits take {memory / 2**30:.1f} GiB, and {room / 2**30:g} GiB are allowed": memory
-            > room,
+            (
+                f"these fits take about {seconds:,.0f} s, and {most:g} s are allowed: lower d, N "
+                "or M"
+            ): seconds > most,
+            (
+                f"these fits take {memory / 2**30:.1f} GiB, and {room / 2**30:g} GiB are allowed"
+            ): memory > room,
         }
         return plan, costs, next((why for why, holds in rules.items() if holds), "")
 
@@ -236,8 +259,8 @@ class Bench:
             # workers that find no file make one, and others write on to the file that has gone
             if _file_identity(path) != file:
                 raise RunError(
-                    f"the store {path} was removed or replaced while it was written: what was measured is lost. "
-                    "Measure again"
+                    f"the store {path} was removed or replaced while it was written: what was "
+                    "measured is lost. Measure again"
                 )
 
         try:
@@ -281,7 +304,10 @@ def _key(cell: Cell) -> str:
 
 
 class Guard:
-    """Lets nobody in but our own page: checks host, origin and token, and puts the headers on every answer."""
+    """Lets nobody in but our own page.
+
+    Checks host, origin and token, and puts the headers on every answer.
+    """
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         self.app, self.token = app, token
@@ -333,7 +359,10 @@ class Guard:
             self._tasks.discard(task)
 
     def end(self) -> None:
-        """End all requests at once: what they wait for may take longer than anybody waits after Ctrl-C."""
+        """End all requests at once.
+
+        What they wait for may take longer than anybody waits after Ctrl-C.
+        """
         self._is_ending = True
         for task in list(self._tasks):
             task.cancel()
@@ -352,7 +381,8 @@ class Guard:
         first, slash, _ = scope["path"][1:].partition("/")
         if not hmac.compare_digest(first.encode("utf-8", "surrogateescape"), self.token.encode()):
             return _plain(
-                "the address must have its token: copy all of the line that `keyhole explore` printed.",
+                "the address must have its token: copy all of the line that `keyhole explore` "
+                "printed.",
                 403,
             )
         if not slash:
@@ -399,7 +429,10 @@ def _plain(text: str, status: int) -> Response:
 
 
 class DaemonThreads:
-    """Threads for work that must not block the server; none of them keeps the program from ending."""
+    """Threads for work that must not block the server.
+
+    None of them keeps the program from ending.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -550,7 +583,10 @@ class Explorer:
         return self.bench.news()
 
     async def events(self, request: Request) -> Response:
-        """Server-sent events: how far the measurement is, whenever that changes; pages then ask for their view anew."""
+        """Server-sent events: how far the measurement is, whenever that changes.
+
+        Pages then ask for their view anew.
+        """
         if self.listening >= MOST_LISTENING:
             return _plain(f"at most {MOST_LISTENING} tabs hear of progress.", 503)
 
@@ -575,31 +611,46 @@ class Explorer:
         return await self._answered(self._saved(request, dict(request.query_params)))
 
     async def _saved(self, request: Request, query: dict[str, str]) -> Response:
-        """A view with all that is known of it within `SAVE_SECONDS`; no thread is held meanwhile."""
+        """A view with all that is known of it within `SAVE_SECONDS`.
+
+        No thread is held meanwhile.
+        """
         state = await self._computed(request, ExploreState.read, query)
         end = time.monotonic() + SAVE_SECONDS
         view = await self._computed(request, self._answer, state)
         while view.pending and time.monotonic() < end:
             await asyncio.sleep(NEWS_SECONDS)
             view = await self._computed(request, self._answer, state)
-        missing = f"was not known after {SAVE_SECONDS:g} s: look at the view until it is complete, and save it then."
+        missing = (
+            f"was not known after {SAVE_SECONDS:g} s: look at the view until it is complete, and "
+            "save it then."
+        )
         view = replace(view, notes=[note.replace(MEANWHILE, missing) for note in view.notes])
         content = await self._computed(request, saved_page, state, view)
         name = {"Content-Disposition": f'attachment; filename="keyhole-{state.view}.html"'}
         return Response(content, media_type="text/html", headers=name)
 
     async def data(self, request: Request) -> Response:
-        """Look at an uploaded table; it lives in memory, in a process of its own, and is never written."""
+        """Look at an uploaded table.
+
+        It lives in memory, in a process of its own, and is never written.
+        """
         content = bytearray()
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for part in request.stream():
                     content += part
                     if len(content) > MOST_BYTES:
-                        size = f"a table on this page must be at most {MOST_BYTES >> 20} MiB: this one is larger"
+                        size = (
+                            f"a table on this page must be at most {MOST_BYTES >> 20} MiB: this "
+                            "one is larger"
+                        )
                         return JSONResponse({"error": f"{size}. Use `keyhole lens`."}, 413)
         except TimeoutError:
-            words = f"a table must arrive within {BODY_SECONDS:g} s: {len(content)} bytes had come by then. Send it again."
+            words = (
+                f"a table must arrive within {BODY_SECONDS:g} s: {len(content)} bytes had come by "
+                "then. Send it again."
+            )
             return JSONResponse({"error": words}, 408)
         query = dict(request.query_params)
         return await self._answered(self._look_threads.run(self._look, bytes(content), query))
@@ -630,11 +681,13 @@ class Explorer:
             return report
         except FutureTimeoutError:
             raise ValueError(
-                f"a look at a table may take {DATA_SECONDS:g} s, and this took longer. Use `keyhole lens`."
+                f"a look at a table may take {DATA_SECONDS:g} s, and this took longer. Use "
+                "`keyhole lens`."
             ) from None
         except (BrokenProcessPool, MemoryError):
             raise ValueError(
-                "the table ended the process that read it: it is damaged, or too large for its memory."
+                "the table ended the process that read it: it is damaged, or too large for its "
+                "memory."
             ) from None
         finally:
             self._look_pool = None
@@ -654,7 +707,10 @@ def saved_page(state: ExploreState, view: View) -> str:
 
 
 def look_at(content: bytes, query: dict[str, str]) -> Report:
-    """What a process of its own does with an upload, within bounds of memory where the system has such."""
+    """What a process of its own does with an upload.
+
+    Within bounds of memory where the system has such.
+    """
     with suppress(ImportError):
         import resource
 
@@ -669,14 +725,16 @@ def looked(content: bytes, query: dict[str, str]) -> Report:
     unknown = set(query) - {"name", "set", "target"}
     if unknown:
         raise ValueError(
-            f"an upload has a name, and perhaps columns for set and target: got {sorted(unknown)!r:.80}."
+            "an upload has a name, and perhaps columns for set and target: got "
+            f"{sorted(unknown)!r:.80}."
         )
     target = query.get("target") or None
     table = table_in_memory(content, query.get("name", ""), target)
     data = read_table(table, set_id=query.get("set") or None, target=target)
     if data.target is None:
         raise ValueError(
-            "a table must have a target to learn: no column target, label, class or y. Name it above."
+            "a table must have a target to learn: no column target, label, class or y. Name it "
+            "above."
         )
     # what is costly to import waits until there is something to look at
     from keyhole.lab.lens.findings import LensConfig
@@ -703,7 +761,8 @@ def listen(port: int) -> socket.socket:
     except OSError as error:
         found.close()
         raise PortTakenError(
-            f"port {port} of this machine cannot be had ({error.strerror}). Choose another --port, or leave it out."
+            f"port {port} of this machine cannot be had ({error.strerror}). Choose another --port, "
+            "or leave it out."
         ) from None
     return found
 

@@ -1,6 +1,9 @@
-"""What the page of `keyhole explore` shows: a state in its address, blocks to draw, and the lines that compute them.
+"""What the page of `keyhole explore` shows.
 
-Every number of the theory on the page is an `Ask`, which is both called here and written out as a line of Python.
+A state in its address, blocks to draw, and the lines that compute them.
+
+Every number of the theory on the page is an `Ask`, which is both called here and written out as a
+line of Python.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ from keyhole.theory.spectrum import MAX_BIASED_DEGREE
 from keyhole.theory.targets import Polynomial, Term
 
 QUICK = PRESETS["quick"]
-"""Its sizes are measured, and those between: the same cells, so that what `keyhole reproduce` found appears at once."""
+"""Its sizes are measured, and those between: the same cells, so that what `keyhole reproduce` found
+appears at once.
+"""
 BETWEEN = replace(QUICK, sizes=(25, 50, 200, 800), repetitions=(8, 8, 4, 2))
 MEANS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)
 ANGLES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -104,8 +109,9 @@ class ExploreState:
         seconds = pair_powers_seconds(read.target)
         if seconds > TARGET_SECONDS:
             raise ValueError(
-                f"a target on this page must be quick: multiplied out this one has {len(read.target.terms)} terms, "
-                f"which take about {seconds:,.0f} s. Lower its powers, or ask `keyhole theory --time-limit`."
+                "a target on this page must be quick: multiplied out this one has "
+                f"{len(read.target.terms)} terms, which take about {seconds:,.0f} s. Lower its "
+                "powers, or ask `keyhole theory --time-limit`."
             )
         _check_variance(state)
         return state
@@ -162,8 +168,8 @@ class ExploreState:
     def describe(self) -> str:
         """The settings in a line."""
         return (
-            f"f* = {self.text}, d = {self.dim}, N = {self.n_keys}, M = {self.n_heads}, c = {self.bias:g}, "
-            f"λ = {self.ridge:g}, noise {self.noise:g} Var f*"
+            f"f* = {self.text}, d = {self.dim}, N = {self.n_keys}, M = {self.n_heads}, c = "
+            f"{self.bias:g}, λ = {self.ridge:g}, noise {self.noise:g} Var f*"
         )
 
 
@@ -186,7 +192,8 @@ def _check_variance(state: ExploreState) -> None:
         scaled_variance = target_variance(Polynomial(state.dim, terms), state.n_keys)
     if scaled_variance == 0:
         raise ValueError(
-            f"a target on this page must vary: {state.text} has no variance: nothing is to be learned."
+            f"a target on this page must vary: {state.text} has no variance: nothing is to be "
+            "learned."
         )
     # compare exponents, which do not overflow
     exponent = math.nan
@@ -196,8 +203,9 @@ def _check_variance(state: ExploreState) -> None:
     if not low <= exponent <= high:
         size = "is not finite" if math.isnan(exponent) else f"is about 1e{exponent:+.0f}"
         raise ValueError(
-            f"a target on this page must have a variance from {VARIANCES[0]:g} to {VARIANCES[1]:g}: that of "
-            f"{state.text} {size}. Scale the target, which changes no share that is learned."
+            f"a target on this page must have a variance from {VARIANCES[0]:g} to "
+            f"{VARIANCES[1]:g}: that of {state.text} {size}. Scale the target, which changes no "
+            "share that is learned."
         )
 
 
@@ -226,21 +234,27 @@ def _picks(text: str) -> tuple[tuple[int, int], ...]:
         )
     if len(pairs) > MOST_PICKS:
         raise ValueError(
-            f"at most {MOST_PICKS} places of the surface are measured: got {len(pairs)}. Remove some."
+            f"at most {MOST_PICKS} places of the surface are measured: got {len(pairs)}. Remove "
+            "some."
         )
     return tuple(pairs)
 
 
-# ---- what is asked of the theory -------------------------------------------------------------------------------------
+# ---- what is asked of the theory -----------------------------------------------------------------
 
 
 class Ask:
     """One question to `kh.theory` about the target of a state, and the expression that asks it."""
 
     def __init__(
-        self, name: str, function: str, options: Mapping[str, Any], role: str = "", look: Look = "line",
+        self,
+        name: str,
+        function: str,
+        options: Mapping[str, Any],
+        role: str = "",
+        look: Look = "line",
         state: ExploreState | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self.function, self.options, self.role, self.look = (
             name,
             function,
@@ -259,7 +273,10 @@ class Ask:
             bound = f"(bound := kh.theory.{self.function}(target, 1, {options}))"
             return f"{bound}.approximation + bound.estimation / np.sqrt({samples})"
         numbers = "" if "error" in self.options else f"{samples}, "
-        return f"kh.theory.{self.function}(target, {numbers}{options}){' / variance' if self.other else ''}"
+        return (
+            f"kh.theory.{self.function}(target, "
+            f"{numbers}{options}){' / variance' if self.other else ''}"
+        )
 
     def _written(self, name: str, value: Any) -> str:
         if name == "error":
@@ -283,7 +300,10 @@ def answered(
     samples: tuple[int, ...],
     over: float,
 ) -> tuple[tuple[float, ...], str]:
-    """The numbers of a question, for as many of the sizes as the theory speaks of, and why not for more."""
+    """The numbers of a question, for the sizes that the theory speaks of.
+
+    And why not for more.
+    """
     has_mean = bool(dict(options).get("heads"))
     seconds = STEP_SECONDS if has_mean else QUICK_SECONDS
     polynomial = read_notation(target, dim).target
@@ -320,7 +340,9 @@ def _numbers(
 
 
 answer_by: ContextVar[float] = ContextVar("answer_by", default=math.inf)
-"""When an answer has to be there, by the monotonic clock: what is not known by then is left out for now."""
+"""When an answer has to be there, by the monotonic clock: what is not known by then is left out for
+now.
+"""
 MEANWHILE = "is being computed, which takes seconds where the blocks of a mean are new."
 background = Background()
 """Where questions about heads with a mean are answered while a page waits."""
@@ -329,7 +351,10 @@ background = Background()
 def _soon(
     function: Callable[..., Any], question: tuple[Any, ...], subject: tuple[str, int]
 ) -> Any | None:
-    """``function(*question)`` about heads with a mean, or None where it is not known by `answer_by`."""
+    """``function(*question)`` about heads with a mean.
+
+    None where it is not known by `answer_by`.
+    """
     deadline = answer_by.get()
     if deadline == math.inf:
         return function(*question)
@@ -411,7 +436,7 @@ def _target_lines(state: ExploreState) -> list[str]:
     ]
 
 
-# ---- the views -------------------------------------------------------------------------------------------------------
+# ---- the views -----------------------------------------------------------------------------------
 
 
 def curves(state: ExploreState, results: Results) -> View:
@@ -429,11 +454,16 @@ def curves(state: ExploreState, results: Results) -> View:
         )
     kinds["mlp"] = ("MLP", {"model": "mlp"}, "wide", state.n_heads * (state.dim + 1))
     asks = [
-        Ask(f"{name}, {size} {unit}", "learning_curve", {**state.settings, "n_heads": heads, **options}, role,
-            "line" if size == "∞" else "dashed")
+        Ask(
+            f"{name}, {size} {unit}",
+            "learning_curve",
+            {**state.settings, "n_heads": heads, **options},
+            role,
+            "line" if size == "∞" else "dashed",
+        )
         for role, (name, options, unit, width) in kinds.items()
         for size, heads in (("∞", math.inf), (width, state.n_heads))
-    ]  # fmt: skip
+    ]
     heads = {"n_heads": state.n_heads}
     asks += [
         Ask(
@@ -458,10 +488,14 @@ def curves(state: ExploreState, results: Results) -> View:
     ]
     marks = {"Var f*": state.variance + noise} | ({"noise": noise} if noise else {})
     chart = log_chart(
-        "curves", state.describe(), "training sets n", "test error, noise included",
-        [*(series for series in predicted if series.look != "thin"), *filter(None, points)], marks=marks,
+        "curves",
+        state.describe(),
+        "training sets n",
+        "test error, noise included",
+        [*(series for series in predicted if series.look != "thin"), *filter(None, points)],
+        marks=marks,
         note=_deviation(state),
-    )  # fmt: skip
+    )
     at = {s.name: (s, s.y[list(s.x).index(state.chosen)]) for s in predicted if state.chosen in s.x}
     rows: list[Row] = [
         {
@@ -472,19 +506,25 @@ def curves(state: ExploreState, results: Results) -> View:
         for name, (s, error) in at.items()
     ]
     bounds = log_chart(
-        "bounds", "The bounds beside the truth", "training sets n", "excess risk",
+        "bounds",
+        "The bounds beside the truth",
+        "training sets n",
+        "excess risk",
         [series for series in predicted if series.look == "thin" or series.role == "attention"],
-        note="The bounds are on the excess risk of the learners in the theorems, for a 1-Lipschitz loss; the curves "
-        "are squared errors of ridge regression.",
-    )  # fmt: skip
+        note=(
+            "The bounds are on the excess risk of the learners in the theorems, for a 1-Lipschitz "
+            "loss; the curves are squared errors of ridge regression."
+        ),
+    )
     answer.blocks = [chart, Table("at", f"n = {state.chosen:,}", rows), bounds]
     return answer
 
 
 def _deviation(state: ExploreState) -> str:
     return (
-        "Points are means over repetitions, bars one standard error; the curves are not fitted to them. Most settings "
-        f"of d = {state.dim} are predicted within {tolerance(state.dim):.0%}, those of few heads worse."
+        "Points are means over repetitions, bars one standard error; the curves are not fitted to "
+        f"them. Most settings of d = {state.dim} are predicted within {tolerance(state.dim):.0%}, "
+        "those of few heads worse."
     )
 
 
@@ -550,16 +590,37 @@ def surface(state: ExploreState, results: Results) -> View:
         colours = np.log10(share).tolist()
     answer.blocks = [
         HeatMap(
-            "surface", f"{state.describe()}: test error over Var f*, logarithmic colours", "training sets n", "heads M",
-            [f"{size:,}" for size in sizes[:n]], names, colours,
-            rows=[{"n": size, "M": name, "error": float(values[i, k]), "over Var f*": float(share[i, k])}
-                  for i, name in enumerate(names) for k, size in enumerate(sizes[:n])],
-            note=f"Below the line heads have stopped to matter: the error is at most {MATTERS:g} times that of "
-            "infinitely many. Click a place to measure there.",
-            words=[[number(v, 2) for v in row] for row in share.tolist()], line=line, points=points,
+            "surface",
+            f"{state.describe()}: test error over Var f*, logarithmic colours",
+            "training sets n",
+            "heads M",
+            [f"{size:,}" for size in sizes[:n]],
+            names,
+            colours,
+            rows=[
+                {
+                    "n": size,
+                    "M": name,
+                    "error": float(values[i, k]),
+                    "over Var f*": float(share[i, k]),
+                }
+                for i, name in enumerate(names)
+                for k, size in enumerate(sizes[:n])
+            ],
+            note=(
+                f"Below the line heads have stopped to matter: the error is at most {MATTERS:g} "
+                "times that of infinitely many. Click a place to measure there."
+            ),
+            words=[[number(v, 2) for v in row] for row in share.tolist()],
+            line=line,
+            points=points,
         ),
-        *([Table("picked", "Measured", [{"place": text} for *_, text in points])] if points else ()),
-    ]  # fmt: skip
+        *(
+            [Table("picked", "Measured", [{"place": text} for *_, text in points])]
+            if points
+            else ()
+        ),
+    ]
     return answer
 
 
@@ -572,7 +633,10 @@ def _of_heads(state: ExploreState, heads: float) -> Ask:
 
 
 def spectrum(state: ExploreState, results: Results) -> View:
-    """Levels of both head distributions, where the target sits in them, and what is learned at n."""
+    """Levels of both head distributions, and where the target sits in them.
+
+    And what is learned at n.
+    """
     answer = View("Spectrum")
     answer.begin(state, state.sizes, "from keyhole.theory.curves import Learner")
     levels, learned, tables = [], [], []
@@ -609,8 +673,9 @@ def spectrum(state: ExploreState, results: Results) -> View:
         learned.append(Series(name, state.sizes, spectral.learned, look="line", role=role))
         counts = np.array([row["eigenfunctions"] for row in rows])
         hover = [
-            f"degrees {row['degrees']}: {row['eigenfunctions']:,} eigenfunctions, {row['of the target']:.1%} of "
-            f"the target, {row['learned']:.0%} learned at n = {state.chosen:,}"
+            f"degrees {row['degrees']}: {row['eigenfunctions']:,} eigenfunctions, "
+            f"{row['of the target']:.1%} of the target, {row['learned']:.0%} learned at n = "
+            f"{state.chosen:,}"
             for row in rows
         ]
         values = [row["eigenvalue"] for row in rows]
@@ -683,7 +748,10 @@ def _level_rows(
     distribution: GaussianHeads | None,
     gamma: float,
 ) -> list[dict[str, Any]]:
-    """Levels up to above the target's degree, with the part of the target in each and the part that is learned."""
+    """Levels up to above the target's degree.
+
+    With the part of the target in each and the part that is learned.
+    """
     degree = max(4, max(target.degrees) + 1)
     if distribution is not None:
         degree = min(degree, MAX_BIASED_DEGREE)
@@ -740,10 +808,17 @@ def heads(state: ExploreState, results: Results) -> View:
         )
         series += filter(None, [_points(name, "biased", measured, state.noise_variance)])
     answer.blocks = [
-        Chart("heads", state.describe(), "mean c of the heads, times the identity", "test error, noise included", series,
-              y_log=True, note=_deviation(state)),
+        Chart(
+            "heads",
+            state.describe(),
+            "mean c of the heads, times the identity",
+            "test error, noise included",
+            series,
+            y_log=True,
+            note=_deviation(state),
+        ),
         Table("strengths", f"n = {state.n_samples:,}", rows),
-    ]  # fmt: skip
+    ]
     return answer
 
 
@@ -754,7 +829,8 @@ def rotation(state: ExploreState, results: Results) -> View:
     power = powers.get(state.text)
     if power is None or state.dim < 2:
         answer.notes.append(
-            "rotation needs d of 2 at least and a target corr^q * token, q up to 3: choose the family correlation."
+            "rotation needs d of 2 at least and a target corr^q * token, q up to 3: choose the "
+            "family correlation."
         )
         return answer
     asks: dict[tuple[str, float], Ask] = {}
@@ -779,9 +855,15 @@ def rotation(state: ExploreState, results: Results) -> View:
             Series(distribution, list(errors), list(errors.values()), look="line", role=role)
         )
     answer.blocks = [
-        Chart("rotation", f"<x_0, S x_i> in the place of <x_0, x_i>, n = {state.n_samples:,}",
-              "γ: S = (1−γ) I + γ P, P a random rotation", "test error over Var f*", series, y_log=True)
-    ]  # fmt: skip
+        Chart(
+            "rotation",
+            f"<x_0, S x_i> in the place of <x_0, x_i>, n = {state.n_samples:,}",
+            "γ: S = (1−γ) I + γ P, P a random rotation",
+            "test error over Var f*",
+            series,
+            y_log=True,
+        )
+    ]
     return answer
 
 
@@ -799,12 +881,15 @@ def show(state: ExploreState, results: Results) -> View:
     return VIEWS[state.view](state, results)
 
 
-# ---- what is measured ------------------------------------------------------------------------------------------------
+# ---- what is measured ----------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=256)
 def sweeps(state: ExploreState) -> dict[Any, tuple[str, CellSweep]]:
-    """Role and cells of what measuring a view asks for: by name in the curves, by place on the surface, by mean."""
+    """Role and cells of what measuring a view asks for.
+
+    By name in the curves, by place on the surface, by mean.
+    """
 
     def swept(
         model: str, heads: int | None, sizes: tuple[Any, ...], mean: float = 1.0

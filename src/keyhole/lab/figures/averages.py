@@ -66,15 +66,18 @@ def section(config: Config, results: Results) -> Section:
         "averages-samples",
         f"Samples that bring the relative error to {config.level:.0%}",
         [_row(config, results, p) for p in config.powers],
-        note="Measured: read between the sizes run on logarithmic axes, ± standard error over resampled repetitions. "
-        f"“> n” means not reached by n = {config.largest}.",
+        note=(
+            "Measured: read between the sizes run on logarithmic axes, ± standard error over "
+            f"resampled repetitions. “> n” means not reached by n = {config.largest}."
+        ),
     )
     deviation = deviation_text([row for chart in charts for row in chart.rows])
     return Section(
         "averages",
         "Averages of token functions",
-        "Attention learns averages of token functions, f_{1,p} = (1/N) Σ ⟨β, xᵢ⟩^{p}, from far fewer samples than a "
-        "random-feature two-layer network with as many parameters on the flattened input.",
+        "Attention learns averages of token functions, f_{1,p} = (1/N) Σ ⟨β, xᵢ⟩^{p}, from far "
+        "fewer samples than a random-feature two-layer network with as many parameters on the "
+        "flattened input.",
         [*charts, table],
         _verdict(config, results, deviation),
         config.describe(),
@@ -103,7 +106,10 @@ def _row(config: Config, results: Results, p: int) -> Row:
 
 
 def _ratio_of_samples(config: Config, found: dict[str, Estimate]) -> tuple[Estimate, bool]:
-    """Samples of the MLP over those of attention; where the MLP does not arrive, the bound that its reach gives."""
+    """Samples of the MLP over those of attention.
+
+    Where the MLP does not arrive, the bound that its reach gives.
+    """
     attention, mlp = found["attention"], found["mlp"]
     if attention.value is None:
         return Estimate(None), False
@@ -126,7 +132,10 @@ def _verdict(config: Config, results: Results, deviation: str) -> Verdict:
         DEVIATION: deviation,
     }
     if ratio.value is None:
-        sentence = f"Attention does not reach {level} on {name} with {config.largest} samples: nothing can be compared."
+        sentence = (
+            f"Attention does not reach {level} on {name} with {config.largest} samples: nothing "
+            "can be compared."
+        )
         return Verdict("does not show", sentence + says, numbers)
     numbers["MLP / attention"] = (
         f"> {ratio.value:.1f} (95 %: > {ratio.low:.1f})" if beyond else ratio.text()
@@ -137,7 +146,10 @@ def _verdict(config: Config, results: Results, deviation: str) -> Verdict:
         if not mean - 2 * (error if math.isfinite(error) else 0.0) > config.level:
             floor = min(floor, 1.0)  # the MLP may be about to arrive
     more = "more than " if beyond else ""
-    sentence = f"On {name} the MLP needs {more}{ratio.value:.1f} times the samples of attention for {level} error."
+    sentence = (
+        f"On {name} the MLP needs {more}{ratio.value:.1f} times the samples of attention for "
+        f"{level} error."
+    )
     state: State = "holds" if floor >= WANTED else "partly" if floor > 1 else "does not show"
     if state != "holds":
         sentence += f" At these sizes that is not yet {WANTED:g} times beyond error bars."
@@ -145,16 +157,26 @@ def _verdict(config: Config, results: Results, deviation: str) -> Verdict:
 
 
 def _theory(options: tuple[str, int, int, float], heads: int) -> str:
-    """What theory says of both models; of an MLP of this width, or of any width where this one never arrives."""
+    """What theory says of both models.
+
+    Of an MLP of this width, or of any width where this one never arrives.
+    """
     attention, mlp = (predicted_samples(*options, model, heads) for model in ("attention", "mlp"))
     if attention is None:
         return " Theory says that so many heads never reach it."
     if mlp is not None:
-        return f" Theory predicts {attention:,} and {mlp:,} samples, {mlp / attention:.0f} times as many."
+        return (
+            f" Theory predicts {attention:,} and {mlp:,} samples, {mlp / attention:.0f} times as "
+            "many."
+        )
     wide = predicted_samples(*options, "mlp")
     if wide is None:
-        return f" Theory predicts {attention:,} samples for attention, and that no MLP of this width arrives."
+        return (
+            f" Theory predicts {attention:,} samples for attention, and that no MLP of this width "
+            "arrives."
+        )
     return (
-        f" Theory predicts {attention:,} samples for attention, that an MLP of this width levels off before it "
-        f"arrives, and that one of infinite width needs {wide:,}, {wide / attention:.0f} times as many."
+        f" Theory predicts {attention:,} samples for attention, that an MLP of this width levels "
+        f"off before it arrives, and that one of infinite width needs {wide:,}, "
+        f"{wide / attention:.0f} times as many."
     )

@@ -1,4 +1,7 @@
-"""Figure 5. Sample size against complexity: the n that reaches a fixed error, for many targets, against theory."""
+"""Figure 5.
+
+Sample size against complexity: the n that reaches a fixed error, for many targets, against theory.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,9 @@ MEASURES = {
     "bound": "norm bound",
     "paper": "paper's B(f*)",
 }
-"""Complexities by name, each a field of a row; norms and B are divided by Var f*, since the error is too."""
+"""Complexities by name, each a field of a row; norms and B are divided by Var f*, since the error
+is too.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,9 @@ class Config:
         """The settings in a sentence or two."""
         return (
             f"Our settings: sphere distribution, d in {{{', '.join(map(str, self.dims))}}}, N in "
-            f"{{{', '.join(map(str, self.keys))}}}; exact kernel of zero-mean heads; n up to {self.largest} in steps "
-            f"of √2; {self.repetitions} repetitions; {self.n_test} test sets."
+            f"{{{', '.join(map(str, self.keys))}}}; exact kernel of zero-mean heads; n up to "
+            f"{self.largest} in steps of √2; {self.repetitions} repetitions; {self.n_test} test "
+            "sets."
         )
 
     @property
@@ -106,7 +112,10 @@ def section(config: Config, results: Results) -> Section:
             {"complexity": words, "rank correlation": ranks[name].text(), "points": len(reached)}
             for name, words in MEASURES.items()
         ],
-        note="Spearman's rank correlation over the targets that reach the error, ± standard error by resampling.",
+        note=(
+            "Spearman's rank correlation over the targets that reach the error, ± standard error "
+            "by resampling."
+        ),
     )
     charts = [_chart(config, reached, name) for name in MEASURES]
     details = Table("complexity-targets", "Every target", [_readable(row) for row in rows])
@@ -221,7 +230,7 @@ def _verdict(
     state: State = "holds" if positive else "partly" if known[best].low > 0 else "does not show"
     sentence = (
         f"Of all, {MEASURES[best]} orders the {len(reached)} sample sizes best (rank correlation "
-        f"{known[best].value:.3f}); among the complexities it is {MEASURES[top]} ({known[top].value:.2f}), and the "
-        f"paper's B(f*) has {paper.value:.2f}."
+        f"{known[best].value:.3f}); among the complexities it is {MEASURES[top]} "
+        f"({known[top].value:.2f}), and the paper's B(f*) has {paper.value:.2f}."
     )
     return Verdict(state, sentence, numbers)

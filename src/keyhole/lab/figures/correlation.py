@@ -1,4 +1,7 @@
-"""Figure 2. Correlation-weighted functions f_{2,q}: heads whose mean is the identity need fewer samples."""
+"""Figure 2.
+
+Correlation-weighted functions f_{2,q}: heads whose mean is the identity need fewer samples.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ BOTH = ("attention", "biased")
 
 @dataclass(frozen=True)
 class Config(CurveConfig):
-    """Powers q of f_{2,q}, the error at which samples are counted, and where theory is asked beside."""
+    """Powers q of f_{2,q}, and the error at which samples are counted.
+
+    And where theory is asked beside.
+    """
 
     dim: int = 5
     n_keys: int = 8
@@ -94,14 +100,18 @@ def section(config: Config, results: Results) -> Section:
         "correlation-samples",
         f"Samples for {config.level:.0%} error, infinitely many heads, N = {config.n_keys}",
         rows,
-        note="Measured: read between the sizes run on logarithmic axes, ± standard error over resampled repetitions. "
-        "Each power is read at the sample size that it needs. Other dimensions: theory.",
+        note=(
+            "Measured: read between the sizes run on logarithmic axes, ± standard error over "
+            "resampled repetitions. Each power is read at the sample size that it needs. Other "
+            "dimensions: theory."
+        ),
     )
     return Section(
         "correlation",
         "Correlation-weighted functions",
-        "Heads with a non-zero mean, E W = W_0, learn correlation-weighted functions f_{2,q} = (1/N) Σ ⟨x₀, xᵢ⟩^{q} "
-        "⟨β, xᵢ⟩ from fewer samples than heads of mean zero, and the more so the higher q.",
+        "Heads with a non-zero mean, E W = W_0, learn correlation-weighted functions f_{2,q} = "
+        "(1/N) Σ ⟨x₀, xᵢ⟩^{q} ⟨β, xᵢ⟩ from fewer samples than heads of mean zero, and the more so "
+        "the higher q.",
         [_ratio_chart(config, ratios, rows), *charts, table],
         _verdict(config, ratios, deviation_text([row for chart in charts for row in chart.rows])),
         config.describe(),
@@ -109,7 +119,10 @@ def section(config: Config, results: Results) -> Section:
 
 
 def _ratio(config: Config, results: Results, q: int) -> Estimate:
-    """Samples of zero-mean heads over those of biased ones, infinitely many of both, on the same sets."""
+    """Samples of zero-mean heads over those of biased ones, on the same sets.
+
+    Heads are infinitely many of both.
+    """
     zero, biased = (
         measured_curve(config, results, model, notation(q), exact=True) for model in BOTH
     )
@@ -171,13 +184,17 @@ def _ratio_chart(config: Config, ratios: dict[int, Estimate], rows: list[Row]) -
         )
     return Chart(
         "correlation-ratio",
-        f"How many times the samples of biased heads zero-mean heads need, {config.level:.0%} error",
+        f"How many times the samples of biased heads zero-mean heads need, {config.level:.0%} "
+        "error",
         "power q",
         "ratio of samples",
         [one for one in series if len(one.x)],
         rows=rows,
         y_log=True,
-        note="Infinitely many heads. Above 1 the mean helps. Bars are one standard error; dashed: theory.",
+        note=(
+            "Infinitely many heads. Above 1 the mean helps. Bars are one standard error; dashed: "
+            "theory."
+        ),
         marks={"equal": 1.0},
     )
 
@@ -199,8 +216,8 @@ def _verdict(config: Config, ratios: dict[int, Estimate], deviation: str) -> Ver
             else ""
         )
         sentence = (
-            f"{config.level:.0%} error is not measured by both kinds of heads up to n = {config.largest} on "
-            f"f_{{2,{missing[0]}}}, for which theory asks {needed} samples."
+            f"{config.level:.0%} error is not measured by both kinds of heads up to n = "
+            f"{config.largest} on f_{{2,{missing[0]}}}, for which theory asks {needed} samples."
             if missing
             else "Growth with q needs more than one power."
         )
@@ -218,7 +235,8 @@ def _verdict(config: Config, ratios: dict[int, Estimate], deviation: str) -> Ver
     )
     listed = ", ".join(f"{value:.2f} (q = {q})" for q, value in zip(ratios, values, strict=True))
     sentence = (
-        f"For {config.level:.0%} error zero-mean heads need {listed} times the samples of biased heads: at the size "
-        f"that each power needs the advantage {'grows with q' if grows else 'does not grow with q throughout'}."
+        f"For {config.level:.0%} error zero-mean heads need {listed} times the samples of biased "
+        "heads: at the size that each power needs the advantage "
+        f"{'grows with q' if grows else 'does not grow with q throughout'}."
     )
     return Verdict(state, sentence, numbers)

@@ -1,4 +1,7 @@
-"""Figure 6. Dimension and length: samples needed against d and N, measured where possible, predicted beyond."""
+"""Figure 6.
+
+Dimension and length: samples needed against d and N, measured where possible, predicted beyond.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +44,10 @@ class Config:
     def describe(self) -> str:
         """The settings in a sentence or two."""
         return (
-            f"Our settings: `{self.target}` under the sphere distribution, relative error {self.level:.0%}; d varies at N = "
-            f"{self.n_keys} and N at d = {self.dim}; exact kernels of infinitely many heads and hidden units; measured "
-            f"where the prediction is at most n = {self.largest}, {self.repetitions} repetitions, sizes in steps of √2 "
+            f"Our settings: `{self.target}` under the sphere distribution, relative error "
+            f"{self.level:.0%}; d varies at N = {self.n_keys} and N at d = {self.dim}; exact "
+            "kernels of infinitely many heads and hidden units; measured where the prediction is "
+            f"at most n = {self.largest}, {self.repetitions} repetitions, sizes in steps of √2 "
             "around the prediction."
         )
 
@@ -71,7 +75,9 @@ PRESETS = {
 }
 
 WINDOW = 2.9
-"""Sizes run are within this factor of the prediction: seven steps of √2, which hold it though it be off by twice."""
+"""Sizes run are within this factor of the prediction: seven steps of √2, which hold it though it be
+off by twice.
+"""
 
 
 def cells(config: Config) -> list[Cell]:
@@ -108,8 +114,8 @@ def section(config: Config, results: Results) -> Section:
     return Section(
         "dimension",
         "Dimension and length",
-        "Attention reads a set token by token, so that its need for samples hardly depends on how many tokens there "
-        "are; an MLP on the flattened input has to learn every place anew.",
+        "Attention reads a set token by token, so that its need for samples hardly depends on how "
+        "many tokens there are; an MLP on the flattened input has to learn every place anew.",
         [*charts, table],
         _verdict(config, by_dim, by_keys),
         config.describe(),
@@ -149,7 +155,10 @@ def _chart(config: Config, rows: list[Row], axis: str, title: str, label: str) -
         f"samples for {config.level:.0%} error",
         series,
         rows=rows,
-        note=f"Not measured where theory asks for more than {config.largest} samples, the most run here.",
+        note=(
+            f"Not measured where theory asks for more than {config.largest} samples, the most run "
+            "here."
+        ),
     )
 
 
@@ -180,15 +189,21 @@ def _verdict(config: Config, by_dim: list[Row], by_keys: list[Row]) -> Verdict:
     attention, mlp = (growth["N", model, "measured"] for model in SHOWN)
     if attention is None or mlp is None:
         sentence = (
-            "Too few sizes are within reach to tell how the samples grow with N for both models; the prediction is "
-            "drawn."
+            "Too few sizes are within reach to tell how the samples grow with N for both models; "
+            "the prediction is drawn."
         )
         return Verdict("not tested", sentence, numbers)
-    sentence = f"Measured, the samples grow like N^{{{attention:.2f}}} for attention and N^{{{mlp:.2f}}} for the MLP."
+    sentence = (
+        f"Measured, the samples grow like N^{{{attention:.2f}}} for attention and N^{{{mlp:.2f}}} "
+        "for the MLP."
+    )
     predicted = [far.get(model, {}).get("predicted") for model in SHOWN]
     if all(value is not None for value in predicted):
         n_keys = max(config.far_keys, default=max(config.keys))
-        sentence += f" At N = {n_keys} theory asks for {int(predicted[0] or 0):,} and {int(predicted[1] or 0):,}."
+        sentence += (
+            f" At N = {n_keys} theory asks for {int(predicted[0] or 0):,} and "
+            f"{int(predicted[1] or 0):,}."
+        )
     state: State = (
         "holds" if mlp > attention + 0.5 else "partly" if mlp > attention else "does not show"
     )

@@ -1,4 +1,8 @@
-"""Figure 4. How many heads: test error against M at fixed n, beside the finite-head prediction and the kernel limit."""
+"""Figure 4.
+
+How many heads: test error against M at fixed n, beside the finite-head prediction and the kernel
+limit.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,9 @@ class Config:
     sizes: tuple[int, ...] = (512, 2048)
     targets: tuple[str, ...] = ("token^2", "corr * token")
     slope_dim: int = 4
-    """The approximation error is measured at this d = N, where its decline is within reach of the samples."""
+    """The approximation error is measured at this d = N, where its decline is within reach of the
+    samples.
+    """
     slope_heads: tuple[int, ...] = (2, 4, 8, 16, 32, 64)
     slope_samples: int = 2048
     repetitions: int = 5
@@ -43,9 +49,10 @@ class Config:
     def describe(self) -> str:
         """The settings in a sentence or two."""
         return (
-            f"Our settings: sphere distribution, d = {self.dim}, N = {self.n_keys}; {self.repetitions} repetitions (sets and "
-            f"heads drawn anew, heads nested); no label noise; {self.n_test} test sets; penalty by leave-one-out. The "
-            f"approximation error is measured at d = N = {self.slope_dim} with n = {self.slope_samples}."
+            f"Our settings: sphere distribution, d = {self.dim}, N = {self.n_keys}; "
+            f"{self.repetitions} repetitions (sets and heads drawn anew, heads nested); no label "
+            f"noise; {self.n_test} test sets; penalty by leave-one-out. The approximation error is "
+            f"measured at d = N = {self.slope_dim} with n = {self.slope_samples}."
         )
 
     def sweep(self, model: str, target: str, n: int) -> CellSweep:
@@ -60,7 +67,10 @@ class Config:
         return CellSweep.over(cell, "n_heads", [None], self.repetitions)
 
     def slope_sweep(self, target: str) -> CellSweep:
-        """Error against M where the features are few enough for the samples to show their approximation error."""
+        """Error against M where features are few.
+
+        Few enough for the samples to show their approximation error.
+        """
         dim, n = self.slope_dim, self.slope_samples
         heads = [m for m in sorted(self.slope_heads) if PLENTY * m * (dim + 1) <= n]
         cell = Cell("attention", target, dim, dim, None, n, n, self.n_test, self.seed, 0)
@@ -79,7 +89,9 @@ PRESETS = {
 }
 
 PLENTY = 4
-"""Samples per feature from which on the error is that of approximation: what is left of estimation is a few percent."""
+"""Samples per feature from which on the error is that of approximation: what is left of estimation
+is a few percent.
+"""
 EXPLAINED = 0.5
 """The relative error from which on a slope is read."""
 ENDLESS = 1e12
@@ -101,7 +113,10 @@ def cells(config: Config) -> list[Cell]:
 
 @dataclass(frozen=True)
 class Slopes:
-    """How the approximation error falls with M on logarithmic axes: measured, predicted, and over which heads."""
+    """How the approximation error falls with M on logarithmic axes.
+
+    Measured, predicted, and over which heads.
+    """
 
     measured: Estimate
     predicted: float
@@ -135,14 +150,17 @@ def section(config: Config, results: Results) -> Section:
             }
             for target, found in slopes.items()
         ],
-        note=f"Slopes on logarithmic axes, from the first M that explains half of the target to the last for which n = "
-        f"{config.slope_samples} is at least {PLENTY} times the number M(d+1) of features.",
+        note=(
+            "Slopes on logarithmic axes, from the first M that explains half of the target to the "
+            f"last for which n = {config.slope_samples} is at least {PLENTY} times the number "
+            "M(d+1) of features."
+        ),
     )
     return Section(
         "head-count",
         "How many heads",
-        "M random heads approximate a target with a squared error that falls like 1/M; beyond that, more heads bring "
-        "a finite layer to its infinite-head kernel.",
+        "M random heads approximate a target with a squared error that falls like 1/M; beyond "
+        "that, more heads bring a finite layer to its infinite-head kernel.",
         [*charts, table],
         _verdict(
             config, results, slopes, deviation_text([row for chart in charts for row in chart.rows])
@@ -184,7 +202,10 @@ def _error_chart(config: Config, results: Results, target: str, n: int) -> Chart
 
 
 def _slopes(config: Config, results: Results, target: str) -> Slopes:
-    """Slopes from the first M at which half of the variance is explained: before, there is nothing to fall from."""
+    """Slopes from the first M at which half of the variance is explained.
+
+    Before, there is nothing to fall from.
+    """
     curve = config.slope_sweep(target).curve(results)
     first = (
         int(np.argmax(curve.mean <= EXPLAINED)) if (curve.mean <= EXPLAINED).any() else len(curve.x)
@@ -237,8 +258,11 @@ def _approximation_chart(config: Config, results: Results, target: str) -> Chart
         "relative error",
         series,
         rows=rows,
-        note=f"The theorem's bound (d² + log M) B/(δM), with constant 1 and δ = 0.05, is {bounds[0]:.2g} for M = "
-        f"{heads[0]} and {bounds[-1]:.2g} for M = {heads[-1]}: too far up to draw.",
+        note=(
+            "The theorem's bound (d² + log M) B/(δM), with constant 1 and δ = 0.05, is "
+            f"{bounds[0]:.2g} for M = {heads[0]} and {bounds[-1]:.2g} for M = {heads[-1]}: too far "
+            "up to draw."
+        ),
     )
 
 
@@ -250,7 +274,9 @@ def _verdict(
     config: Config, results: Results, slopes: dict[str, Slopes], deviation: str
 ) -> Verdict:
     numbers = {
-        f"slope on `{target}`, M = {found.range}": f"{found.measured.text()} (predicted {found.predicted:.2f})"
+        f"slope on `{target}`, M = {found.range}": (
+            f"{found.measured.text()} (predicted {found.predicted:.2f})"
+        )
         for target, found in slopes.items()
     }
     n, most = max(config.sizes), max(config.heads)
@@ -262,7 +288,10 @@ def _verdict(
     numbers[DEVIATION] = deviation
     known = [found.measured for found in slopes.values() if found.measured.value is not None]
     if not known:
-        sentence = "No number of heads here explains half of a target and has few enough features for n to show its slope."
+        sentence = (
+            "No number of heads here explains half of a target and has few enough features for n "
+            "to show its slope."
+        )
         return Verdict("not tested", sentence, numbers)
     values = [estimate.value or 0.0 for estimate in known]
     shallowest = max(estimate.upper for estimate in known)
@@ -270,20 +299,24 @@ def _verdict(
         "holds" if shallowest <= -1 else "partly" if max(values) <= -1 else "does not show"
     )
     sentence = (
-        f"Once half of the target is explained, the approximation error falls with slopes between {min(values):.2f} "
-        f"and {max(values):.2f} in M, where the theorem's bound has −1; with {most} heads the error at n = {n} is "
-        f"{min(gaps):.2f} to {max(gaps):.2f} times that of infinitely many."
+        "Once half of the target is explained, the approximation error falls with slopes between "
+        f"{min(values):.2f} and {max(values):.2f} in M, where the theorem's bound has −1; with "
+        f"{most} heads the error at n = {n} is {min(gaps):.2f} to {max(gaps):.2f} times that of "
+        "infinitely many."
     )
     if state != "holds":
         sentence += (
-            " Over the heads measured that is not steeper than −1 beyond error bars on every target; by theory it is, "
-            f"on all of them, from M = {_steep_from(config)} on."
+            " Over the heads measured that is not steeper than −1 beyond error bars on every "
+            f"target; by theory it is, on all of them, from M = {_steep_from(config)} on."
         )
     return Verdict(state, sentence, numbers)
 
 
 def _steep_from(config: Config) -> int:
-    """The first power of two from which doubling M more than halves every predicted approximation error."""
+    """The first power of two from which on doubling M pays.
+
+    It more than halves every predicted approximation error.
+    """
 
     def steep(target: str, m: int) -> bool:
         return 2 * _approximation(config, target, 2 * m) < _approximation(config, target, m)

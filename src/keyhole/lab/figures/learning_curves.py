@@ -1,4 +1,7 @@
-"""What figures 1 to 3 share: test error against n for attention, biased attention and an MLP of as many parameters."""
+"""What figures 1 to 3 share.
+
+Test error against n for attention, biased attention and an MLP of as many parameters.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,8 @@ class CurveConfig:
     def __post_init__(self) -> None:
         if not 2 <= self.smallest <= self.largest:
             raise ValueError(
-                f"`smallest` and `largest` must satisfy 2 ≤ smallest ≤ largest: got {self.smallest} and {self.largest}."
+                "`smallest` and `largest` must satisfy 2 ≤ smallest ≤ largest: got "
+                f"{self.smallest} and {self.largest}."
             )
 
     @property
@@ -59,11 +63,12 @@ class CurveConfig:
             else ""
         )
         return (
-            f"Our settings: query and keys uniform on the unit sphere, d = {self.dim}, N = {self.n_keys}, "
-            f"M = {self.n_heads} heads, MLP of width M(d+1) = {self.n_heads * (self.dim + 1)}; {self.repetitions} "
-            f"repetitions (sets, heads) up to n = {self.largest}{more}; no label noise; relative error = mean squared "
-            f"error over Var f* on {self.n_test} test sets. Ridge with an intercept, in float64; the penalty is chosen "
-            "by leave-one-out on the training sets."
+            f"Our settings: query and keys uniform on the unit sphere, d = {self.dim}, N = "
+            f"{self.n_keys}, M = {self.n_heads} heads, MLP of width M(d+1) = "
+            f"{self.n_heads * (self.dim + 1)}; {self.repetitions} repetitions (sets, heads) up to "
+            f"n = {self.largest}{more}; no label noise; relative error = mean squared error over "
+            f"Var f* on {self.n_test} test sets. Ridge with an intercept, in float64; the penalty "
+            "is chosen by leave-one-out on the training sets."
         )
 
     def reach(self, model: str, *, exact: bool) -> int:
@@ -152,7 +157,10 @@ def predicted_error(
 def predicted_samples(
     target: str, dim: int, n_keys: int, level: float, model: str, heads: float = math.inf
 ) -> int | None:
-    """Samples predicted to reach a share of Var f*; None where theory finds none or keeps no spectrum fine enough."""
+    """Samples predicted to reach a share of Var f*.
+
+    None where theory finds none or keeps no spectrum fine enough.
+    """
     polynomial = read_target(target, dim)
     error, (kind, distribution) = level * target_variance(polynomial, n_keys), _theory_of(model)
     try:
@@ -216,7 +224,10 @@ def curve_chart(
         "relative test error",
         [*measured, *predicted, *limits, *oracles],
         rows=curve_rows(config, results, target),
-        note="Points: mean over repetitions, bars one standard error. Dashed: theory, nothing fitted to the points.",
+        note=(
+            "Points: mean over repetitions, bars one standard error. Dashed: theory, nothing "
+            "fitted to the points."
+        ),
         marks={f"{level:.0%} of Var f*": level},
     )
 

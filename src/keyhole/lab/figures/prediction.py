@@ -1,7 +1,10 @@
-"""Figure 8. Predicted against measured test error: a grid of fitted layers, and how many more samples an MLP needs.
+"""Figure 8.
 
-What the theory describes is fitted, and nothing else: ridge without intercept on the raw kernel or features (the
-constant is an eigenfunction like any other), α = nλ, on the sphere distribution.
+Predicted against measured test error: a grid of fitted layers, and how many more samples an MLP
+needs.
+
+What the theory describes is fitted, and nothing else: ridge without intercept on the raw kernel or
+features (the constant is an eigenfunction like any other), α = nλ, on the sphere distribution.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ NO_RIDGE = (0.0, 1e-6)
 
 @dataclass(frozen=True)
 class Config:
-    """The grid is every combination of dims, keys, targets, sizes, heads (and infinitely many), ridges and noise.
+    """The grid is every combination of its settings.
+
+    Dims, keys, targets, sizes, heads (and infinitely many), ridges and noise.
 
     Biased heads: the last number of heads and infinitely many, the first noise.
     """
@@ -56,10 +61,14 @@ class Config:
     """Noise variance as a share of Var f*."""
     n_test: int = 1000
     most_keys: int = 25_600
-    """Sizes with more than this many training keys nN are left out: the exact kernel costs (nN)²."""
+    """Sizes with more than this many training keys nN are left out: the exact kernel costs
+    (nN)².
+    """
     ratio_dim: int = 8
     ratio_keys: tuple[int, ...] = (4, 8)
-    """Sets on which the samples of attention and of an MLP are counted, target f_{1,2}, no noise."""
+    """Sets on which the samples of attention and of an MLP are counted, target f_{1,2}, no
+    noise.
+    """
     level: float = 0.1
     """The error at which they are counted, as a share of Var f*."""
     factors: tuple[float, ...] = (0.75, 0.9, 1.05, 1.25)
@@ -75,22 +84,30 @@ class Config:
             pairs, key=lambda pair: (-pair[1], pair[0])
         ):
             raise ValueError(
-                "`sizes` and `repetitions` must be as many, and a larger size may not have more repetitions: got "
-                f"{self.sizes} and {self.repetitions}."
+                "`sizes` and `repetitions` must be as many, and a larger size may not have more "
+                f"repetitions: got {self.sizes} and {self.repetitions}."
             )
 
     def describe(self) -> str:
         """The settings in a sentence or two."""
         return (
-            "Our settings: sphere distribution; ridge with α = nλ and no intercept, on the raw kernel or features; sizes "
-            f"{', '.join(map(str, self.sizes))} with {', '.join(map(str, self.repetitions))} repetitions (sets, heads "
-            f"and noise drawn anew; heads drawn again until {HEADS_DRAWN} have been); {self.n_test} test sets."
+            "Our settings: sphere distribution; ridge with α = nλ and no intercept, on the raw "
+            f"kernel or features; sizes {', '.join(map(str, self.sizes))} with "
+            f"{', '.join(map(str, self.repetitions))} repetitions (sets, heads and noise drawn "
+            f"anew; heads drawn again until {HEADS_DRAWN} have been); {self.n_test} test sets."
         )
 
     def sweep(
-        self, model: str, dim: int, n_keys: int, target: str, heads: int | None, ridge: float, noise: float,
+        self,
+        model: str,
+        dim: int,
+        n_keys: int,
+        target: str,
+        heads: int | None,
+        ridge: float,
+        noise: float,
         mean: float = 1.0,
-    ) -> CellSweep:  # fmt: skip
+    ) -> CellSweep:
         """Mean squared error against n."""
         counts = {
             n: c
@@ -109,7 +126,10 @@ class Config:
         return CellSweep(tuple(counts), tuple(runs))
 
     def ratio_sweeps(self, model: str, n_keys: int) -> list[CellSweep]:
-        """Mean squared error against n around the samples predicted for a level, for each of two penalties."""
+        """Mean squared error against n around the samples predicted for a level.
+
+        For each of two penalties.
+        """
         target, dim = TARGETS["f_{1,2}"], self.ratio_dim
         predicted = predicted_samples(target, dim, n_keys, self.level, model)
         if predicted is None:
@@ -175,7 +195,10 @@ def cells(config: Config) -> list[Cell]:
 
 
 def grid_rows(config: Config, results: Results) -> list[dict[str, Any]]:
-    """One row per cell of the grid, with the mean of its repetitions and the standard error of that."""
+    """One row per cell of the grid.
+
+    With the mean of its repetitions and the standard error of that.
+    """
     rows = []
     for model, dim, n_keys, name, heads, ridge, share in _grid(config):
         target = read_target(TARGETS[name], dim)
@@ -268,9 +291,12 @@ def section(config: Config, results: Results) -> Section:
             "prediction-summary",
             "Predicted against measured",
             summarise(rows),
-            note="Number of cells; median of |predicted/measured − 1|; what 90 % of the cells stay below; the worst; "
-            "the share within the tolerance of their dimension (20 % below d = 8, 12 % from there on); the "
-            "median with the noise floor taken off both; the median standard error of a measured mean.",
+            note=(
+                "Number of cells; median of |predicted/measured − 1|; what 90 % of the cells stay "
+                "below; the worst; the share within the tolerance of their dimension "
+                "(20 % below d = 8, 12 % from there on); the median with the noise floor taken off "
+                "both; the median standard error of a measured mean."
+            ),
         ),
         Table(
             "prediction-outliers",
@@ -279,16 +305,20 @@ def section(config: Config, results: Results) -> Section:
         ),
         Table(
             "prediction-ratio",
-            f"Samples for {config.level:.0%} error on f_{{1,2}}, d = {config.ratio_dim}, kernel limits",
+            f"Samples for {config.level:.0%} error on f_{{1,2}}, d = {config.ratio_dim}, kernel "
+            "limits",
             ratios,
-            note="Read between the sizes run on logarithmic axes, ± standard error over resampled repetitions.",
+            note=(
+                "Read between the sizes run on logarithmic axes, ± standard error over resampled "
+                "repetitions."
+            ),
         ),
     ]
     return Section(
         "prediction",
         "Test errors before any training",
-        "The spectrum of the kernel and the target's power in each eigenspace tell the test error of ridge for any "
-        "number of samples, heads, any penalty and noise.",
+        "The spectrum of the kernel and the target's power in each eigenspace tell the test error "
+        "of ridge for any number of samples, heads, any penalty and noise.",
         [
             *(_chart(rows, name, MODELS[model]) for model, name in product(DISTRIBUTIONS, TARGETS)),
             *(table for table in tables if table.rows),
@@ -390,8 +420,8 @@ def _verdict(rows: list[dict[str, Any]], ratios: list[Row]) -> Verdict:
         else "does not show"
     )
     sentence = (
-        f"The test errors of {len(rows)} settings are predicted to {100 * median:.1f} % in the median, {within:.0%} of "
-        "them within 12 % (20 % below d = 8)."
+        f"The test errors of {len(rows)} settings are predicted to {100 * median:.1f} % in the "
+        f"median, {within:.0%} of them within 12 % (20 % below d = 8)."
     )
     exact = [abs(row["deviation"]) for row in rows if row["M"] == "inf"]
     if exact:

@@ -1,4 +1,7 @@
-"""Figure 3. Rotation away from the identity f_{3,γ}: where the advantage of the identity mean ends."""
+"""Figure 3.
+
+Rotation away from the identity f_{3,γ}: where the advantage of the identity mean ends.
+"""
 
 from __future__ import annotations
 
@@ -76,16 +79,19 @@ def section(config: Config, results: Results) -> Section:
         "rotation-crossings",
         "The turn γ at which biased heads become a handicap",
         [_crossing_row(config, results, n, crossings) for n in config.shown],
-        note="Where the mean error of biased heads overtakes that of zero-mean heads, read between the turns run; ± "
-        "standard error over resampled repetitions that have a crossing. The last columns are the ratio of errors at "
-        "the last turn.",
+        note=(
+            "Where the mean error of biased heads overtakes that of zero-mean heads, read between "
+            "the turns run; ± standard error over resampled repetitions that have a crossing. The "
+            "last columns are the ratio of errors at the last turn."
+        ),
     )
     errors = [_error_chart(config, results, n, rows) for n in reversed(config.shown)]
     return Section(
         "rotation",
         "Rotation away from the identity",
-        "The advantage of heads whose mean is the identity fades as the correlation turns away from it, f_{3,γ} = "
-        "(1/N) Σ ⟨x₀, S_{γ} xᵢ⟩^{3} ⟨β, xᵢ⟩ with S_{γ} = (1 − γ) I + γ P, P a rotation without fixed directions.",
+        "The advantage of heads whose mean is the identity fades as the correlation turns away "
+        "from it, f_{3,γ} = (1/N) Σ ⟨x₀, S_{γ} xᵢ⟩^{3} ⟨β, xᵢ⟩ with S_{γ} = (1 − γ) I + γ P, P a "
+        "rotation without fixed directions.",
         [_ratio_chart(config, results, rows), *errors, table],
         _verdict(config, results, crossings, deviation_text(rows)),
         config.describe(),
@@ -151,7 +157,10 @@ def _ratio_chart(config: Config, results: Results, rows: list[Row]) -> Chart:
         "ratio of test errors",
         series,
         rows=rows,
-        note="Below 1 the identity mean helps, above it is a handicap. Means of the ratios of single repetitions.",
+        note=(
+            "Below 1 the identity mean helps, above it is a handicap. Means of the ratios of "
+            "single repetitions."
+        ),
         marks={"equal": 1.0},
     )
 
@@ -181,8 +190,10 @@ def _error_chart(config: Config, results: Results, n: int, rows: list[Row]) -> C
         "relative test error",
         [*measured, *predicted, *others],
         rows=[row for row in rows if row["n"] == n],
-        note="In even dimension S_{γ} is a multiple of a rotation, so theory gives zero-mean heads and the MLP one "
-        "error for all γ.",
+        note=(
+            "In even dimension S_{γ} is a multiple of a rotation, so theory gives zero-mean heads "
+            "and the MLP one error for all γ."
+        ),
     )
 
 
@@ -222,8 +233,8 @@ def _verdict(
     )
     fades = (end.value or 0.0) - (start.value or 0.0) > 2 * spread
     sentence = (
-        f"At n = {n} biased heads have {start.text()} times the error of zero-mean heads at {first} and {end.text()} "
-        f"times at {last}."
+        f"At n = {n} biased heads have {start.text()} times the error of zero-mean heads at "
+        f"{first} and {end.text()} times at {last}."
     )
     if crossing.value is None:
         sentence += " Between these turns they do not become a handicap at this size."

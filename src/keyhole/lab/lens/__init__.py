@@ -1,4 +1,7 @@
-"""What can one attention layer learn from this data? Measured, within a time budget, and said in plain words."""
+"""What one attention layer can learn from this data.
+
+Measured, within a time budget, and said in plain words.
+"""
 
 from keyhole.lab.lens.findings import Findings, LensAnswer, LensConfig
 from keyhole.lab.lens.look import lens, look

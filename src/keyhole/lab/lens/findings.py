@@ -1,4 +1,7 @@
-"""What a look found, and what follows from it in plain words: rules that know nothing of any one data set."""
+"""What a look found, and what follows from it in plain words.
+
+Rules that know nothing of any one data set.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,9 @@ class LensConfig:
 class Measured:
     """Held-out losses of a learner, by the number of samples it was given, fold by fold.
 
-    ``family`` is "constant", "pooled" or "attention"; ``heads`` what the heads are drawn from, for attention. Besides all
-    samples that it was given, a learner has losses on as many as others have that were given fewer.
+    ``family`` is "constant", "pooled" or "attention"; ``heads`` what the heads are drawn from, for
+    attention. Besides all samples that it was given, a learner has losses on as many as others have
+    that were given fewer.
     """
 
     name: str
@@ -99,7 +103,10 @@ class Difference:
 
 
 def standard_error(parts: list[Float[np.ndarray, " _"]]) -> float:
-    """Of the mean of all entries: from their spread, or from that of the parts' means if they are three or more."""
+    """Of the mean of all entries.
+
+    From their spread, or from that of the parts' means if they are three or more.
+    """
     joined = np.concatenate(parts)
     single = float(joined.std(ddof=1) / np.sqrt(len(joined))) if len(joined) > 1 else math.inf
     if len(parts) < 3:
@@ -109,7 +116,10 @@ def standard_error(parts: list[Float[np.ndarray, " _"]]) -> float:
 
 
 def difference(worse: Measured, better: Measured) -> Difference:
-    """Error of ``worse`` less error of ``better``, paired over the most samples, and the folds, that both have."""
+    """Error of ``worse`` less error of ``better``.
+
+    Paired over the most samples, and the folds, that both have.
+    """
     size = max((s for s in worse.at if s in better.at), default=0)
     pairs = [
         (losses, better.at[size][k])
@@ -135,7 +145,10 @@ class LensAnswer:
 
 @dataclass(frozen=True)
 class HeldOutCurve:
-    """Held-out error against the number of training samples, on the same held-out samples throughout."""
+    """Held-out error against the number of training samples.
+
+    On the same held-out samples throughout.
+    """
 
     name: str
     role: str
@@ -145,7 +158,10 @@ class HeldOutCurve:
 
 @dataclass(frozen=True, eq=False)
 class TargetLoading:
-    """Eigenvalues of a centred Gram matrix over n, and the share of the target's power in each direction."""
+    """Eigenvalues of a centred Gram matrix over n, and the target's power.
+
+    The power is given as its share in each direction.
+    """
 
     name: str
     role: str
@@ -170,8 +186,9 @@ class TakenApart:
 class Findings:
     """Everything that was measured, and the answers: print it, or ``save`` it as a report.
 
-    ``table`` has a row per learner, best first; ``answers`` one per question ("attention", "query", "data", "heads"),
-    each with what it ``says`` ("yes", "perhaps", "no" or "not tested"), a ``sentence``, and the numbers behind it.
+    ``table`` has a row per learner, best first; ``answers`` one per question ("attention", "query",
+    "data", "heads"), each with what it ``says`` ("yes", "perhaps", "no" or "not tested"), a
+    ``sentence``, and the numbers behind it.
     """
 
     config: LensConfig
@@ -210,7 +227,10 @@ class Findings:
 
     @property
     def table(self) -> list[dict[str, Any]]:
-        """One row per learner, best first: its error and standard error in per cent, and what it was given."""
+        """One row per learner, best first.
+
+        Its error and standard error in per cent, and what it was given.
+        """
         order = sorted((m for m in self.learners if m.losses), key=self.error_of)
         return [
             {
@@ -256,7 +276,10 @@ class Findings:
         }
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> list[Path]:
-        """Write ``report.html`` with its charts, and ``lens.json``, into a folder; the page comes first."""
+        """Write ``report.html`` with its charts, and ``lens.json``, into a folder.
+
+        The page comes first.
+        """
         from keyhole.lab.lens.page import report_of
         from keyhole.lab.report.html import as_json, check_lab, write_report
 
@@ -278,20 +301,26 @@ class Findings:
         return "\n".join([f"{self.description or 'the data'}: {self.measure}", *rows, *answers])
 
     def error_of(self, m: Measured) -> float:
-        """The error of a learner on all samples; where it lacks some, by how it compares with the first on its own."""
+        """The error of a learner on all samples.
+
+        Where it lacks some, by how it compares with the first on its own.
+        """
         first = self.learners[0]
         return first.error - difference(first, m).gain
 
 
 BEYOND_DOUBT = 3.0
-"""Standard errors from which a difference counts: not two, because the best of several is compared with the best of
-several others."""
+"""Standard errors from which a difference counts: not two, because the best of several is compared
+with the best of several others."""
 POSSIBLE = 1.5  # standard errors from which it may be there
 WORTH_IT = 0.03  # share of an error below which a gain is not worth mentioning, however certain
 
 
 def judge(gain: Difference) -> Says:
-    """A gain is there if it is beyond doubt and worth having; it may be if it is halfway beyond doubt."""
+    """A gain is there if it is beyond doubt and worth having.
+
+    It may be if it is halfway beyond doubt.
+    """
     if gain.z > BEYOND_DOUBT and gain.share > WORTH_IT:
         return "yes"
     return "perhaps" if gain.z > POSSIBLE and gain.share > WORTH_IT else "no"
@@ -330,7 +359,10 @@ def attention_pays(found: Findings) -> LensAnswer:
     question = "Does attention pay?"
     pooled, attention = found.best("pooled"), found.best("attention")
     if pooled is None or attention is None:
-        why = "The budget is too small for both attention and a learner on pooled input: give it more seconds."
+        why = (
+            "The budget is too small for both attention and a learner on pooled input: give it "
+            "more seconds."
+        )
         return LensAnswer(question, "not tested", why)
     gain = difference(pooled, attention)
     nothing = nothing_learned(found)
@@ -356,8 +388,10 @@ def attention_pays(found: Findings) -> LensAnswer:
     words = {
         "yes": f"Yes. {ahead}: {percent(gain.share)} of the error gone, {doubt}.",
         "perhaps": f"Perhaps. {ahead}, {doubt}: more sets would tell.",
-        "no": f"No. {ahead}: {lead}. Which keys go together does not matter here, or {found.n_train} sets are too few "
-        "to learn it.",
+        "no": (
+            f"No. {ahead}: {lead}. Which keys go together does not matter here, or {found.n_train} "
+            "sets are too few to learn it."
+        ),
     }
     return LensAnswer(question, says, words[says], numbers)
 
@@ -388,8 +422,8 @@ def nothing_learned(found: Findings) -> str:
         return ""
     best = min(learners, key=found.error_of)
     return (
-        f"No. Nothing is learned here: {best.name}, the best, leaves {percent(found.error_of(best))}, a constant guess "
-        f"{percent(constant.error)}."
+        f"No. Nothing is learned here: {best.name}, the best, leaves "
+        f"{percent(found.error_of(best))}, a constant guess {percent(constant.error)}."
     )
 
 
@@ -405,13 +439,14 @@ def query_matters(found: Findings) -> LensAnswer:
             gain = difference(plain, made)
             helps = {"yes": "helps", "perhaps": "may help"}.get(judge(gain), "does not help")
             words = (
-                f"The data has no query. One made from the set itself, the mean of its keys, {helps}: "
-                f"{percent(gain.better)} against {percent(gain.base)}."
+                "The data has no query. One made from the set itself, the mean of its keys, "
+                f"{helps}: {percent(gain.better)} against {percent(gain.base)}."
             )
         return LensAnswer(question, "not tested", words)
     others = [m for role, m in by_role.items() if role in ("without", "shuffled")]
     numbers = {m.name: with_error(m) for m in (whole, *others)}
-    # the better of the two stand-ins: noise in a shuffled query harms too, and is no sign of a query that matters
+    # the better of the two stand-ins: noise in a shuffled query harms too, and is no sign of a
+    # query that matters
     rival = min(others, key=lambda m: m.error)
     gain = difference(rival, whole)
     nothing = nothing_learned(found)
@@ -433,14 +468,18 @@ SLOPE, SLOPE_SPREAD = (
 DAMPING = 0.8  # share of a slope that is left a doubling later
 ROUGHNESS = 0.2  # standard deviation of what else happens to a slope within a doubling
 COVERAGE = 0.9
-"""The numbers above were chosen once, so that intervals hold as often as they say, on tables that come with
-scikit-learn, made-up targets, and other cuts of the data that `benchmarks/lens_honest.py` counts on."""
+"""The numbers above were chosen once, so that intervals hold as often as they say, on tables that
+come with scikit-learn, made-up targets, and other cuts of the data that `benchmarks/lens_honest.py`
+counts on."""
 MIN_POINTS = 3  # of a curve that a forecast is made from
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The error that the same look would show with twice the sets: its median and an interval of 90 %."""
+    """The error that the same look would show with twice the sets.
+
+    Its median and an interval of 90 %.
+    """
 
     n_train: int  # twice that of the curve's end
     now: float
@@ -450,7 +489,10 @@ class Forecast:
 
     @property
     def says(self) -> Says:
-        """Yes if the whole interval is below today's error, and half of it by more than is worth a mention."""
+        """Yes if the interval is below today's error by enough.
+
+        All of it is below, and half of it by more than is worth a mention.
+        """
         if self.middle >= (1 - WORTH_IT) * self.now:
             return "no"
         return "yes" if self.high < self.now else "perhaps"
@@ -459,11 +501,12 @@ class Forecast:
 def forecast(curve: HeldOutCurve, seed: int = 0, n_draws: int = 4000) -> Forecast | None:
     """What twice the sets would show, from a curve of three points or more; None from fewer.
 
-    The logarithm of the error is a damped trend over doublings, a slope that decays and wanders, and everything is
-    Gaussian, so that the gain of the next doubling has a distribution in closed form. Points of a curve are means over
-    the same samples: their covariance is known, and how hard the samples are cancels from the gain. Of those who count
-    at the end, half are the samples at hand, which the gain moves together with the noise of such a difference, and
-    half are new, as hard as chance has them.
+    The logarithm of the error is a damped trend over doublings, a slope that decays and wanders,
+    and everything is Gaussian, so that the gain of the next doubling has a distribution in closed
+    form. Points of a curve are means over the same samples: their covariance is known, and how hard
+    the samples are cancels from the gain. Of those who count at the end, half are the samples at
+    hand, which the gain moves together with the noise of such a difference, and half are new, as
+    hard as chance has them.
     """
     losses = np.stack(curve.losses)
     points, n = losses.shape
@@ -497,7 +540,9 @@ def forecast(curve: HeldOutCurve, seed: int = 0, n_draws: int = 4000) -> Forecas
 
 
 def damped_trend(x: Float[np.ndarray, " k"]) -> Float[np.ndarray, "k p"]:
-    """What the first level, the first slope, and the shocks to the slope after each step add up to at every x.
+    """What the parts of a trend add up to at every x.
+
+    The first level, the first slope, and the shocks to the slope after each step.
 
     >>> damped_trend(np.array([0.0, 1.0, 2.0]))[:, :2]
     array([[1. , 0. ],
@@ -515,7 +560,10 @@ def damped_trend(x: Float[np.ndarray, " k"]) -> Float[np.ndarray, "k p"]:
 
 
 def more_data(found: Findings) -> LensAnswer:
-    """Whether twice the samples would lower the error, by the learning curve of the best attention."""
+    """Whether twice the samples would lower the error.
+
+    By the learning curve of the best attention.
+    """
     question = "Would more data help?"
     curve = next((c for c in found.curves if c.role != "pooled"), None)
     ahead = None if curve is None else forecast(curve, found.config.seed)
@@ -542,7 +590,10 @@ def more_data(found: Findings) -> LensAnswer:
     }[says]
     if nothing and says != "no":
         says, words = "perhaps", "Perhaps. Nothing is learned yet;"
-    expected = f"{percent(ahead.now)} with {curve.sizes[-1]} sets to train on, {interval} expected with twice as many."
+    expected = (
+        f"{percent(ahead.now)} with {curve.sizes[-1]} sets to train on, {interval} expected with "
+        "twice as many."
+    )
     return LensAnswer(question, says, f"{words} {expected}", numbers)
 
 

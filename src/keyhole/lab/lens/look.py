@@ -1,4 +1,7 @@
-"""The look itself: the question a table asks, what to fit, on how many sets, and what the budget leaves for it."""
+"""The look itself.
+
+The question a table asks, what to fit, on how many sets, and what the budget leaves for it.
+"""
 
 from __future__ import annotations
 
@@ -56,13 +59,16 @@ MIN_TESTED = 10  # samples that a test part must have to count as one
 class LensProblem:
     """Samples with targets as columns, and the folds that take turns at being held out.
 
-    Samples stand in an order drawn at random, in which every beginning has its share of each class, and of each part
-    of a split: a learner that is given fewer of them takes the first ones.
+    Samples stand in an order drawn at random, in which every beginning has its share of each class,
+    and of each part of a split: a learner that is given fewer of them takes the first ones.
     """
 
     sets: SetBatch | SetGroups
     columns: Float[np.ndarray, "n t"] = field(repr=False)
-    """Regression: the target, centred and of unit variance. Classification: ±1 per class, one column for two."""
+    """Regression: the target, centred and of unit variance.
+
+    Classification: ±1 per class, one column for two.
+    """
     labels: Int[np.ndarray, " n"] | None = field(repr=False)  # classes by number
     folds: tuple[tuple[np.ndarray, np.ndarray], ...] = field(
         repr=False
@@ -145,7 +151,8 @@ def pose(data: Dataset, kind: str, most: int, seed: int) -> LensProblem:
         spread = float(y.std())
         if not spread > 0:
             raise ValueError(
-                f"the target must vary: all {len(y)} values are {y[0]:g}. There is nothing to learn."
+                f"the target must vary: all {len(y)} values are {y[0]:g}. There is nothing to "
+                "learn."
             )
         columns = ((y - y.mean()) / spread)[:, None]
     else:
@@ -185,9 +192,9 @@ def make_folds(
 ) -> tuple[tuple[tuple[np.ndarray, np.ndarray], ...], str]:
     """Row numbers to train on and to test on, and how they were chosen, in words.
 
-    The split that the data brings; or forward in time, the later half in five parts, each predicted from all before
-    it, also where the split says no more than that; or five folds of whole groups, or of samples with classes spread
-    evenly. A group is never on both sides.
+    The split that the data brings; or forward in time, the later half in five parts, each predicted
+    from all before it, also where the split says no more than that; or five folds of whole groups,
+    or of samples with classes spread evenly. A group is never on both sides.
     """
     parted = split is not None and min((split == 0).sum(), (split == 1).sum()) >= MIN_TESTED
     if parted and not (time is not None and time[split == 0].max() <= time[split == 1].min()):
@@ -205,7 +212,10 @@ def make_folds(
             for low, high in pairwise(ends)
         ]
         pairs = [(train, test) for train, test in pairs if len(train) and len(test)]
-        held = f"{len(pairs)} parts of the later half held out, each predicted from what came before it"
+        held = (
+            f"{len(pairs)} parts of the later half held out, each predicted from what came before "
+            "it"
+        )
     else:
         fold = np.arange(n) % N_FOLDS
         held = f"{N_FOLDS} folds held out in turn"
@@ -224,8 +234,8 @@ def make_folds(
     few = [min(len(train), len(test)) for train, test in pairs]
     if not pairs or min(few) < 2:
         raise ValueError(
-            f"what is held out must leave something to train on and to test on: {held}, and a part has "
-            f"{min(few, default=0)} samples. Use more groups, or times that differ."
+            f"what is held out must leave something to train on and to test on: {held}, and a part "
+            f"has {min(few, default=0)} samples. Use more groups, or times that differ."
         )
     return tuple(pairs), held
 
@@ -244,7 +254,10 @@ class Gram:
 def held_out_losses(
     gram: Gram, problem: LensProblem, train: np.ndarray, test: np.ndarray
 ) -> tuple[Float[np.ndarray, " u"], float]:
-    """Fit on ``train`` with the penalty of least leave-one-out error, predict ``test``; losses and penalty."""
+    """Fit on ``train`` with the penalty of least leave-one-out error, predict ``test``.
+
+    Losses and penalty.
+    """
     own = np.ascontiguousarray(gram.matrix[np.ix_(train, train)])
     fit = ridge_gram(own, problem.ridge(train), rounding=gram.rounding, overwrite_gram=True)
     scores = gram.matrix[np.ix_(test, train)] @ fit.coef + fit.intercept
@@ -254,7 +267,10 @@ def held_out_losses(
 def make_gram(
     ready: SetBatch | PooledSets, distribution: Any, heads: float, config: LensConfig
 ) -> Gram:
-    """Of so many heads, their features in single precision, or exactly of infinitely many; and of extras."""
+    """Of so many heads, their features in single precision.
+
+    Or exactly of infinitely many; and of extras.
+    """
     if math.isinf(heads):
         return Gram(
             attention_kernel(ready, None, distribution, config.activation) + extras_gram(ready)
@@ -285,7 +301,10 @@ def nested_head_grams(
     activation: str,
     seed: int,
 ) -> list[Gram]:
-    """The Gram matrices of the first M heads of one draw, for increasing M; every head is computed once."""
+    """The Gram matrices of the first M heads of one draw, for increasing M.
+
+    Every head is computed once.
+    """
     draw = HeadDraw(distribution, counts[-1], ready.dim, seed, ready.query_dim)
     total: np.ndarray | float = 0.0
     grams, start = [], 0
@@ -300,7 +319,10 @@ def nested_head_grams(
 def pooled_numbers(
     sets: SetBatch | SetGroups, *, statistics: bool, pooling: str
 ) -> Float[np.ndarray, "n p"]:
-    """Mean (or sum) of the keys, query, extras; with ``statistics`` the spread, extremes and number of keys as well."""
+    """Mean (or sum) of the keys, query, extras.
+
+    With ``statistics`` the spread, extremes and number of keys as well.
+    """
     batch = sets.sets
     offsets = batch.offsets[sets.set_offsets]
     tokens, lengths = batch.tokens.astype(np.float64), np.diff(offsets)[:, None]
@@ -345,7 +367,10 @@ def mlp_gram(numbers: Float[np.ndarray, "n p"], width: int, seed: int) -> Gram:
 
 
 def spectrum_of(m: Measured, gram: np.ndarray, columns: np.ndarray) -> TargetLoading:
-    """Eigenvalues of the centred matrix over n, and what share of the target's power lies along each direction."""
+    """Eigenvalues of the centred matrix over n, and the target's power.
+
+    The power is given as its share along each direction.
+    """
     centred = gram - gram.mean(axis=0) - gram.mean(axis=1)[:, None] + gram.mean()
     values, vectors = np.linalg.eigh(centred / len(gram))
     target = columns - columns.mean(axis=0)
@@ -440,17 +465,26 @@ class Costs:
         return pooling + layer + self.product(n, hidden)
 
     def fit(self, n: float) -> float:
-        """A ridge path with leave-one-out; leaving groups out takes eigenvectors, thrice as long."""
+        """A ridge path with leave-one-out.
+
+        Leaving groups out takes eigenvectors, thrice as long.
+        """
         return (3 if self.grouped else 1) * fit_seconds(
             math.ceil(n), 0, self.dim, math.inf, has_query=False
         )
 
     def folds(self, n: int) -> float:
-        """A fit per fold of n samples, and a seventh more for those of half and a quarter of them."""
+        """A fit per fold of n samples.
+
+        And a seventh more for those of half and a quarter of them.
+        """
         return 8 / 7 * self.n_folds * self.fit((1 - 1 / N_FOLDS) * n)
 
     def learn(self, n: int, steps: int) -> float:
-        """A head distribution learned from n samples: a gradient is three passes through the features, a look one fit."""
+        """A head distribution learned from n samples.
+
+        A gradient is three passes through the features, a look one fit.
+        """
         part = min(n, MOST_PER_STEP)
         one = self.gram(part, max(32, min(256, 2 * part // (self.dim + 1))))
         descents = 2 if n >= MIN_SAMPLES_FOR_ONE_SPLIT else 6
@@ -466,11 +500,13 @@ def share_out(
 ) -> dict[str, tuple[float, Any]]:
     """For everyone the first option it can afford: (seconds, what it gets).
 
-    The cheapest come first and take what they need, as far as it is their equal share of what is left: nobody has less
-    because another is dear. What is left over goes to those who would have more, in the same order; who can afford
-    nothing is left out.
+    The cheapest come first and take what they need, as far as it is their equal share of what is
+    left: nobody has less because another is dear. What is left over goes to those who would have
+    more, in the same order; who can afford nothing is left out.
 
-    >>> share_out(10.0, {"dear": [(100.0, "all"), (7.0, "some")], "cheap": [(2.0, "all"), (1.0, "some")]})
+    >>> share_out(
+    ...     10.0, {"dear": [(100.0, "all"), (7.0, "some")], "cheap": [(2.0, "all"), (1.0, "some")]}
+    ... )
     {'cheap': (2.0, 'all'), 'dear': (7.0, 'some')}
     """
     chosen: dict[str, tuple[float, Any]] = {}
@@ -546,7 +582,10 @@ def choose_pilot(
 
 
 def make_choice(problem: LensProblem, config: LensConfig, costs: Costs) -> TokenChoice:
-    """Scaling (and a query made of the keys) by leave-one-out of zero-mean heads; then the strength of a bias."""
+    """Scaling (and a query made of the keys), then the strength of a bias.
+
+    The first by leave-one-out of zero-mean heads.
+    """
     train = problem.folds[0][0]
     queries = ("given",) if problem.sets.has_own_queries else ("given", "mean")
     pilot = choose_pilot(costs, config, len(train), queries=queries, has_query=problem.has_query)
@@ -595,11 +634,14 @@ MIN_SUBSET = 8  # samples of the smallest subset
 def look(
     data: Dataset, config: LensConfig, progress: Callable[[str], None] = lambda text: None
 ) -> Findings:
-    """Fit everything that the budget allows, and answer the four questions; ``progress`` is told what is being done.
+    """Fit everything that the budget allows, and answer the four questions.
 
-    Every learner is ridge on a Gram matrix, its penalty chosen by leave-one-out inside the training part. Which
-    learners, on how many sets, follows from sizes and predicted costs before anything is fitted: same data, same seed,
-    same findings on any machine. What the budget does not allow is skipped and named.
+    ``progress`` is told what is being done.
+
+    Every learner is ridge on a Gram matrix, its penalty chosen by leave-one-out inside the training
+    part. Which learners, on how many sets, follows from sizes and predicted costs before anything
+    is fitted: same data, same seed, same findings on any machine. What the budget does not allow is
+    skipped and named.
     """
     n = len(data)
     if n < MIN_SETS:
@@ -636,7 +678,9 @@ def lens(
     pooling: str = "mean",
     seed: int = 0,
 ) -> Findings:
-    """What can one attention layer learn from these sets? Learners side by side, and four questions in plain words.
+    """What one attention layer can learn from these sets.
+
+    Learners side by side, and four questions in plain words.
 
     Parameters
     ----------
@@ -646,13 +690,15 @@ def lens(
     task : "auto", "regression" or "classification"
         "auto" takes text, booleans, and few different whole numbers for classes.
     groups : array (n,), optional
-        Samples of one group (questions about one story, visits of one patient) are held out together.
+        Samples of one group (questions about one story, visits of one patient) are held out
+        together.
     time : array (n,) of numbers, optional
         The later half is held out in five parts, each predicted from all that came before it.
     split : array (n,) of 0 and 1, optional
         Where given, the samples of 1 are held out.
     budget : float
-        Seconds of one core for fitting, predicted from sizes: same data, same seed, same findings on any machine.
+        Seconds of one core for fitting, predicted from sizes: same data, same seed, same findings
+        on any machine.
     n_heads, activation, pooling
         Of the attention layers, as in `AttentionRegressor`.
     seed : int
@@ -678,13 +724,15 @@ def lens(
     target = np.asarray(target)
     if target.shape != (len(samples),):
         raise ValueError(
-            f"`y` must have one value per sample: got shape {target.shape} for {len(samples)} samples."
+            f"`y` must have one value per sample: got shape {target.shape} for {len(samples)} "
+            "samples."
         )
     if target.dtype.kind not in "biufUO" or (
         target.dtype.kind == "f" and not np.isfinite(target).all()
     ):
         raise ValueError(
-            f"`y` must hold finite numbers or labels: got {target.dtype} with {target[:3].tolist()!r:.60}."
+            f"`y` must hold finite numbers or labels: got {target.dtype} with "
+            f"{target[:3].tolist()!r:.60}."
         )
     kind = likely_task(target) if check_choice(task, "task", TASKS) == "auto" else task
     if kind == "regression" and target.dtype.kind in "UO":
@@ -698,7 +746,8 @@ def lens(
     for name, values in asked.items():
         if values.shape != target.shape:
             raise ValueError(
-                f"`{name}` must have one value per sample: got {values.shape} for {len(samples)} samples."
+                f"`{name}` must have one value per sample: got {values.shape} for {len(samples)} "
+                "samples."
             )
     if split is not None and not np.isin(split, (0, 1)).all():
         raise ValueError("`split` must be 0 (train) or 1 (test) for every sample.")
@@ -722,7 +771,11 @@ TASKS = ("auto", "regression", "classification")
 def likely_task(target: np.ndarray) -> str:
     """Classification where the target is text, yes or no, or a few whole numbers.
 
-    >>> likely_task(np.array([0.5, 1.0])), likely_task(np.array(["a", "b"])), likely_task(np.arange(100))
+    >>> (
+    ...     likely_task(np.array([0.5, 1.0])),
+    ...     likely_task(np.array(["a", "b"])),
+    ...     likely_task(np.arange(100)),
+    ... )
     ('regression', 'classification', 'regression')
     """
     kind = target.dtype.kind
@@ -758,7 +811,8 @@ class _Look:
         self.found = Findings(config, data.description, len(data), names=data.names)
         if not choice.is_measured:
             self._skip(
-                "choosing how to scale tokens: takes too long even on a few sets. They are scaled to 'standard'."
+                "choosing how to scale tokens: takes too long even on a few sets. They are scaled "
+                "to 'standard'."
             )
         self.plan = self._plan()
         sizes = [size for _, (size, _) in self.plan.values()]
@@ -785,7 +839,10 @@ class _Look:
         return self.found
 
     def _plan(self) -> dict[str, tuple[float, tuple[int, int]]]:
-        """Who is fitted: its predicted seconds, on how many samples, and the steps of a head distribution that is learned."""
+        """Who is fitted: its predicted seconds, and on how many samples.
+
+        And the steps of a head distribution that is learned.
+        """
         n, costs, config = len(self.problem), self.costs, self.config
         sizes = [n >> k for k in range(HALVINGS + 1) if k == 0 or n >> k >= MIN_HALVED]
         ridge, mlp = STATISTICS
@@ -831,7 +888,10 @@ class _Look:
         return plan
 
     def _distributions(self) -> dict[str, tuple[GaussianHeads, float]]:
-        """Head distributions that are not learned, by the names of learners: the head distribution, and its number of heads."""
+        """Head distributions that are not learned, by the names of learners.
+
+        The head distribution, and its number of heads.
+        """
         distributions = {"zero-mean attention": GaussianHeads()}
         if self.choice.strength is not None:
             distributions["biased attention"] = GaussianHeads(self.choice.strength)
@@ -863,16 +923,19 @@ class _Look:
         if not self.choice.is_measured:
             chosen = "the default settings: the budget is too small to choose"
         return (
-            f"{used}, {self.problem.held}; tokens {rule.scaling}, query {rule.query}, pooling {rule.pooling}, "
-            f"{config.activation} weights{bias} ({chosen}); {config.n_heads} heads where "
-            f"finite; seed {config.seed}; {config.budget:g} predicted seconds."
+            f"{used}, {self.problem.held}; tokens {rule.scaling}, query {rule.query}, pooling "
+            f"{rule.pooling}, {config.activation} weights{bias} ({chosen}); {config.n_heads} heads "
+            f"where finite; seed {config.seed}; {config.budget:g} predicted seconds."
         )
 
     def _skip(self, words: str) -> None:
         self.found.skipped.append(words)
 
     def _afford(self, what: str, seconds: float) -> bool:
-        """Take the seconds from what is left and say what comes next, or note that there are too few."""
+        """Take the seconds from what is left and say what comes next.
+
+        Or note that there are too few.
+        """
         available = self.left - self.reserved
         if seconds > available:
             self._skip(f"{what}: takes about {seconds:.2g} s, {max(available, 0):.2g} s are left.")
@@ -887,7 +950,10 @@ class _Look:
         )
 
     def _evaluate(self, m: Measured, gram: Gram, folds: Any = None) -> Measured:
-        """Losses of the folds, on all samples of a Gram matrix and on as many as those have that were given fewer."""
+        """Losses of the folds, on all samples of a Gram matrix and on fewer.
+
+        Fewer are as many as those have that were given fewer.
+        """
         size = len(gram.matrix)
         for tier in {t for t in self.tiers if t < size} | {size}:
             for k in self.folds if folds is None else folds:
@@ -961,7 +1027,10 @@ class _Look:
         return self.choice.rule.query == "given" and self.problem.sets.has_own_queries
 
     def _learned_heads(self) -> None:
-        """Learn a head distribution on the training part of each of a few folds; where there is a query, one of two looks too."""
+        """Learn a head distribution on the training part of each of a few folds.
+
+        Where there is a query, one of two looks too.
+        """
         if self.config.steps == 0:
             self._skip("learned head distribution: none was asked for.")
         for name, role in ((self._learned_name(self.config.n_heads), "learned"), (LOOKS, "looks")):
@@ -983,7 +1052,8 @@ class _Look:
     def _learn(self, ready: Any, k: int, name: str) -> Any:
         """A head distribution for the training part of a fold.
 
-        Its noise has one scale where infinitely many heads of the same head distribution are shown beside it, which needs that.
+        Its noise has one scale where infinitely many heads of the same head distribution are shown
+        beside it, which needs that.
         """
         _, (size, steps) = self.plan[name]
         kind: dict[str, Any] = (
@@ -1131,7 +1201,10 @@ class _Look:
             )
 
     def _curves(self) -> None:
-        """Held-out error against training samples: ends where the table is, on the same held-out samples throughout."""
+        """Held-out error against training samples, which ends where the table is.
+
+        On the same held-out samples throughout.
+        """
         pooled, fixed = self.found.best("pooled"), self._best_fixed()
         for m in (fixed, pooled):
             n = 0 if m is None else self.problem.trained_on(m.size)
@@ -1171,7 +1244,10 @@ class _Look:
         return min(finite, key=self.found.error_of, default=None)
 
     def _examples(self) -> None:
-        """Held-out samples that the best finite heads got most right and most wrong, taken apart key by key."""
+        """Held-out samples taken apart key by key.
+
+        Those that the best finite heads got most right and most wrong.
+        """
         best = self._best_finite()
         if best is None or not self._afford("which keys did it", self._examples_seconds(best)):
             return
@@ -1226,10 +1302,12 @@ def _brief(value: Any) -> str:
 def learning_curve(
     gram: Gram, problem: LensProblem, seed: int
 ) -> tuple[tuple[int, ...], tuple[Float[np.ndarray, " u"], ...]]:
-    """Sizes below that of a training part, increasing, and for each the losses of all that is held out, fold by fold.
+    """Sizes below that of a training part, increasing, and the losses for each.
 
-    Every loss is a mean over a few random subsets of the training part of its fold: sub-blocks of one Gram matrix,
-    each with a penalty of its own by leave-one-out. Groups are taken whole.
+    Losses are those of all that is held out, fold by fold.
+
+    Every loss is a mean over a few random subsets of the training part of its fold: sub-blocks of
+    one Gram matrix, each with a penalty of its own by leave-one-out. Groups are taken whole.
     """
     folds = [problem.fold(k, len(gram.matrix)) for k in range(len(problem.folds))]
     n = problem.trained_on(len(gram.matrix))
@@ -1253,7 +1331,10 @@ def learning_curve(
 def _subset(
     train: np.ndarray, share: float, problem: LensProblem, rng: np.random.Generator
 ) -> np.ndarray:
-    """About a share of the rows: whole groups, in an order of which every beginning has its share of each class."""
+    """About a share of the rows.
+
+    Whole groups, in an order of which every beginning has its share of each class.
+    """
     if problem.groups is not None:
         names = rng.permutation(np.unique(problem.groups[train]))
         return train[np.isin(problem.groups[train], names[: max(2, round(share * len(names)))])]

@@ -75,17 +75,30 @@ def _learners(found: Findings) -> Section:
     names = [f"★ {m.name}" if k == 0 else m.name for k, m in enumerate(order)]
     note = "Bars are one standard error; ★ is the best. All see the same folds."
     if any(m.size < found.n_used for m in order):
-        note += " A dear learner has fewer sets; answers compare learners on the sets that both were given."
+        note += (
+            " A dear learner has fewer sets; answers compare learners on the sets that both were "
+            "given."
+        )
     chart = Chart(
-        "learners", "Held-out error, best first", "learner", f"error, % ({found.measure})", series, rows=rows,
-        note=note, names=names,
-    )  # fmt: skip
+        "learners",
+        "Held-out error, best first",
+        "learner",
+        f"error, % ({found.measure})",
+        series,
+        rows=rows,
+        note=note,
+        names=names,
+    )
     table = Table("learners_table", "The same in numbers", rows, note=" ".join(found.skipped))
     return Section(
-        "attention", "Does attention pay?",
-        "Attention weighs the keys of a set before it adds them up; a learner on pooled input adds them up first.",
-        [chart, table] if order else [table], _verdict(found.answers["attention"]), found.settings,
-    )  # fmt: skip
+        "attention",
+        "Does attention pay?",
+        "Attention weighs the keys of a set before it adds them up; a learner on pooled input adds "
+        "them up first.",
+        [chart, table] if order else [table],
+        _verdict(found.answers["attention"]),
+        found.settings,
+    )
 
 
 def _query(found: Findings) -> Section:
@@ -99,7 +112,10 @@ def _query(found: Findings) -> Section:
         for m in found.query
     ]
     blocks = [Table("query", "Error with the query and without it", rows)] if rows else []
-    claim = "If the query matters, taking it away, or giving each set that of another, makes the error larger."
+    claim = (
+        "If the query matters, taking it away, or giving each set that of another, makes the error "
+        "larger."
+    )
     return Section(
         "query", "Does the query matter?", claim, blocks, _verdict(found.answers["query"])
     )
@@ -131,11 +147,28 @@ def _data(found: Findings) -> Section:
                     role="prediction",
                 )
             )
-    blocks = [
-        Chart("learning_curve", "Error against training sets", "training sets n", f"error, % ({found.measure})", series,
-              x_log=True, note="Bars are one standard error; the band is where nine forecasts in ten come true.")
-    ] if series else []  # fmt: skip
-    claim = "Where the curve still falls, more sets would help; the next doubling gains a little less than the last."
+    blocks = (
+        [
+            Chart(
+                "learning_curve",
+                "Error against training sets",
+                "training sets n",
+                f"error, % ({found.measure})",
+                series,
+                x_log=True,
+                note=(
+                    "Bars are one standard error; the band is where nine forecasts in ten come "
+                    "true."
+                ),
+            )
+        ]
+        if series
+        else []
+    )
+    claim = (
+        "Where the curve still falls, more sets would help; the next doubling gains a little less "
+        "than the last."
+    )
     return Section("data", "Would more data help?", claim, blocks, _forecast(found.answers["data"]))
 
 
@@ -155,10 +188,24 @@ def _heads(found: Findings) -> Section:
             m.name: 100 * float(np.concatenate([m.losses[k] for k in common]).mean()) for m in exact
         }
         blocks = [
-            Chart("heads", "Error against the number of heads", "heads M", f"error, % ({found.measure})", series,
-                  x_log=True, marks=marks, note="The heads of one draw, the first M of them; the head distribution that did best.")
-        ]  # fmt: skip
-    claim = "Random heads approach their kernel as their number grows; where the error no longer falls, they are enough."
+            Chart(
+                "heads",
+                "Error against the number of heads",
+                "heads M",
+                f"error, % ({found.measure})",
+                series,
+                x_log=True,
+                marks=marks,
+                note=(
+                    "The heads of one draw, the first M of them; the head distribution that did "
+                    "best."
+                ),
+            )
+        ]
+    claim = (
+        "Random heads approach their kernel as their number grows; where the error no longer "
+        "falls, they are enough."
+    )
     return Section(
         "heads", "Would more heads help?", claim, blocks, _forecast(found.answers["heads"])
     )
@@ -195,12 +242,12 @@ def _spectrum(found: Findings) -> Section:
     s = found.spectra[0]
     half, most = reach(s, 0.5), reach(s, 0.9)
     sentence = (
-        f"With {s.name}, half of the target's power lies in the first {half} of {n} directions and nine tenths in the "
-        f"first {most}; noise would need {n // 2} and {round(0.9 * n)}."
+        f"With {s.name}, half of the target's power lies in the first {half} of {n} directions and "
+        f"nine tenths in the first {most}; noise would need {n // 2} and {round(0.9 * n)}."
     )
     claim = (
-        "Ridge learns the strong directions of its kernel first. A target that lies in few of them is learned from "
-        "few sets."
+        "Ridge learns the strong directions of its kernel first. A target that lies in few of them "
+        "is learned from few sets."
     )
     numbers = {
         f"{x.name}: half, nine tenths": f"{reach(x, 0.5)}, {reach(x, 0.9)}" for x in found.spectra
@@ -247,11 +294,14 @@ def _keys(found: Findings) -> Section:
     )
     if found.config.kind == "regression":
         which, adds = "the layer predicted best and worst", "the prediction"
-    note = f"The {MAX_KEYS_SHOWN} keys of each that add most to {adds}, for or against it; samples count from 0."
+    note = (
+        f"The {MAX_KEYS_SHOWN} keys of each that add most to {adds}, for or against it; samples "
+        "count from 0."
+    )
     table = Table("keys", f"Held-out samples that {which}", rows, note=note)
     claim = (
-        "A layer is a sum over keys, so that a prediction comes apart exactly. The parts say how this layer made it, "
-        "and nothing about causes."
+        "A layer is a sum over keys, so that a prediction comes apart exactly. The parts say how "
+        "this layer made it, and nothing about causes."
     )
     return Section("keys", "Which keys did it?", claim, [table])
 
@@ -267,9 +317,18 @@ def _law(found: Findings) -> Section:
     blocks: list[HeatMap | Table] = []
     if len(mean) <= LARGEST_MAP and mean.any():
         blocks.append(
-            HeatMap("heads", "Mean of the heads", "key", "query", names, names, mean.tolist(), centre=0.0,
-                    note="The score of a key is the query's row times the key's column, plus chance.")
-        )  # fmt: skip
+            HeatMap(
+                "heads",
+                "Mean of the heads",
+                "key",
+                "query",
+                names,
+                names,
+                mean.tolist(),
+                centre=0.0,
+                note="The score of a key is the query's row times the key's column, plus chance.",
+            )
+        )
     pairs = [
         {"query": query, "key": key, "entry of the mean": value}
         for query, key, value in distribution.strongest_pairs(names[:-1], 10)
@@ -277,8 +336,14 @@ def _law(found: Findings) -> Section:
     ]
     if pairs:
         blocks.append(Table("pairs", "Its strongest pairs", pairs))
-    sentence = f"The training part of the first fold spoke for {distribution.chosen} heads: {distribution.reason}."
-    claim = "A head distribution can be learned: where heads should look on average, the heads themselves staying random."
+    sentence = (
+        f"The training part of the first fold spoke for {distribution.chosen} heads: "
+        f"{distribution.reason}."
+    )
+    claim = (
+        "A head distribution can be learned: where heads should look on average, the heads "
+        "themselves staying random."
+    )
     return Section(
         "heads",
         "The head distribution that was learned",

@@ -1,4 +1,7 @@
-"""What a report consists of: sections with a claim, charts, tables and a verdict. Data only; nothing here draws."""
+"""What a report consists of: sections with a claim, charts, tables and a verdict.
+
+Data only; nothing here draws.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,13 @@ State = Literal["holds", "partly", "does not show", "not tested", "information"]
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: `low` and `high` are the ends of its error bars (or of the band); `role` fixes its colour everywhere.
+    """One curve: `low` and `high` are the ends of its error bars (or of the band).
 
-    Looks: "points" measured points with error bars joined by a line, "line" a plain line, "dashed" a prediction,
-    "thin" a faint line such as the oracle's, "band" the area between `low` and `high`. `hover` has one text per point.
+    `role` fixes its colour everywhere.
+
+    Looks: "points" measured points with error bars joined by a line, "line" a plain line, "dashed"
+    a prediction, "thin" a faint line such as the oracle's, "band" the area between `low` and
+    `high`. `hover` has one text per point.
     """
 
     name: str
@@ -56,7 +62,8 @@ def bars(
 class Chart:
     """Curves on common axes, with the rows that drew them.
 
-    With ``names``, x counts these from 0: the chart lies on its side, the names one below the other, y from zero.
+    With ``names``, x counts these from 0: the chart lies on its side, the names one below the
+    other, y from zero.
     """
 
     name: str
@@ -74,10 +81,13 @@ class Chart:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A matrix of numbers over named rows and columns; colours diverge from `centre` when it is given.
+    """A matrix of numbers over named rows and columns.
 
-    `words` stand in the cells in the place of the numbers. Over it lie a line, which has a row for each column (None
-    where it has none), and points: column, row and words. Both are counted from zero and may fall between.
+    Colours diverge from `centre` when it is given.
+
+    `words` stand in the cells in the place of the numbers. Over it lie a line, which has a row for
+    each column (None where it has none), and points: column, row and words. Both are counted from
+    zero and may fall between.
     """
 
     name: str
@@ -129,7 +139,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """The whole: title, a lead paragraph, sections, and where it comes from (versions, machine, seed, command)."""
+    """The whole: title, a lead paragraph, sections, and where it comes from.
+
+    That is versions, machine, seed, command.
+    """
 
     title: str
     lead: str

@@ -1,4 +1,7 @@
-"""One HTML file out of a report, and beside it every chart as SVG, PNG and CSV. No network needed to read it."""
+"""One HTML file out of a report, and beside it every chart as SVG, PNG and CSV.
+
+No network needed to read it.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +39,18 @@ from keyhole.lab.report.document import (
 
 @dataclass(frozen=True)
 class Ink:
-    """How a role is drawn: its colour on light and on dark ground, and a marker for eyes that mix colours up."""
+    """How a role is drawn: its colour and marker.
+
+    A colour on light and on dark ground, and a marker for eyes that mix colours up.
+    """
 
     light: str
     dark: str
     marker: str
 
 
-# Okabe and Ito's colours, which people with any common colour blindness tell apart; the dark ones are lighter twins.
+# Okabe and Ito's colours, which people with any common colour blindness tell apart; the dark ones
+# are lighter twins.
 KNOWN: dict[str, Ink] = {
     "attention": Ink("#0072b2", "#5ab4f0", "circle"),
     "biased": Ink("#d55e00", "#ff9350", "square"),
@@ -69,7 +76,9 @@ def role_of(series: Series) -> str:
 
 
 def inks_of(report: Report) -> dict[str, Ink]:
-    """The ink of every role in the report: known roles have theirs, others take the spare ones as they appear.
+    """The ink of every role in the report.
+
+    Known roles have theirs, others take the spare ones as they appear.
 
     Those spare inks come first that no known role in the report uses.
     """
@@ -102,7 +111,9 @@ def as_html(text: str) -> str:
 
 @lru_cache(maxsize=4096)  # a name stands under every point of its curve
 def as_chart_text(text: str) -> str:
-    """The same for the chart library, whose labels know some tags; it has no code, so backquotes go.
+    """The same for the chart library, whose labels know some tags.
+
+    It has no code, so backquotes go.
 
     >>> as_chart_text("f_{2} & <b>")
     'f<sub>2</sub> &amp; &lt;b&gt;'
@@ -121,7 +132,9 @@ def as_plain(text: str) -> str:
 
 
 def as_json(value: Any) -> str:
-    r"""JSON that may stand in a script element: numbers that are not finite become null, and no tag can be closed.
+    r"""JSON that may stand in a script element.
+
+    Numbers that are not finite become null, and no tag can be closed.
 
     >>> as_json({"a": [1.5, float("nan")], "b": "</script>"})
     '{"a":[1.5,null],"b":"\\u003c/script\\u003e"}'
@@ -133,7 +146,9 @@ def as_json(value: Any) -> str:
 
 
 def number(value: Scalar, digits: int = 4) -> str:
-    """A number for reading, to so many significant digits; text is left as it is and what is missing is a dash.
+    """A number for reading, to so many significant digits.
+
+    Text is left as it is and what is missing is a dash.
 
     >>> [number(v) for v in (12345, 0.000012345, 2.0, float("nan"), None, "x", 1234567.8)]
     ['12,345', '1.234×10⁻⁵', '2', '–', '–', 'x', '1.235×10⁶']
@@ -154,7 +169,9 @@ def number(value: Scalar, digits: int = 4) -> str:
 
 
 def column(values: Sequence[Scalar]) -> list[str]:
-    """The cells of a table's column: with as many decimals in each row where that loses nothing, so that they align.
+    """The cells of a table's column.
+
+    With as many decimals in each row where that loses nothing, so that they align.
 
     >>> column([0.5, 12.25, None])
     ['0.50', '12.25', '–']
@@ -308,12 +325,18 @@ def heat_map_data(block: HeatMap) -> dict[str, Any]:
 
 
 def _cut(name: str, most: int = 24) -> str:
-    """A name that leaves room for the chart it stands beside; the words under the pointer have it in full."""
+    """A name that leaves room for the chart it stands beside.
+
+    The words under the pointer have it in full.
+    """
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def _short(values: Sequence[Sequence[float]]) -> list[list[str]]:
-    """Numbers short enough for a cell: two digits of the largest, and as many decimals everywhere."""
+    """Numbers short enough for a cell.
+
+    Two digits of the largest, and as many decimals everywhere.
+    """
     largest = max((abs(v) for row in values for v in row if math.isfinite(v)), default=0.0)
     if largest and not 1e-3 <= largest < 1e5:
         return [[number(v, 2) for v in row] for row in values]
@@ -325,7 +348,10 @@ def _short(values: Sequence[Sequence[float]]) -> list[list[str]]:
 
 
 def legend_key(series: Series, chart: Chart) -> tuple[str, str, str]:
-    """What switches a curve on and off: name, role and look; a band goes with a curve of its name, if there is one."""
+    """What switches a curve on and off: name, role and look.
+
+    A band goes with a curve of its name, if there is one.
+    """
     others = (
         s.look
         for s in chart.series
@@ -378,17 +404,23 @@ class _Placed:
 
 
 def check_lab(what: str = "a report") -> None:
-    """Raise ImportError, in a line that says what to do, where the packages that draw are not installed."""
+    """Raise ImportError where the packages that draw are not installed.
+
+    Its message is a line that says what to do.
+    """
     missing = [name for name in ("matplotlib", "plotly") if find_spec(name) is None]
     if missing:
         raise ImportError(f"{what} needs {' and '.join(missing)}: pip install 'keyhole[lab]'.")
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:
-    """Write ``report.html`` into ``folder``, and ``charts/NAME.svg``, ``.png`` and ``.csv`` beside it; it comes first.
+    """Write ``report.html`` into ``folder``; it comes first.
 
-    Tables have their rows as CSV only. Each file appears whole or not at all; equal reports give equal bytes. Text may
-    use ``f_{1,2}``, ``d^{2}`` and backquotes; anything else is shown as it stands.
+    With ``charts/NAME.svg``, ``.png`` and ``.csv`` beside it.
+
+    Tables have their rows as CSV only. Each file appears whole or not at all; equal reports give
+    equal bytes. Text may use ``f_{1,2}``, ``d^{2}`` and backquotes; anything else is shown as it
+    stands.
     """
     check_lab()
     inks = inks_of(report)
@@ -408,7 +440,10 @@ def write_report(report: Report, folder: Path) -> list[Path]:
 
 
 def one_page(report: Report) -> str:
-    """The report as one HTML file that carries the rows behind its charts and tables, as CSV to be taken out."""
+    """The report as one HTML file.
+
+    It carries the rows behind its charts and tables, as CSV to be taken out.
+    """
     check_lab()
     names = iter(
         safe_names([block.name for section in report.sections for block in section.blocks])
@@ -421,7 +456,10 @@ def one_page(report: Report) -> str:
 
 
 def fragment(blocks: Sequence[Chart | HeatMap | Table]) -> dict[str, Any]:
-    """Blocks for a page that is there already: their HTML, the data of their charts, and the inks of these."""
+    """Blocks for a page that is there already.
+
+    Their HTML, the data of their charts, and the inks of these.
+    """
     inks = inks_of(Report("", "", [Section("", "", "", blocks)]))
     placed = [
         _Placed(block, name, "elsewhere")
@@ -468,7 +506,10 @@ def _page(report: Report, placed: Sequence[Sequence[_Placed]], inks: dict[str, I
     body = [
         f'<nav aria-label="Contents">\n<ol>\n{listed}\n</ol>\n</nav>\n<main>',
         *sections,
-        f"</main>\n<footer>\n<h2>Where this comes from</h2>\n{_definitions(report.provenance)}\n</footer>",
+        (
+            "</main>\n<footer>\n<h2>Where this comes "
+            f"from</h2>\n{_definitions(report.provenance)}\n</footer>"
+        ),
     ]
     data = {
         "inks": {r: [i.light, i.dark, i.marker] for r, i in inks.items()},
@@ -477,14 +518,18 @@ def _page(report: Report, placed: Sequence[Sequence[_Placed]], inks: dict[str, I
     header = f'<h1>{as_html(report.title)}</h1>\n<p class="lead">{as_html(report.lead)}</p>\n'
     header += f'<p class="tallies">{_tally(report.sections)}</p>'
     head = f"{_POLICY}\n<style>\n{asset('report.css')}\n</style>"
-    scripts = f'<script>\n{library()}\n</script>\n<script type="application/json" id="keyhole:data">{as_json(data)}'
+    scripts = (
+        f'<script>\n{library()}\n</script>\n<script type="application/json" '
+        f'id="keyhole:data">{as_json(data)}'
+    )
     scripts += f"</script>\n<script>\n{asset('report.js')}\n</script>"
     return page_of("page", as_plain(report.title), head, header, "\n".join(body), scripts)
 
 
 _POLICY = (
-    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'; style-src "
-    "'unsafe-inline'; img-src 'self' file: data: blob:; font-src data:\">"
+    '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; script-src '
+    "'unsafe-inline'; style-src 'unsafe-inline'; img-src 'self' file: data: blob:; font-src "
+    'data:">'
 )
 
 
@@ -535,7 +580,8 @@ def _section(
     parts += _blocks(blocks, inks)
     if section.settings:
         parts.append(
-            f'<p class="settings"><span class="label">Our settings</span>{as_html(section.settings)}</p>'
+            '<p class="settings"><span class="label">Our '
+            f"settings</span>{as_html(section.settings)}</p>"
         )
     return "\n".join([*parts, "</section>"])
 
@@ -547,7 +593,10 @@ def _verdict(verdict: Verdict) -> str:
 
 def _badge(verdict: Verdict) -> str:
     sign = f'<span class="sign" aria-hidden="true">{_SIGNS[verdict.state]}</span>'
-    return f'<span class="badge" data-state="{verdict.state}">{sign}<span class="state">{verdict.state}</span></span>'
+    return (
+        f'<span class="badge" data-state="{verdict.state}">{sign}<span '
+        f'class="state">{verdict.state}</span></span>'
+    )
 
 
 def _definitions(pairs: Any) -> str:
@@ -561,7 +610,10 @@ def _definitions(pairs: Any) -> str:
 
 
 def _blocks(blocks: Sequence[_Placed], inks: dict[str, Ink]) -> Iterator[str]:
-    """Neighbouring charts share a grid and one legend; heat maps and tables stand alone or in a grid of their own."""
+    """Neighbouring charts share a grid and one legend.
+
+    Heat maps and tables stand alone or in a grid of their own.
+    """
     for kind, group in groupby(blocks, key=lambda item: type(item.block)):
         items = list(group)
         if kind is Table:
@@ -570,7 +622,10 @@ def _blocks(blocks: Sequence[_Placed], inks: dict[str, Ink]) -> Iterator[str]:
         legend = _legend(items, inks)
         figures = "\n".join(_figure(item) for item in items)
         count = min(len(items), 4)
-        yield f'<div class="group">{legend}<div class="grid" data-count="{count}">\n{figures}\n</div></div>'
+        yield (
+            f'<div class="group">{legend}<div class="grid" '
+            f'data-count="{count}">\n{figures}\n</div></div>'
+        )
 
 
 def _legend(items: Sequence[_Placed], inks: dict[str, Ink]) -> str:
@@ -585,12 +640,15 @@ def _legend(items: Sequence[_Placed], inks: dict[str, Ink]) -> str:
 
 
 def _legend_key(series: Series, ink: Ink) -> str:
-    look = f'data-look="{series.look}" data-marker="{ink.marker}" style="--light:{ink.light};--dark:{ink.dark}"'
+    look = (
+        f'data-look="{series.look}" data-marker="{ink.marker}" '
+        f'style="--light:{ink.light};--dark:{ink.dark}"'
+    )
     key = escape(as_json([series.name, role_of(series), series.look]))
     return (
-        f'<button type="button" aria-pressed="true" data-key="{key}" title="Show or hide">'
-        f'<svg class="swatch" {look} viewBox="0 0 26 12" aria-hidden="true">{_swatch(series.look, ink.marker)}</svg>'
-        f"{as_html(series.name)}</button>"
+        f'<button type="button" aria-pressed="true" data-key="{key}" title="Show or hide"><svg '
+        f'class="swatch" {look} viewBox="0 0 26 12" '
+        f'aria-hidden="true">{_swatch(series.look, ink.marker)}</svg>{as_html(series.name)}</button>'
     )
 
 
@@ -624,10 +682,9 @@ def _figure(item: _Placed) -> str:
         else f'<noscript><img src="charts/{item.name}.svg" alt="{label}"></noscript>'
     )
     return (
-        f"<figure><figcaption>{as_html(block.title)}</figcaption>"
-        f'<div class="plot {kind}" data-chart="{item.name}" role="img" aria-label="{label}"{height}>'
-        f"{picture}</div>"
-        f"{_note(block.note)}{_links(item)}</figure>"
+        f'<figure><figcaption>{as_html(block.title)}</figcaption><div class="plot {kind}" '
+        f'data-chart="{item.name}" role="img" '
+        f'aria-label="{label}"{height}>{picture}</div>{_note(block.note)}{_links(item)}</figure>'
     )
 
 
@@ -662,7 +719,10 @@ def _links(item: _Placed) -> str:
         return ""
     if item.rows_are == "inside":
         content = base64.b64encode(csv_bytes(rows_behind(item.block))).decode()
-        return f'<p class="links"><a download="{item.name}.csv" href="data:text/csv;base64,{content}">CSV</a></p>'
+        return (
+            f'<p class="links"><a download="{item.name}.csv" '
+            f'href="data:text/csv;base64,{content}">CSV</a></p>'
+        )
     suffixes = ("csv",) if isinstance(item.block, Table) else ("svg", "png", "csv")
     links = (f'<a href="charts/{item.name}.{suffix}">{suffix.upper()}</a>' for suffix in suffixes)
     return f'<p class="links">{" ".join(links)}</p>'
@@ -677,5 +737,6 @@ def library() -> str:
     """The chart library, as it may stand in a script element."""
     from plotly.offline import get_plotlyjs
 
-    # inside a script element only these two could end or confuse it; in JavaScript the backslash changes nothing
+    # inside a script element only these two could end or confuse it; in JavaScript the backslash
+    # changes nothing
     return str(get_plotlyjs()).replace("</script", "<\\/script").replace("<!--", "<\\!--")
