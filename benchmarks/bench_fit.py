@@ -143,7 +143,8 @@ y = kh.targets.TokenPower(2, 16)(X)
 start = time.perf_counter()
 model = kh.AttentionRegressor(2000, alpha=1.0, random_state=0).fit(X, y)
 seconds = time.perf_counter() - start
-print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, model.solver_, model.loo_error_)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(seconds, peak, model.solver_, model.loo_error_)
 """
 
 

@@ -1,6 +1,7 @@
 """The GPU beside its ceilings and rivals, every number checked in the run that gives it.
 
-    PYTHONPATH=src python benchmarks/bench_gpu.py [--out out/gpu] [--only gram features ridge] [--size full|quick]
+    PYTHONPATH=src python benchmarks/bench_gpu.py [--out out/gpu] [--only gram features ridge]
+        [--size full|quick]
 
 d = N = 16, tokens on the sphere, drawn afresh from --seed. Rivals are the formulas as one would
 write them in torch, in float32: eager, and through torch.compile. Times are medians of runs between

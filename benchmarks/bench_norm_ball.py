@@ -123,7 +123,8 @@ accuracy = {
 }[spec["solver"]]
 problem.solve(solver=spec["solver"], **accuracy)
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-print(json.dumps({"seconds": time.perf_counter() - start, "value": float(problem.value), "peak": peak}))
+seconds = time.perf_counter() - start
+print(json.dumps({"seconds": seconds, "value": float(problem.value), "peak": peak}))
 """
 
 

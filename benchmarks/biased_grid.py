@@ -1,7 +1,8 @@
 """Biased heads, predicted before training and measured: test errors of ridge over a grid of
 settings.
 
-    PYTHONPATH=src python benchmarks/biased_grid.py --out out/biased_grid --device cuda --seconds 420
+    PYTHONPATH=src python benchmarks/biased_grid.py --out out/biased_grid --device cuda
+        --seconds 420
 
 d, N, the mean c, the power q of f_{2,q}, heads M (and infinitely many), penalty and n: every
 combination. What the theory describes is fitted: ridge without intercept, α = nλ, no noise, query

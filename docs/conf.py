@@ -35,7 +35,10 @@ def _escape_bars(
 
 
 def _mathml(translator: Any, node: Any) -> None:
-    """Formulas as MathML, by the converter that docutils brings; imported here, for tests read this file without it."""
+    """Formulas as MathML, by the converter that docutils brings.
+
+    It is imported here, because tests read this file without it.
+    """
     from docutils import nodes
     from docutils.utils.math.latex2mathml import tex2mathml
 

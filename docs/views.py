@@ -1,7 +1,7 @@
-"""Views of `keyhole explore` for these pages: each as one HTML file that needs no server, and a chart of it as SVG.
+"""Views of `keyhole explore` for these pages: HTML files that need no server, and charts as SVG.
 
-`python docs/views.py FIGURES VIEWS` measures the points (half a minute) and writes FIGURES/explore*.svg with their rows
-as CSV, and VIEWS/*.html.
+`python docs/views.py FIGURES VIEWS` measures the points (half a minute) and writes
+FIGURES/explore*.svg with their rows as CSV, and VIEWS/*.html.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from keyhole.lab.report.document import Chart, HeatMap, Report, Section, Series, Table, Verdict
 
 NAN, INF = float("nan"), float("inf")
-EVIL = """</script><script>alert("x")</script><img src=x onerror=alert(1)>'"&$x_1$ $HOME ${lead} %{y} \\frac{ _{a}"""
+EVIL = """</script><script>alert("x")</script><img src=x onerror=alert(1)>'"&$x_1$ $HOME ${lead} %{y} \\frac{ _{a}"""  # noqa: E501
 
 
 def every_block(name=""):

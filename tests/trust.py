@@ -1,6 +1,8 @@
 """The tables of docs/trust.md, from what the last runs left under out/.
 
-python tests/trust.py      after make fuzz and make test-slow; a table whose run is missing stays as it is
+python tests/trust.py      after make fuzz and make test-slow
+
+A table whose run is missing stays as it is.
 """
 
 from __future__ import annotations

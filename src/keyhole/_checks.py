@@ -10,7 +10,7 @@ import numpy as np
 
 
 class FeatureOverflowError(ValueError, OverflowError):
-    """Features or kernels of these tokens under these heads are beyond the range of floating point."""
+    """Features or kernels are beyond the range of floating point."""
 
 
 def check_finite(array: np.ndarray, name: str) -> None:

@@ -1,6 +1,7 @@
 """One fit: a specification and a training set become a fitted layer.
 
-    fit(spec, data)  =  learn the token rule → prepare the samples → learn the heads, if they are to be learned
+    fit(spec, data)  =  learn the token rule → prepare the samples
+                        → learn the heads, if they are to be learned
                         → solve for the values (solvers/)
 
 Estimators, the lens and the experiments all call `fit`; what a user leaves open is chosen first, by

@@ -107,7 +107,7 @@ def save(
 
     Parameters
     ----------
-    estimator : AttentionRegressor, AttentionClassifier, AttentionFeatures, NormBallRegressor or NormBallClassifier
+    estimator : a fitted estimator of keyhole
         Fitted; finite or infinitely many heads, with any head distribution of keyhole's.
     path : str or Path
         The file appears whole or not at all.

@@ -126,7 +126,8 @@ import numpy as np
 import keyhole as kh
 sets = kh.targets.sphere_sets(40, n_keys=3, dim=2, seed=5)
 model = kh.AttentionRegressor(6, random_state=0).fit(sets, sets.query[:, 0])
-sys.stdout.write(hashlib.sha256(model.predict(sets).tobytes() + model.loo_predictions_.tobytes()).hexdigest() + "\\n")
+numbers = model.predict(sets).tobytes() + model.loo_predictions_.tobytes()
+sys.stdout.write(hashlib.sha256(numbers).hexdigest() + "\\n")
 """
 
 

@@ -20,7 +20,8 @@ SIZES = """[...document.querySelectorAll('.plot')].map((plot) => {
   const svg = plot.querySelector('svg.main-svg');
   const { width, height } = svg ? svg.getBoundingClientRect() : { width: 0, height: 0 };
   const marks = plot.querySelectorAll('.scatterlayer .trace, .heatmaplayer image').length;
-  return { name: plot.dataset.chart, roots: plot.querySelectorAll('.svg-container').length, width, height, marks };
+  const roots = plot.querySelectorAll('.svg-container').length;
+  return { name: plot.dataset.chart, roots, width, height, marks };
 })"""
 REPORTS = {"sample": sample, "evil": evil, "not_finite": not_finite}
 

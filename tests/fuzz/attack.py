@@ -1,6 +1,6 @@
 """The standing attack: damaged files of every format that keyhole reads, and sequences of calls.
 
-    make fuzz SECONDS=600 SEED=0      # keeps what failed in out/fuzz, shrunk; exits non-zero if there is any
+    make fuzz SECONDS=600 SEED=0      # keeps what failed in out/fuzz, shrunk
     make fuzz-keep CASE=out/fuzz/…    # turns one into a test: it joins tests/fuzz/corpus
     python tests/fuzz/attack.py --seed 0 --number 12            # one case again
     python tests/fuzz/attack.py --only "stream,one by one"      # some kinds only

@@ -123,7 +123,8 @@ class Configuration:
         return replace(self, **new)
 
     def __repr__(self):
-        return f"Configuration({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields(self))})"
+        settings = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))
+        return f"Configuration({settings})"
 
     @property
     def rounding(self):

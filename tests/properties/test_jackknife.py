@@ -23,7 +23,7 @@ class Refitted:
 
     Attributes
     ----------
-    shares (k,), columns (k, t), left (k, t), variances (k,): of the samples to rank by, their left-out predictions
+    shares (k,), columns (k, t), left (k, t), variances (k,): of the samples to rank by
     new (k, m, t), new_variances (k, m): of new sets, by the fit without the unit of each of them
     """
 

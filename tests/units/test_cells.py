@@ -142,7 +142,8 @@ from keyhole.lab.cells import Cell
 from keyhole.lab.cells import Store
 with Store(Path(sys.argv[1])) as store:
     for n in range(2, 52):
-        store.put(Cell("mlp", "token", 3, 2, None, n, 64, 5, 0, 0), {"error": 1 / n}, seconds=float(sys.argv[2]))
+        cell = Cell("mlp", "token", 3, 2, None, n, 64, 5, 0, 0)
+        store.put(cell, {"error": 1 / n}, seconds=float(sys.argv[2]))
 """
 
 

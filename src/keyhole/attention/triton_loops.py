@@ -26,7 +26,8 @@ from keyhole._array import block_size, blocks
 from keyhole._tensors import as_tensor
 from keyhole.attention.torch_loops import TensorPanel, seen_query
 
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,assignment,misc,operator,var-annotated"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,assignment"
+# mypy: disable-error-code="misc,operator,var-annotated"
 
 
 _WARP = 32

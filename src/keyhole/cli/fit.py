@@ -37,9 +37,10 @@ from keyhole.lab.report.html import number
 
 _HELP = """Fit one attention layer to a table of sets and save it.
 
-DATA is a table with one row per set (list columns) or one row per token, or a name that comes with keyhole, such as
-digits. Text, dates and booleans become numbers. MODEL is the file to write, for kh.load and keyhole predict; how the
-table was read is stored in it. The leave-one-out error is printed, and the error of what --time or --split sets apart.
+DATA is a table with one row per set (list columns) or one row per token, or a name that comes with
+keyhole, such as digits. Text, dates and booleans become numbers. MODEL is the file to write, for
+kh.load and keyhole predict; how the table was read is stored in it. The leave-one-out error is
+printed, and the error of what --time or --split sets apart.
 """
 HEADS = ("auto", "zero-mean", "biased", "identity", "learned")
 

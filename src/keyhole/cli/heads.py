@@ -15,8 +15,9 @@ from keyhole.cli._output import echo, echo_json, say, show_table
 
 _HELP = """How far the heads of a trained transformer lean towards the identity.
 
-CHECKPOINT is a safetensors file, or a folder with one, of a BERT-, GPT-, Llama- or T5-like model. For each head
-W = QᵀK is held against chance, a random rotation between queries and keys: z counts standard errors.
+CHECKPOINT is a safetensors file, or a folder with one, of a BERT-, GPT-, Llama- or T5-like model.
+For each head W = QᵀK is held against chance, a random rotation between queries and keys: z counts
+standard errors.
 """
 
 

@@ -35,9 +35,10 @@ from keyhole.cli._output import echo, echo_json, refuse, say, show_table
 
 _HELP = """What can one attention layer learn from this data?
 
-DATA is a table of sets (Parquet, Arrow, CSV with one row per token, npz), or a name that comes with keyhole: digits.
-Fits learners on pooled input and attention layers side by side, as many as a budget of predicted seconds allows, and
-says in plain words whether attention pays, whether the query matters, and whether more data or more heads would help.
+DATA is a table of sets (Parquet, Arrow, CSV with one row per token, npz), or a name that comes with
+keyhole: digits. Fits learners on pooled input and attention layers side by side, as many as a
+budget of predicted seconds allows, and says in plain words whether attention pays, whether the
+query matters, and whether more data or more heads would help.
 """
 
 

@@ -13,12 +13,15 @@ from keyhole.cli._app import MAX_COUNT, answer_or_exit, app, check_folder, read_
 from keyhole.cli._output import echo, echo_json, refuse, say, show_table
 from keyhole.lab.report.html import number
 
-_THEORY_HELP = """What the theory says of a target before any data: how hard, how many samples, how many heads.
+_THEORY_HELP = """What the theory says of a target before any data.
+
+How hard it is, how many samples and how many heads it takes.
 
 A target is a function of the query x_0 and one key x_i, averaged over the keys. It is written with
 
-corr = <x_0, x_i>; token = <β, x_i>; query = <β, x_0>; rotated(gamma) = <x_0, S x_i> with S = (1−gamma) I + gamma P,
-P a random rotation (rotated(gamma, seed) for another one); numbers; + - * / ^ and brackets.
+corr = <x_0, x_i>; token = <β, x_i>; query = <β, x_0>; rotated(gamma) = <x_0, S x_i> with S =
+(1−gamma) I + gamma P, P a random rotation (rotated(gamma, seed) for another one); numbers; + - * /
+^ and brackets.
 
 Examples: "token^2", "corr^3 * token", "rotated(0.5)^3 * token", "corr * token - 0.5 * query^2 + 1".
 """

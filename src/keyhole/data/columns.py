@@ -392,10 +392,13 @@ def coded(
         strange = np.array([bool(text) and text not in coding.categories for text in found])[rows]
         if strange.any():
             row = int(strange.argmax())
+            known = ", ".join(repr(category)[:40] for category in coding.categories[:12])
+            if len(coding.categories) > 12:
+                known += " …"
             raise SchemaError(
                 f"column {name!r} must hold categories that were there before: {place.row(row)} "
                 f"says {found[rows[row]]!r:.60}, known are "
-                f"{', '.join(repr(c)[:40] for c in coding.categories[:12])}{' …' if len(coding.categories) > 12 else ''}. "
+                f"{known}. "
                 "Correct it, or have it read as none of them with unknown='ignore' "
                 "(--unknown ignore)."
             )

@@ -309,7 +309,8 @@ def load_babi(path: Any, task: int = 1, *, folder: str = "en", newest: int = 80)
     Examples
     --------
     >>> import pathlib, tempfile
-    >>> text = "1 Mary went home.\n2 Where is Mary? \thome\t1\n1 John left.\n2 Where is John?\toutside\t1\n"
+    >>> text = "1 Mary went home.\n2 Where is Mary? \thome\t1\n"
+    >>> text += "1 John left.\n2 Where is John?\toutside\t1\n"
     >>> with tempfile.TemporaryDirectory() as place:
     ...     _ = pathlib.Path(place, "qa1_single_train.txt").write_text(text)
     ...     data = load_babi(place, task=1)

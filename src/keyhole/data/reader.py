@@ -407,9 +407,9 @@ class ParquetSets:
 
     Parameters
     ----------
-    path : path, folder of ``*.parquet`` files, sequence of paths, or table of pandas, polars or Arrow
-        Arrow files (the IPC format, also called Feather) are memory-mapped, and their batches are
-        views of them.
+    path : path, sequence of paths, or table of pandas, polars or Arrow
+        A folder stands for its ``*.parquet`` files. Arrow files (the IPC format, also called
+        Feather) are memory-mapped, and their batches are views of them.
     tokens : path or table, optional
         A table with one row per token, where ``path`` has one row per sample; it is read whole.
     keys : column name or names, optional

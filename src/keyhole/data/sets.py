@@ -983,8 +983,8 @@ class SetGroups(SampleBatch):
     >>> import numpy as np
     >>> atoms = SetBatch(np.ones((5, 2, 3)), query=np.ones((5, 3)))
     >>> molecules = SetGroups(atoms, [3, 2])
-    >>> molecules
-    SetGroups(2 samples, 2–3 sets each, of SetBatch(5 sets, 2 keys each (10 in all), dim 3, with query, float64))
+    >>> molecules  # doctest: +ELLIPSIS
+    SetGroups(2 samples, 2–3 sets each, of SetBatch(5 sets, 2 keys each (10 in all), ...))
     >>> len(molecules[1:].sets)
     2
     """

@@ -783,7 +783,9 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
 
     Parameters
     ----------
-    n_heads, heads, alpha, activation, fit_intercept, random_state, dtype, pooling, scaling, query, device, solver
+    n_heads, heads, alpha, activation, fit_intercept, random_state, dtype, pooling, scaling
+        As for `AttentionRegressor`.
+    query, device, solver
         As for `AttentionRegressor`.
     extras_scale : "loo" or number
         As for `AttentionRegressor`.
@@ -815,7 +817,9 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
     selection_ : Selection
         With ``criterion="log_loss"`` its scores are mean log-losses, each penalty's at the
         temperature that suits it.
-    alpha_, intercept_, values_, dual_coef_, solver_, n_features_in_, heads_, n_heads_, tokens_, layer_, candidates_
+    alpha_, intercept_, values_, dual_coef_, solver_, n_features_in_, heads_, n_heads_
+        As for `AttentionRegressor`; outputs are the one-vs-rest targets.
+    tokens_, layer_, candidates_
         As for `AttentionRegressor`; outputs are the one-vs-rest targets.
 
     Examples

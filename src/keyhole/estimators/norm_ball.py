@@ -394,8 +394,9 @@ class NormBallClassifier(ClassifierMixin, NormBallModel):
         The loss of the fit: another parameter takes effect with the next one.
     intercept_ : array (1,) or (classes,)
     values_ : array (M, D), or (M, D, classes) for more than two classes
-    active_heads_, group_radius_, ball_radius_, objective_, duality_gap_, n_iter_, cv_results_, drawn_heads_, tokens_,
-    n_features_in_
+    active_heads_, group_radius_, ball_radius_, objective_, duality_gap_, n_iter_, cv_results_
+        As for `NormBallRegressor`.
+    heads_, tokens_,     n_features_in_
         As for `NormBallRegressor`.
 
     Examples

@@ -1045,7 +1045,8 @@ def loo_gradient(
 
         B = A − A11ᵀA/(1ᵀA1),   A = (K + α diag(1/w))⁻¹        (B = A without an intercept)
         β = B y,   e_i = β_i / B_ii,   dB = −B (dK + diag(1/w) dα) B
-        ∂E/∂K = B diag(p) B − (B z βᵀ + β zᵀ B)/2,   z_i = 2 w_i e_i / (t Σw B_ii),   p_i = <z_i, e_i>
+        ∂E/∂K = B diag(p) B − (B z βᵀ + β zᵀ B)/2
+        z_i = 2 w_i e_i / (t Σw B_ii),   p_i = <z_i, e_i>
 
     With groups g that are left out together, e_g = B_gg⁻¹ β_g, z_g = 2 B_gg⁻¹ w_g e_g / (t Σw), and
     the diagonal matrix becomes one of symmetric blocks (z_g e_gᵀ + e_g z_gᵀ)/2. Values need no

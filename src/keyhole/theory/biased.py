@@ -6,7 +6,8 @@ With unit tokens the scores are u = cμ + z and v = cν + z', μ = <x_0, x_i>, z
 with correlation ρ. Expanding σ(cμ + z) in Hermite polynomials of z, for which E[He_j(z) He_k(z')] =
 δ_jk k! ρ^k, gives
 
-    E[σ(cμ+z) σ(cν+z')] = Σ_k ρ^k/k! · h_k(cμ) h_k(cν),    h_k(m) = E[σ(m+z) He_k(z)] = E[σ^(k)(m+z)],
+    E[σ(cμ+z) σ(cν+z')] = Σ_k ρ^k/k! · h_k(cμ) h_k(cν),
+    h_k(m) = E[σ(m+z) He_k(z)] = E[σ^(k)(m+z)],
 
 for ReLU h_0 = mΦ + φ, h_1 = Φ and h_k = (−1)^k He_{k−2} φ. With ρ = (1+u)(1+t)/4 and the factor 1+t
 of the pair kernel, the k-th summand is h_k(cμ) h_k(cν) times a polynomial kernel in which u^r t^s

@@ -13,7 +13,8 @@ among the products of harmonics of degree p in the query and q in the key, for p
 a−b: these |p,q> are the basis of the block (a, b). There u is the symmetric matrix J of
 :func:`correlation_matrix`, (1+s)^k (1+t)^{k+1} is diagonal, and
 
-    A_ab = 2 Σ_k (1/k!) h_k(cJ + c_0) diag(g_k(p) g_{k+1}(q)) h_k(cJ + c_0),   g_n(p) = j_n Π_{i<p} (n−i)/(n+i+d−1).
+    A_ab = 2 Σ_k (1/k!) h_k(cJ + c_0) diag(g_k(p) g_{k+1}(q)) h_k(cJ + c_0),
+    g_n(p) = j_n Π_{i<p} (n−i)/(n+i+d−1).
 
 A set averages over its keys: with D = 1 on |a, 0> and 1/N elsewhere the eigenvalues of K are those
 of D^{1/2} A_ab D^{1/2}, each dim(a, b) times.
@@ -182,7 +183,8 @@ def correlation_matrix(dim: int, a: int, b: int, states: Int[np.ndarray, "states
 
     With P = p+(d−2)/2, Q = q+(d−2)/2, A = a+(d−2)/2, B = b+(d−4)/2, F(z) = (z²−(A+B)²)(z²−(A−B)²)
 
-        <p+1,q+1|u|p,q>² = F(P+Q+1)/(64 P(P+1)Q(Q+1)),    <p+1,q−1|u|p,q>² = F(P−Q+1)/(64 P(P+1)Q(Q−1)),
+        <p+1,q+1|u|p,q>² = F(P+Q+1)/(64 P(P+1)Q(Q+1)),
+        <p+1,q−1|u|p,q>² = F(P−Q+1)/(64 P(P+1)Q(Q−1)),
 
     entries positive. In dimension 2 it is half the sum of the shifts (p, q) → (p±1, q∓1).
 

@@ -44,7 +44,8 @@ def mlp_spectrum(
     The input is a point on a product of N+1 spheres, not on one large sphere. Eigenfunctions are
     products of harmonics Π_i Y_{l_i}(x_i) over query and keys; the eigenvalue
 
-        ν_l = E[κ((1 + Σ_i t_i)/(N+2)) Π_i P_{l_i}(t_i)] = Σ_n a_n (N+2)^{−n} n! [z^n] e^z Π_i B_{l_i}(z),
+        ν_l = E[κ((1 + Σ_i t_i)/(N+2)) Π_i P_{l_i}(t_i)]
+            = Σ_n a_n (N+2)^{−n} n! [z^n] e^z Π_i B_{l_i}(z),
         B_l(z) = ∫ e^{zt} P_l(t) τ(dt) = z^l / (d (d+2) ⋯ (d+2l−2)) · 0F1(; l + d/2; z²/4),
 
     depends on the degrees only as a multiset, which is what a level is. All terms are positive.

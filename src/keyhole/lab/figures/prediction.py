@@ -350,8 +350,10 @@ def _chart(rows: list[dict[str, Any]], target: str, model: str) -> Chart:
         series.append(
             Series("as predicted", [min(at), max(at)], [1.0, 1.0], look="dashed", role="prediction")
         )
+    digits = "".join(character for character in target if character.isdigit())
+    prefix = "prediction-biased-" if model == MODELS["biased"] else "prediction-"
     return Chart(
-        f"prediction-{'biased-' * (model == MODELS['biased'])}{''.join(c for c in target if c.isdigit())}",
+        f"{prefix}{digits}",
         f"{target}, {model}",
         "measured test error over Var f*",
         "predicted / measured",

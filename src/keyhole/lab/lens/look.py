@@ -684,7 +684,8 @@ def lens(
 
     Parameters
     ----------
-    X : SetBatch, SetGroups, or tokens as the estimators take them; or a Dataset, which brings its own target and split
+    X : SetBatch, SetGroups, or tokens as the estimators take them; or a Dataset
+        A Dataset brings its own target and split.
     y : array (n,)
         Numbers or labels.
     task : "auto", "regression" or "classification"

@@ -648,7 +648,8 @@ def _legend_key(series: Series, ink: Ink) -> str:
     return (
         f'<button type="button" aria-pressed="true" data-key="{key}" title="Show or hide"><svg '
         f'class="swatch" {look} viewBox="0 0 26 12" '
-        f'aria-hidden="true">{_swatch(series.look, ink.marker)}</svg>{as_html(series.name)}</button>'
+        f'aria-hidden="true">{_swatch(series.look, ink.marker)}</svg>'
+        f"{as_html(series.name)}</button>"
     )
 
 
