@@ -233,7 +233,7 @@ def compare_models(
         new = stretch(new, settings["stretch"])
     share = draw.share_allowed(with_left)
     if hasattr(with_left, "classes_") and len(with_left.classes_) != len(with_right.classes_):
-        compare_probabilities(with_left, with_right, new, share)
+        compare_classes(with_left, with_right, new, share)
         return
     unit = right.units / left.units
     wanted = draw.scores(with_left, new) * unit + right.shift - left.shift * unit
@@ -242,17 +242,19 @@ def compare_models(
     draw.compare("predictions of two writings", got, wanted, scale=scale, share=share)
 
 
-def compare_probabilities(with_left: Any, with_right: Any, new: Any, share: float) -> None:
-    """A class without weight, which the left writing has and the right one has not, is never
-    likely.
+def compare_classes(with_left: Any, with_right: Any, new: Any, share: float) -> None:
+    """A class without weight, which the left writing has and the right one has not, is never likely.
+
+    The scores of the others are the same. Probabilities are not, if the unit of weights is another:
+    a temperature follows the number of samples.
     """
     has_weight = np.isin(with_left.classes_, with_right.classes_)
-    wanted = np.zeros((len(new), len(has_weight)))
-    wanted[:, has_weight] = with_right.predict_proba(new)
-    got = with_left.predict_proba(new)
-    # a temperature is found to a tolerance of its own
-    name = "probabilities of two writings"
-    draw.compare(name, got, wanted, scale=1.0, share=max(1e-4, 100 * share))
+    assert not with_left.predict_proba(new)[:, ~has_weight].any()
+    got = draw.scores(with_left, new)[:, has_weight]
+    wanted = draw.scores(with_right, new)
+    if wanted.ndim == 1:
+        wanted = np.stack([-wanted, wanted], axis=1)
+    draw.compare("scores of two writings", got, wanted, scale=1.0, share=share)
 
 
 def differ_in_choices(with_left: Any, with_right: Any) -> bool:
