@@ -243,7 +243,7 @@ def compare_models(
 
 
 def compare_classes(with_left: Any, with_right: Any, new: Any, share: float) -> None:
-    """A class without weight, which the left writing has and the right one has not, is never likely.
+    """A class without weight, which only the left writing has, is never likely.
 
     The scores of the others are the same. Probabilities are not, if the unit of weights is another:
     a temperature follows the number of samples.
@@ -252,8 +252,8 @@ def compare_classes(with_left: Any, with_right: Any, new: Any, share: float) -> 
     assert not with_left.predict_proba(new)[:, ~has_weight].any()
     got = draw.scores(with_left, new)[:, has_weight]
     wanted = draw.scores(with_right, new)
-    if wanted.ndim == 1:
-        wanted = np.stack([-wanted, wanted], axis=1)
+    if wanted.shape[1] == 1:
+        got = got[:, 1:]  # of two classes, the score of the second
     draw.compare("scores of two writings", got, wanted, scale=1.0, share=share)
 
 
