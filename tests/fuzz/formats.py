@@ -546,9 +546,7 @@ def parquet_finish(rng: Random, state: dict[str, Any]) -> Case:
         pq.write_table(arrow_table({"columns": columns}), sink, **options)
     except (pa.ArrowException, ValueError, TypeError):
         kept = [
-            (n, c)
-            for n, c in state["columns"]
-            if n in ("keys", "query", "y", "set", "x", "z", "target")
+            (n, c) for n, c in columns if n in ("keys", "query", "y", "set", "x", "z", "target")
         ][:1]
         sink = io.BytesIO()
         with contextlib.suppress(pa.ArrowException, ValueError, TypeError):
