@@ -28,7 +28,6 @@ from keyhole.data import Dataset
 from keyhole.lab.lens.findings import HeldOutCurve, LensConfig, forecast
 from keyhole.lab.lens.look import (
     WIDTH,
-    Costs,
     Gram,
     LensProblem,
     held_out_losses,
@@ -97,8 +96,7 @@ DATA: dict[str, tuple[Callable[[Path], Dataset], str, tuple[int, ...]]] = {
 
 def grams(problem: LensProblem, config: LensConfig) -> dict[str, Gram]:
     """An attention layer of infinitely many heads, and two learners on pooled input."""
-    costs = Costs(problem.tokens / len(problem), problem.batch.dim, config.activation)
-    rule = make_choice(problem, config, costs).rule
+    rule = make_choice(problem, config).rule
     numbers = [
         pooled_numbers(problem.sets, statistics=many, pooling="mean") for many in (False, True)
     ]

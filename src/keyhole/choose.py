@@ -444,6 +444,25 @@ def affordable_draft(
     return n_samples, n_heads
 
 
+def choice_seconds(spec: LayerSpec, data: TrainingSet) -> float:
+    """Seconds of one core that `choose` takes at most, predicted from sizes alone."""
+    distinct = data.distinct()
+    spec = replace(spec, n_heads=choose_n_heads(spec, data.samples, distinct.rows))
+    search = CandidateSearch.of(spec, data, distinct)
+    if search is None:
+        return 0.0
+    n_drafts = len(search.scalings) + len(search.queries) - 1
+    if search.chooses_heads:
+        n_drafts += len(STRENGTHS) + 1
+    part = search.part.samples
+    n_tokens = int(part.token_counts.sum())
+    assert not isinstance(search.draft_spec.n_heads, str)
+    one_draft = fit_seconds(
+        len(search.part), n_tokens, part.dim, search.draft_spec.n_heads, has_query=True
+    )
+    return n_drafts * one_draft
+
+
 def fit_seconds(n: int, n_tokens: int, dim: int, n_heads: float, *, has_query: bool) -> float:
     """Seconds of one core that a fit takes, predicted from sizes alone.
 

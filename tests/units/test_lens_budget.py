@@ -1,12 +1,12 @@
 """The budget of a look: all that runs is paid for, and what is cheap is not left out."""
 
 import importlib
-import math
 
 import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole.choose import choice_seconds, fit_seconds
 from keyhole.data.layout import Dataset
 from keyhole.lab.lens import LensConfig
 
@@ -31,6 +31,7 @@ class Meter:
     def __init__(self, monkeypatch):
         self.seconds = 0.0
         features, kernel, ridge = lens.attention_features, lens.attention_kernel, lens.ridge_gram
+        choose = lens.choose
 
         def measured_features(sets, draw, *arguments, **options):
             batch = sets.sets
@@ -50,6 +51,11 @@ class Meter:
             self.seconds += 1e-9 * 0.25 * len(gram) ** 3
             return ridge(gram, *arguments, **options)
 
+        def measured_choose(spec, data):
+            self.seconds += choice_seconds(spec, data)
+            return choose(spec, data)
+
+        monkeypatch.setattr(lens, "choose", measured_choose)
         monkeypatch.setattr(lens, "attention_features", measured_features)
         monkeypatch.setattr(lens, "attention_kernel", measured_kernel)
         monkeypatch.setattr(lens, "ridge_gram", measured_ridge)
@@ -79,14 +85,13 @@ def test_what_runs_was_paid_for_and_what_is_cheap_runs(
 
 def test_600_sets_of_tokens_with_2000_coordinates():
     """`keyhole lens --budget 15` on such a table chooses within its share of 15 s."""
-    costs = lens.Costs(keys=3.0, dim=2000, activation="relu")
+    data = random_sets(600, 3, 2000, query=True)
     config = LensConfig("regression", budget=15.0)
-    pilot = lens.choose_pilot(costs, config, n_train=480, queries=("given",), has_query=True)
-    assert pilot is not None
-    assert pilot.seconds <= lens.FOR_CHOICE * 15.0
-    # 64 heads of 2001 × 2001 entries, three times, would take more than a minute
-    assert 3 * costs.gram(300, 64) > 60
-    assert math.isinf(pilot.bias_heads)
+    problem = lens.pose(data, config.kind, len(data), config.seed)
+    choice = lens.make_choice(problem, config)
+    assert choice.seconds <= lens.FOR_CHOICE * 15.0
+    # a draft of 64 heads of 2001 × 2001 entries on 300 samples would take more than two seconds
+    assert fit_seconds(300, 900, 2000, 64, has_query=True) > 2.0
 
 
 def test_heads_without_a_query_are_cheap_however_wide_the_tokens():

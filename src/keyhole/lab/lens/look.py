@@ -27,10 +27,10 @@ from keyhole.attention.features import attention_features
 from keyhole.attention.heads import GaussianHeads, HeadDraw
 from keyhole.attention.kernels import attention_kernel
 from keyhole.attention.learned import CHECKS, MIN_SAMPLES_FOR_ONE_SPLIT, LearnedHeads
-from keyhole.choose import fit_seconds
+from keyhole.choose import Choice, choice_seconds, choose, fit_seconds
 from keyhole.data.layout import Dataset
 from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups
-from keyhole.data.tokens import SCALINGS, TokenRule, pass_hops
+from keyhole.data.tokens import TokenRule, pass_hops
 from keyhole.estimators.attention import AttentionRegressor
 from keyhole.estimators.validation import as_samples
 from keyhole.lab.lens.findings import (
@@ -116,6 +116,11 @@ class LensProblem:
         _, member = np.unique(self.groups[rows], return_inverse=True)
         sums = np.bincount(member, lost)
         return np.asarray(sums * (len(sums) / len(rows)))
+
+    def training_set(self, rows: Int[np.ndarray, " r"]) -> TrainingSet:
+        """Some samples as a fit takes them."""
+        groups = None if self.groups is None else self.groups[rows]
+        return TrainingSet(self.sets[rows], self.columns[rows], groups=groups)
 
     def fold(self, k: int, size: int) -> tuple[Int[np.ndarray, " a"], Int[np.ndarray, " b"]]:
         """A fold of the first ``size`` samples: row numbers to train on and to test on."""
@@ -384,7 +389,6 @@ def spectrum_of(m: Measured, gram: np.ndarray, columns: np.ndarray) -> TargetLoa
 
 
 MOST = 300  # samples that choices are made on
-MOST_TOKENS = 8000
 HALVINGS = (
     2  # how often the samples of a learner are halved to make it cheaper, before it is left out
 )
@@ -393,8 +397,6 @@ STEPS = (100, 50, 25, 10)  # steps of a descent to fall back to
 MOST_PER_STEP = 400  # samples that one step of a descent uses
 LOOKS = "head distribution of two looks, learned"
 TWO_HOPS = 2  # what a head distribution of two looks costs to learn, in head distributions of one
-STRENGTHS = (1.0, 3.0, 10.0)
-PILOT_HEADS = 64
 MOST_FOR_SPECTRUM = 1000
 MIN_PILOT = 20  # samples that choices are made on at least
 FOR_CHOICE = 1 / 4  # share of the budget that choices may take
@@ -525,102 +527,84 @@ def share_out(
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """What a small part spoke for; the default settings where there was no budget to ask it."""
+    """What `keyhole.choose.choose` chose on a part of the samples, as for a user without settings.
+
+    The default settings where there was no budget to ask it.
+
+    Attributes
+    ----------
+    rule : TokenRule
+        The scaling of tokens and the query.
+    biased : head distribution or None
+        The best of the head distributions with a mean, whether or not it was chosen; None where
+        there is no query that keys could resemble.
+    seconds : float
+        What the choice takes, as predicted.
+    is_measured : bool
+        False for the default settings.
+    """
 
     rule: TokenRule
-    strength: (
-        float | None
-    )  # of the identity for biased heads; None where there is no query to resemble
-    seconds: float  # predicted
+    biased: GaussianHeads | None
+    seconds: float
     is_measured: bool = True
 
 
-@dataclass(frozen=True)
-class Pilot:
-    """What a choice is made with: samples, and the heads of the layers compared on them."""
+def make_choice(problem: LensProblem, config: LensConfig) -> TokenChoice:
+    """Choose scaling, query and head distribution as the estimators do, within the budget.
 
-    n_samples: int
-    heads: float  # that scalings and queries are compared with
-    bias_heads: float  # that strengths of a bias are compared with
-    seconds: float  # predicted
-
-
-def choose_pilot(
-    costs: Costs, config: LensConfig, n_train: int, *, queries: tuple[str, ...], has_query: bool
-) -> Pilot | None:
-    """The first pilot that is predicted to take no more than its share of the budget, or None.
-
-    The usual one comes first: the exact kernel on as many samples as have `MOST_TOKENS` keys, and
-    few heads for the bias. Kernels take long for long sets, and heads for wide tokens: then the
-    other of the two may be affordable, on all samples or on fewer.
-    """
-    most = min(n_train, MOST)
-    usual = int(min(most, max(MIN_PILOT, MOST_TOKENS / costs.keys)))
-    kinds: tuple[float, ...] = (math.inf, PILOT_HEADS)
-    if config.activation == SOFTMAX:
-        kinds = (PILOT_HEADS,)
-    sizes = {most, usual}
-    sizes |= {n >> k for n in (most, usual) for k in range(1, 10) if n >> k >= MIN_PILOT}
-    options = [(usual, kinds[0], float(PILOT_HEADS))]
-    options += [
-        (n, heads, bias)
-        for n in sorted(sizes, reverse=True)
-        for heads in kinds
-        for bias in kinds[::-1]
-    ]
-    for n, heads, bias_heads in options:
-        seconds = 0.0
-        for query in queries * len(SCALINGS):
-            tried = replace(costs, has_query=has_query or query != "given")
-            seconds += tried.gram(n, heads) + tried.fit(n)
-        if has_query or len(queries) > 1:
-            asking = replace(costs, has_query=True)
-            seconds += len(STRENGTHS) * (asking.gram(n, bias_heads, biased=True) + asking.fit(n))
-        if seconds <= FOR_CHOICE * config.budget:
-            return Pilot(n_samples=n, heads=heads, bias_heads=bias_heads, seconds=seconds)
-    return None
-
-
-def make_choice(problem: LensProblem, config: LensConfig, costs: Costs) -> TokenChoice:
-    """Scaling (and a query made of the keys), then the strength of a bias.
-
-    The first by leave-one-out of zero-mean heads.
+    The first training samples choose: as many as make the choice cost no more than its share of the
+    budget.
     """
     train = problem.folds[0][0]
-    queries = ("given",) if problem.sets.has_own_queries else ("given", "mean")
-    pilot = choose_pilot(costs, config, len(train), queries=queries, has_query=problem.has_query)
-    if pilot is None:
-        rows = train[:MIN_PILOT]
-        rule = TokenRule.learn(problem.sets[rows], "standard", "given", config.pooling)
-        strength = STRENGTHS[0] if problem.has_query else None
-        return TokenChoice(rule, strength, costs.tokens(len(rows)), is_measured=False)
-    rows = train[: pilot.n_samples]
-    sets = problem.sets[rows]
+    spec = LayerSpec(
+        n_heads=config.n_heads,
+        activation=config.activation,
+        pooling=config.pooling,
+        criterion="squared_error" if problem.labels is None else "log_loss",
+        seed=config.seed,
+        extras_scale=1.0,
+    )
 
-    # scaling and query, each by leave-one-out
-    errors: list[float] = []
-    rules: list[TokenRule] = []
-    for scaling in SCALINGS:
-        for query in queries:
-            rule = TokenRule.learn(sets, scaling, query, config.pooling)
-            gram = make_gram(rule.apply(sets), GaussianHeads(), pilot.heads, config)
-            errors.append(_loo(gram, problem, rows))
-            rules.append(rule)
-    rule = rules[int(np.argmin(errors))]
-    if not problem.has_query and rule.query == "given":
-        return TokenChoice(rule, None, pilot.seconds)
+    # the largest part whose choice is affordable
+    n_samples = min(len(train), MOST)
+    while n_samples >= MIN_PILOT:
+        data = problem.training_set(train[:n_samples])
+        seconds = choice_seconds(spec, data)
+        if seconds <= FOR_CHOICE * config.budget:
+            choice = choose(spec, data)
+            rule = choice.token_rule(data)
+            return TokenChoice(rule=rule, biased=best_biased(choice), seconds=seconds)
+        n_samples //= 2
 
-    # the strength of a bias, where there is a query to resemble
-    ready = rule.apply(sets)
-    grams = [make_gram(ready, GaussianHeads(c), pilot.bias_heads, config) for c in STRENGTHS]
-    strength = STRENGTHS[int(np.argmin([_loo(gram, problem, rows) for gram in grams]))]
-    return TokenChoice(rule, strength, pilot.seconds)
+    # too little for any choice
+    data = problem.training_set(train[:MIN_PILOT])
+    rule = TokenRule.learn(data.samples, "standard", "given", config.pooling)
+    biased = GaussianHeads(1.0) if problem.has_query else None
+    return TokenChoice(rule=rule, biased=biased, seconds=0.0, is_measured=False)
 
 
-def _loo(gram: Gram, problem: LensProblem, rows: np.ndarray) -> float:
-    return ridge_gram(
-        gram.matrix, problem.ridge(rows), rounding=gram.rounding, overwrite_gram=True
-    ).error
+def best_biased(choice: Choice) -> GaussianHeads | None:
+    """The candidate with a mean of least loss, under the scaling and query that were chosen."""
+    best = None
+    for candidate in choice.candidates:
+        is_chosen_rule = (candidate.scaling, candidate.query) == (
+            choice.spec.scaling,
+            choice.spec.query,
+        )
+        heads = candidate.heads
+        if is_chosen_rule and isinstance(heads, GaussianHeads) and has_mean(heads):
+            if best is None or candidate.loss < best.loss:
+                best = candidate
+    if best is None:
+        return None
+    assert isinstance(best.heads, GaussianHeads)
+    return best.heads
+
+
+def has_mean(heads: GaussianHeads) -> bool:
+    """Whether a head distribution is around something else than zero."""
+    return bool(np.any(np.asarray(heads.mean) != 0.0))
 
 
 STATISTICS = ("pooled statistics, ridge", "pooled statistics, MLP")
@@ -659,7 +643,7 @@ def look(
         has_query=problem.has_query,
         sets=len(problem.batch) / len(problem),
     )
-    choice = make_choice(problem, config, costs)
+    choice = make_choice(problem, config)
     costs = replace(costs, has_query=problem.has_query or choice.rule.query != "given")
     return _Look(data, problem, choice, costs, config, progress).run()
 
@@ -858,7 +842,7 @@ class _Look:
             ],
         }
         for name, (distribution, heads) in self._distributions().items():
-            biased = distribution.mean != 0.0
+            biased = has_mean(distribution)
             options[name] = [(costs.gram(s, heads, biased) + costs.folds(s), (s, 0)) for s in sizes]
         if config.steps:
             turns = min(2, costs.n_folds)
@@ -894,8 +878,8 @@ class _Look:
         The head distribution, and its number of heads.
         """
         distributions = {"zero-mean attention": GaussianHeads()}
-        if self.choice.strength is not None:
-            distributions["biased attention"] = GaussianHeads(self.choice.strength)
+        if self.choice.biased is not None:
+            distributions["biased attention"] = self.choice.biased
         counts = {f"{self.config.n_heads} heads": float(self.config.n_heads)}
         if self.exact:
             counts["infinite heads"] = math.inf
@@ -915,11 +899,12 @@ class _Look:
             used = f"all {found.n_used} sets"
         if len(self.tiers) > 1:
             used += f" ({self.tiers[0]} for the dearest learner)"
-        bias = (
-            ""
-            if self.choice.strength is None
-            else f", biased heads of strength {self.choice.strength:g}"
-        )
+        bias = ""
+        if self.choice.biased is not None:
+            strength = self.choice.biased.mean
+            if isinstance(strength, tuple):
+                strength = "{:g} to {:g}".format(*strength)
+            bias = f", biased heads of strength {strength}"
         chosen = f"chosen on {MOST} training sets at most"
         if not self.choice.is_measured:
             chosen = "the default settings: the budget is too small to choose"
@@ -1008,7 +993,7 @@ class _Look:
             m = Measured(
                 name,
                 "attention",
-                "biased" if distribution.mean != 0.0 else "attention",
+                "biased" if has_mean(distribution) else "attention",
                 distribution,
                 heads,
             )
@@ -1018,7 +1003,7 @@ class _Look:
                     self._ready(n), distribution, heads, self.config
                 ),
             )
-        if self.choice.strength is None:
+        if self.choice.biased is None:
             self._skip("biased attention: without a query there is nothing for keys to resemble.")
         if not self.exact:
             self._skip("infinite heads: softmax weights have no kernel in closed form.")
