@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from ridges import gram_path
 
+import keyhole as kh
 from keyhole.attention.features import attention_features, mlp_features
 from keyhole.attention.heads import GaussianHeads, sample_mlp_weights
 from keyhole.attention.kernels import attention_kernel
@@ -106,6 +107,26 @@ def test_outcome_is_the_ridge_path(seed):
     assert found["oracle"] == pytest.approx(min(errors), rel=1e-8)
     assert found["loo"] * np.var(truth) == pytest.approx(path.errors[path.best], rel=1e-8)
     assert found["oracle"] <= found["error"]
+
+
+@pytest.mark.parametrize("n_heads", [None, 30])
+def test_outcome_is_that_of_the_estimator(n_heads, seed):
+    """The figures of the paper are evidence about `AttentionRegressor` itself."""
+    cell = Cell("attention", "corr * token", 3, 4, n_heads, 40, 40, 30, seed, 0)
+    draw = Draw.of(cell)
+    [(_, values, _)] = compute(Job((cell,)))
+    model = kh.AttentionRegressor(
+        n_heads=math.inf if n_heads is None else n_heads,
+        heads=kh.GaussianHeads(),
+        alpha=values["alpha"],
+        scaling="none",
+        query="given",
+        random_state=draw.head_seed,
+    ).fit(draw.train, draw.labels(cell))
+    truth = read_target(cell.target, 3)(draw.test)
+    error = np.mean(np.square(model.predict(draw.test) - truth)) / np.var(truth)
+    assert values["error"] == pytest.approx(error, rel=1e-6)
+    assert values["loo"] * np.var(truth) == pytest.approx(model.loo_error_, rel=1e-6)
 
 
 def test_models_meet_the_same_sets_and_noise(seed):
