@@ -904,6 +904,8 @@ class _Look:
             strength = self.choice.biased.mean
             if isinstance(strength, tuple):
                 strength = "{:g} to {:g}".format(*strength)
+            else:
+                strength = f"{strength:g}"
             bias = f", biased heads of strength {strength}"
         chosen = f"chosen on {MOST} training sets at most"
         if not self.choice.is_measured:
