@@ -56,7 +56,7 @@ def fuzz_table(kind: str, read: str, rows: list[tuple[str, dict[str, int]]]) -> 
     return table([kind, "cases", "refused", read, "findings"], cells)
 
 
-def distributions(run: dict[str, Any]) -> str:
+def leave_one_out(run: dict[str, Any]) -> str:
     rows = [
         [r["route"], r["configurations"], r["compared"], f"{r['worst']:.2f}", r["bound"]]
         for r in run["routes"]
@@ -93,7 +93,7 @@ def fill(text: str, mark: str, content: str) -> str:
 def main() -> None:
     runs: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
         "fuzz": ("fuzz/table.json", fuzz),
-        "head distributions": ("trust/leave_one_out.json", distributions),
+        "properties": ("trust/leave_one_out.json", leave_one_out),
     }
     text = fill(PAGE.read_text(), "environments", environments())
     for mark, (name, written) in runs.items():

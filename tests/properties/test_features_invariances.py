@@ -1,7 +1,7 @@
 """Features belong to a set: not to the order or the count of its keys, its neighbours, or how work
 is cut.
 
-Each head distribution is a number of roundings between two ways of computing the same features, and
+Each property is a number of roundings between two ways of computing the same features, and
 each has a broken twin: features that look alike and do not obey it.
 """
 

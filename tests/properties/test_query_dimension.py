@@ -1,4 +1,4 @@
-"""Queries of another dimension than the keys: the same head distributions as for queries of their
+"""Queries of another dimension than the keys: the same properties as for queries of their
 kind, on every route.
 """
 
