@@ -119,6 +119,8 @@ def settle(settings: dict[str, Any]) -> dict[str, Any]:
         if settings["query"] == "auto":
             settings["query"] = "mean"
     if settings["estimator"] == "ball":
+        # the loss bends at 1, and y is meant to be of that size: else a fit takes minutes
+        settings["units"] = 1.0
         settings["extras"] = False
         settings["weights"] = "none"
         if settings["task"] == "two":
@@ -307,12 +309,6 @@ def alpha_of(settings: dict[str, Any]) -> Any:
     return {"loo": "loo", "fixed": FIXED_ALPHA, "several": SEVERAL_ALPHAS}[settings["alpha"]]
 
 
-MAX_BALL_STEPS = 200
-"""Steps of a norm ball: where y is far from the unit of the loss a fit runs to its limit, and the
-20,000 of the default take longer than a case may (7.7 s for eight samples in units of 1e5, 5.2 s
-with 1,000 steps)."""
-
-
 def make_estimator(settings: dict[str, Any]) -> Any:
     """The estimator of some settings, not fitted."""
     parameters: dict[str, Any] = {
@@ -326,7 +322,6 @@ def make_estimator(settings: dict[str, Any]) -> Any:
     if settings["estimator"] == "features":
         return kh.AttentionFeatures(**parameters, dtype=settings["dtype"])
     if settings["estimator"] == "ball":
-        parameters["max_iter"] = MAX_BALL_STEPS
         if is_classification(settings):
             return kh.NormBallClassifier(**parameters)
         return kh.NormBallRegressor(**parameters)

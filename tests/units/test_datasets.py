@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -344,3 +345,20 @@ def test_archives_compressed_by_other_means_are_named(tmp_path):
     for name in ("a.tar.xz", "a.zip"):
         with pytest.raises(ValueError, match=rf"'{name}'.*Unpack it"):
             archives.read_texts(tmp_path / name, lambda name: True)
+
+
+def test_a_zip_that_unpacks_to_more_than_it_says_is_not_unpacked(tmp_path):
+    """A member of 64 MiB of spaces that is said to have ten bytes: no more than that is held."""
+    content = b" " * 2**26
+    with zipfile.ZipFile(tmp_path / "babi.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("tasks/en/qa1_single_train.txt", content)
+    raw = (tmp_path / "babi.zip").read_bytes()
+    lie = raw.replace(len(content).to_bytes(4, "little"), (10).to_bytes(4, "little"))
+    assert lie != raw
+    (tmp_path / "babi.zip").write_bytes(lie)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="must read back whole"):
+        load_babi(tmp_path / "babi.zip", task=1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**24

@@ -93,9 +93,18 @@ def _files(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Itera
                     raise zipfile.BadZipFile(
                         f"{info.filename!r:.100} is said to be larger than the archive"
                     )
-                yield info.filename, info.file_size, partial(archive.read, info)
+                yield info.filename, info.file_size, partial(_read_member, archive, info)
     else:
         yield from _in_tar(path, wanted, stack)
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    """The content of a member of a zip, and no more of it than the zip says that it has.
+
+    ``ZipFile.read`` would unpack all of it first: a few kilobytes may unpack to gigabytes.
+    """
+    with archive.open(info) as member:
+        return member.read(info.file_size)
 
 
 def _in_tar(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Iterator[Found]:
