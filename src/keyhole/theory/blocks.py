@@ -955,10 +955,7 @@ def _joining_seconds(
     dim: int,
     is_dense: bool,
 ) -> float:
-    """Seconds of one sum over joinings.
-
-    From the powers of the matrices and vectors in both terms.
-    """
+    """Seconds of one sum over joinings, from the powers of matrices and vectors in both terms."""
     # walks along chains and rings of matrices, d³ operations a step where matrices are multiplied
     walked = math.prod(power + 1 for power in pairs)
     rings = len(pairs) ** 2 * walked * joints**1.6

@@ -443,9 +443,9 @@ def best_bias(
     n_heads: float | int = math.inf,
     means: Sequence[float] = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0),
 ) -> BestBias:
-    """The mean c of ``GaussianHeads(mean=c)`` with the smallest predicted test error.
+    """For every number of samples the mean c of ``GaussianHeads`` with the smallest test error.
 
-    For every number of samples.
+    The test error is that of :func:`best_ridge_curve`.
 
     Parameters
     ----------
@@ -634,6 +634,7 @@ def _saturation(problem: EigenProblem, fewest: float) -> float:
         return 0.0
 
     def excess(log_gamma: float) -> float:
+        """z(γ)/min(n, k) − 1, which falls with γ."""
         check_limits()
         return problem.freedom(math.exp(log_gamma))[0] / fewest - 1
 
