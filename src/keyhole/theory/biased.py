@@ -1,6 +1,6 @@
-"""The biased head distribution W = c W_0 + noise.
+"""The biased head distribution W = c W_0 + noise, and the norms of targets in its RKHS.
 
-Targets of <x_0, x_i> whose norm does not grow with the dimension.
+Functions of <x_0, x_i> have norms there that do not grow with the dimension.
 
 With unit tokens the scores are u = cμ + z and v = cν + z', μ = <x_0, x_i>, z and z' standard normal
 with correlation ρ. Expanding σ(cμ + z) in Hermite polynomials of z, for which E[He_j(z) He_k(z')] =
@@ -42,7 +42,7 @@ from scipy.special import ndtr, roots_jacobi
 from keyhole._checks import check_number
 from keyhole.theory.harmonics import power_moment
 from keyhole.theory.moments import log_choose
-from keyhole.theory.targets import KEY, PAIR, QUERY, Factor, Polynomial, Term, symmetric_product
+from keyhole.theory.targets import PAIR, Factor, Polynomial, Term, symmetric_product
 
 _TERMS = 60
 """Functions h_k used: their weights shrink like 2^{−k}, so later ones do not matter in double
@@ -73,9 +73,7 @@ class BiasedNorm:
 def biased_norm_bound(
     target: Polynomial, error: float | int, mean: float | int = 1.0
 ) -> BiasedNorm:
-    """Bound the squared norm of a function within ``error`` of the target.
-
-    The norm is that of the RKHS of biased heads.
+    """Bound the squared norm, in the RKHS of biased heads, of a function near the target.
 
     Every matrix of the target is split into a multiple of the identity and a rest, which makes F a
     sum of g(<x_0, x_i>) Q with Q free of <x_0, x_i>; each g is fitted by the functions of this
@@ -112,9 +110,10 @@ def biased_norm_bound(
     error = check_number(error, "error", minimum=0.0, exclusive=True)
     mean = check_number(mean, "mean")
     groups = _groups(target)
-    share = error / max(len(groups), 1) ** 2  # errors add up at worst, so their roots do
-    fitted = [_fit(group, target.dim, share, mean) for group in groups]
-    return BiasedNorm(_squared_norm(groups, fitted, target.dim), error, mean)
+    # the roots of the errors add up at worst: n groups may have error/n² each
+    group_error = error / max(len(groups), 1) ** 2
+    fits = [_fit(group, target.dim, group_error, mean) for group in groups]
+    return BiasedNorm(norm=_squared_norm(groups, fits, target.dim), error=error, mean=mean)
 
 
 _SECONDS = 1e-4
@@ -131,9 +130,11 @@ def biased_norm_seconds(target: Polynomial) -> float:
     >>> biased_norm_seconds(short) < 1, biased_norm_seconds(long) > 20
     (True, True)
     """
+    # terms of one degree are multiplied with each other: half of all pairs of their states
     states: Counter[tuple[int, int]] = Counter()
     for group in _groups(target):
-        for term in (group.raised(a) for a in range(group.extra + 1)):
+        for a in range(group.extra + 1):
+            term = group.raised(a)
             states[term.degrees] += math.prod(power + 1 for _, power in term.powers)
     return _SECONDS * sum(count**2 for count in states.values()) / 2
 
@@ -150,12 +151,15 @@ def hermite_moments(m: Float[np.ndarray, " q"], n_terms: int) -> Float[np.ndarra
     values = np.empty((max(n_terms, 2), len(m)))
     values[0] = m * ndtr(m) + density
     values[1] = ndtr(m)
-    # He_j/√j! by its recurrence; h_k = (−1)^k He_{k−2} φ
-    before, hermite = np.zeros_like(m), np.ones_like(m)
+    # h_k = (−1)^k He_{k−2} φ, with He_j/√j! by its recurrence
+    previous = np.zeros_like(m)
+    hermite = np.ones_like(m)
     for k in range(2, n_terms):
         values[k] = (-1) ** k * hermite * density / math.sqrt(k * (k - 1))
         j = k - 2
-        before, hermite = hermite, (m * hermite - math.sqrt(j) * before) / math.sqrt(j + 1)
+        following = (m * hermite - math.sqrt(j) * previous) / math.sqrt(j + 1)
+        previous = hermite
+        hermite = following
     return values[:n_terms]
 
 
@@ -173,21 +177,30 @@ class _Group:
 
     def raised(self, a: int) -> Term:
         """μ^a Q."""
-        return self.rest.times(Term(1.0, ((Factor(PAIR, None), a),))) if a else self.rest
+        if a == 0:
+            return self.rest
+        correlation = Factor(PAIR, None)
+        return self.rest.times(Term(coefficient=1.0, powers=((correlation, a),)))
 
 
 def _groups(target: Polynomial) -> list[_Group]:
     """Write F as Σ_j g_j(μ) Q_j."""
-    collected: dict[frozenset[tuple[Factor, int]], tuple[Term, dict[int, float]]] = {}
+    groups: dict[frozenset[tuple[Factor, int]], _Group] = {}
     for term in target.terms:
-        parts = [(0, Term(term.coefficient, ()))]
+        # the term as a sum of parts μ^p Q: the product of the expansions of its factors
+        parts = [(0, Term(coefficient=term.coefficient, powers=()))]
         for factor, power in term.powers:
-            expanded = _expansion(factor, power, target.dim)
-            parts = [(p + e, part.times(more)) for p, part in parts for e, more in expanded]
+            expansion = _expansion(factor, power, target.dim)
+            parts = [(p + e, part.times(more)) for p, part in parts for e, more in expansion]
+
+        # parts with the same Q share a polynomial g
         for power, part in parts:
-            _, coefficients = collected.setdefault(part.monomial, (Term(1.0, part.powers), {}))
+            if part.monomial not in groups:
+                rest = Term(coefficient=1.0, powers=part.powers)
+                groups[part.monomial] = _Group(rest=rest, coefficients={})
+            coefficients = groups[part.monomial].coefficients
             coefficients[power] = coefficients.get(power, 0.0) + part.coefficient
-    return [_Group(rest, coefficients) for rest, coefficients in collected.values()]
+    return list(groups.values())
 
 
 def _expansion(factor: Factor, power: int, dim: int) -> list[tuple[int, Term]]:
@@ -196,51 +209,58 @@ def _expansion(factor: Factor, power: int, dim: int) -> list[tuple[int, Term]]:
     <x_0, A x_i> = c μ + <x_0, (A − cI) x_i> with c = tr A / d.
     """
     if factor.kind != PAIR:
-        return [(0, Term(1.0, ((factor, power),)))]
+        return [(0, Term(coefficient=1.0, powers=((factor, power),)))]
     if factor.array is None:
-        return [(power, Term(1.0, ()))]
+        return [(power, Term(coefficient=1.0, powers=()))]
+
+    # the binomial formula, without the terms that vanish
     scale = float(np.trace(factor.array)) / dim
     traceless = factor.array - scale * np.eye(dim)
     traceless.flags.writeable = False
     rest = Factor(PAIR, traceless)
-    expanded = []
+    expansion = []
     for e in range(power + 1):
         weight = math.comb(power, e) * scale**e
-        if weight != 0.0 and (e == power or traceless.any()):
-            expanded.append((e, Term(weight, ((rest, power - e),) if power > e else ())))
-    return expanded
+        if weight == 0.0:
+            continue
+        if e == power:
+            expansion.append((e, Term(coefficient=weight, powers=())))
+        elif traceless.any():
+            expansion.append((e, Term(coefficient=weight, powers=((rest, power - e),))))
+    return expansion
 
 
-def _squared_norm(groups: list[_Group], fitted: list[np.ndarray], dim: int) -> float:
+def _squared_norm(groups: list[_Group], fits: list[np.ndarray], dim: int) -> float:
     """Σ_k k! 4^k Σ_rs |G_k,rs|² / (C(k,r) C(k+1,s)).
 
     Parts of one degree are added before the norm is taken.
     """
-    parts = [
-        (group.raised(a), coefficients[a] / length)
-        for group, coefficients in zip(groups, fitted, strict=True)
-        for a, length in enumerate(_lengths(group, dim))
-    ]
+    # the parts μ^a Q of all groups, each with its coefficients over k; unused parts drop out
+    parts = []
+    for group, fit in zip(groups, fits, strict=True):
+        for a, length in enumerate(_lengths(group, dim)):
+            coefficients = fit[a] / length
+            if coefficients.any():
+                parts.append((group.raised(a), coefficients))
+
+    # |Σ_a T_a|² = Σ_a <T_a, T_a> + 2 Σ_{a<b} <T_a, T_b>; parts of different degree are orthogonal
     total = 0.0
-    for i, (first, of_first) in enumerate(parts):
-        for second, of_second in parts[i:]:
-            if second.degrees == first.degrees and of_first.any() and of_second.any():
-                overlap = (
-                    _squared_length(first, dim)
-                    if second is first
-                    else symmetric_product(first, second, dim)
-                )
-                both = min(len(of_first), len(of_second))
-                total += (
-                    (1.0 if second is first else 2.0)
-                    * overlap
-                    * float(of_first[:both] @ of_second[:both])
-                )
+    for i, (first, first_coefficients) in enumerate(parts):
+        square = float(first_coefficients @ first_coefficients)
+        total += _squared_length(first, dim) * square
+        for second, second_coefficients in parts[i + 1 :]:
+            if second.degrees != first.degrees:
+                continue
+            overlap = symmetric_product(first, second, dim)
+            n_shared = min(len(first_coefficients), len(second_coefficients))
+            product = float(first_coefficients[:n_shared] @ second_coefficients[:n_shared])
+            total += 2.0 * overlap * product
     return total
 
 
 def _fit(group: _Group, dim: int, allowed: float, mean: float) -> Float[np.ndarray, "a k"]:
     """The cheapest b with E (Σ_ak b_ak h_k(cμ) μ^a/√w_ak − g(μ))² E Q² ≤ allowed."""
+    # least squares on quadrature nodes, weighted by the distribution of μ
     allowed /= _mean_square(group.rest, dim)
     nodes, weights = _nodes(dim)
     root = np.sqrt(weights)
@@ -248,18 +268,24 @@ def _fit(group: _Group, dim: int, allowed: float, mean: float) -> Float[np.ndarr
     features = fitted_functions(group, nodes, dim, mean)
     shape = features.shape[:2]
     design = root[:, None] * features.reshape(-1, len(nodes)).T
-    left, scales, right = np.linalg.svd(design, full_matrices=False)
+
     # what lies in directions below rounding is out of reach
-    keep = scales > 1e-13 * scales[0]
-    left, scales, right = left[:, keep], scales[keep], right[keep]
+    left, scales, right = np.linalg.svd(design, full_matrices=False)
+    is_reachable = scales > 1e-13 * scales[0]
+    left = left[:, is_reachable]
+    scales = scales[is_reachable]
+    right = right[is_reachable]
     projected = left.T @ target
     unreachable = max(float(target @ target - projected @ projected), 0.0)
 
     def misfit(log_ridge: float) -> float:
+        """The squared error of the ridge solution, which grows with the ridge."""
         ridge = math.exp(log_ridge)
         return unreachable + float(np.sum((projected * ridge / (scales**2 + ridge)) ** 2))
 
-    low, high = math.log(scales[-1] ** 2) - 30.0, math.log(scales[0] ** 2) + 30.0
+    # the cheapest solution is the one with the largest ridge whose error is allowed
+    low = math.log(scales[-1] ** 2) - 30.0
+    high = math.log(scales[0] ** 2) + 30.0
     if misfit(low) > allowed:
         raise ValueError(
             "`error` must leave room for rounding: no function of the biased space was found "
@@ -270,8 +296,12 @@ def _fit(group: _Group, dim: int, allowed: float, mean: float) -> Float[np.ndarr
         return np.zeros(shape)
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if misfit(middle) <= allowed else (low, middle)
-    return np.asarray(right.T @ (projected * scales / (scales**2 + math.exp(low)))).reshape(shape)
+        if misfit(middle) <= allowed:
+            low = middle
+        else:
+            high = middle
+    solution = right.T @ (projected * scales / (scales**2 + math.exp(low)))
+    return np.asarray(solution).reshape(shape)
 
 
 def fitted_functions(
@@ -288,10 +318,12 @@ def fitted_functions(
     k = np.arange(n_terms)
     features = np.zeros((group.extra + 1, n_terms, len(mu)))
     for a, length in enumerate(_lengths(group, dim)):
-        able = (k >= r + a) & (k + 1 >= s + a)
-        some = k[able].astype(np.float64)
-        log = (log_choose(some, r + a) + log_choose(some + 1, s + a)) / 2 - some * math.log(2)
-        features[a, able] = moments[able] * np.exp(log)[:, None] * mu**a / length
+        # the k whose polynomial kernel contains the degrees (r+a, s+a); moments have 1/√k! already
+        has_degrees = (k >= r + a) & (k + 1 >= s + a)
+        order = k[has_degrees].astype(np.float64)
+        log_binomials = log_choose(order, r + a) + log_choose(order + 1, s + a)
+        scale = np.exp(log_binomials / 2 - order * math.log(2))
+        features[a, has_degrees] = moments[has_degrees] * scale[:, None] * mu**a / length
     return features
 
 
@@ -302,6 +334,7 @@ def _lengths(group: _Group, dim: int) -> list[float]:
 
 @lru_cache(maxsize=1024)
 def _squared_length(term: Term, dim: int) -> float:
+    """|T|² of a term without its coefficient."""
     return symmetric_product(term, term, dim)
 
 
@@ -314,16 +347,13 @@ def _nodes(dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _mean_square(rest: Term, dim: int) -> float:
-    """E[Q²] where Q does not depend on μ, otherwise sup Q².
-
-    It does not if it has keys only, or the query only.
-    """
-    kinds = {factor.kind for factor, _ in rest.powers}
-    sizes = [
-        (float(np.linalg.norm(f.array, 2)) if f.array is not None else 1.0, p)
-        for f, p in rest.powers
-    ]
-    supremum = math.prod(size ** (2 * power) for size, power in sizes)
-    if len(rest.powers) == 1 and kinds <= {KEY, QUERY}:
-        return supremum * power_moment(2 * rest.powers[0][1], 0, dim)
+    """E[Q²] where Q is a power of one direction, which is independent of μ; otherwise sup Q²."""
+    supremum = 1.0
+    for factor, power in rest.powers:
+        if factor.array is not None:
+            supremum *= float(np.linalg.norm(factor.array, 2)) ** (2 * power)
+    if len(rest.powers) == 1:
+        [(factor, power)] = rest.powers
+        if factor.kind != PAIR:
+            return supremum * power_moment(2 * power, 0, dim)
     return supremum

@@ -61,8 +61,11 @@ carefully.
 LARGEST_MEAN = 8.0
 """In units of twice the scale: beyond it h_k(cu) turns so fast in u that blocks take minutes."""
 
-MOST_TERMS, MOST_DEGREES = 6000, 400
-"""Terms of the series in k, and the degree of the polynomials that stand for h_k(cu)."""
+MOST_TERMS = 6000
+"""Terms of the series in k."""
+
+MOST_DEGREES = 400
+"""The highest degree of the polynomials that stand for h_k(cu)."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class Bias:
 def bias_of(heads: object, dim: int) -> Bias:
     """The bias of a head distribution.
 
-    Or an error that says which head distributions have a closed spectrum.
+    Any other head distribution than Gaussian heads with mean c·I and a corner is a ValueError.
     """
     if heads is None:
         return Bias()
@@ -106,23 +109,33 @@ def bias_of(heads: object, dim: int) -> Bias:
     mean, scale = heads.moments(dim)
     if mean is None:
         return Bias(gain=(2 * scale) ** 2)
-    slope, corner = float(mean[0, 0]), float(mean[-1, -1])
-    known = slope * np.eye(dim + 1)
-    known[-1, -1] = corner
-    if not np.array_equal(mean, known):
-        off = np.unravel_index(int(np.abs(mean - known).argmax()), mean.shape)
+
+    # the mean must be c·I with any corner
+    slope = float(mean[0, 0])
+    corner = float(mean[-1, -1])
+    closed_form = slope * np.eye(dim + 1)
+    closed_form[-1, -1] = corner
+    if not np.array_equal(mean, closed_form):
+        worst = np.unravel_index(int(np.abs(mean - closed_form).argmax()), mean.shape)
+        entry = tuple(int(i) for i in worst)
         raise ValueError(
             "`heads` must have a mean c·I on the coordinates of the tokens and any number on the "
-            f"constant one for an exact spectrum: its entry {tuple(int(i) for i in off)} is "
-            f"{mean[off]:g}, not {known[off]:g}. For other means use kh.theory.empirical_curve on "
-            "a Gram matrix of samples."
+            f"constant one for an exact spectrum: its entry {entry} is "
+            f"{mean[worst]:g}, not {closed_form[worst]:g}. For other means use "
+            "kh.theory.empirical_curve on a Gram matrix of samples."
         )
     if dim < 2:
         raise ValueError(
             "`heads` has a mean, and its exact spectrum needs tokens of dimension 2 or more: got "
             "dim 1."
         )
-    bias = Bias(slope / (2 * scale), corner / (2 * scale), (2 * scale) ** 2)
+
+    # in units of twice the scale, in which the noise of a score has unit variance
+    bias = Bias(
+        slope=slope / (2 * scale),
+        corner=corner / (2 * scale),
+        gain=(2 * scale) ** 2,
+    )
     if max(abs(bias.slope), abs(bias.corner)) > LARGEST_MEAN:
         raise ValueError(
             f"`heads` must have a mean of at most {LARGEST_MEAN:g} times twice its scale for an "
@@ -134,7 +147,8 @@ def bias_of(heads: object, dim: int) -> Bias:
 
 def second_moment(m: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:
     """2 E[ReLU(m+z)²] = 2 [(1+m²) Φ(m) + m φ(m)]: the kernel of a unit pair with itself."""
-    return np.asarray(2 * ((1 + m * m) * ndtr(m) + m * np.exp(-m * m / 2) / math.sqrt(2 * math.pi)))
+    density = np.exp(-m * m / 2) / math.sqrt(2 * math.pi)
+    return np.asarray(2 * ((1 + m * m) * ndtr(m) + m * density))
 
 
 def irrep_dimension(dim: int, a: int, b: int) -> int:
@@ -149,6 +163,7 @@ def irrep_dimension(dim: int, a: int, b: int) -> int:
         return harmonic_count(dim, a)
     if dim == 3:
         return 2 * a + 1
+    # Weyl's formula for two rows
     upper = (a - b + 1) * (a + b + dim - 3) * (2 * a + dim - 2) * (2 * b + dim - 4)
     upper *= math.factorial(a + dim - 4) * math.factorial(b + dim - 5)
     lower = (
@@ -162,20 +177,33 @@ def irrep_dimension(dim: int, a: int, b: int) -> int:
 
 def block_labels(dim: int, degree: int) -> list[tuple[int, int]]:
     """All irreps (a, b) with a state p, q ≤ degree; in dimension 2 the momenta (m, 0)."""
-    rows = {2: 0, 3: min(1, degree)}.get(dim, degree)
-    return [(a, b) for b in range(rows + 1) for a in range(b, 2 * degree - b + 1)]
+    if dim == 2:
+        largest_b = 0
+    elif dim == 3:
+        largest_b = min(1, degree)
+    else:
+        largest_b = degree
+    return [(a, b) for b in range(largest_b + 1) for a in range(b, 2 * degree - b + 1)]
 
 
 def block_states(dim: int, a: int, b: int, degree: int) -> Int[np.ndarray, "states 2"]:
     """The states (p, q), p, q ≤ degree, of the block (a, b).
 
-    In dimension 2 signed, with p + q = a.
+    They have p+q = a+b+2r and |p−q| ≤ a−b. In dimension 2 p and q are signed, with p + q = a.
     """
-    grid = np.arange(-degree if dim == 2 else 0, degree + 1)
-    p, q = (x.ravel() for x in np.meshgrid(grid, grid, indexing="ij"))
-    above, apart = p + q - a - b, np.abs(p - q)
-    inside = above == 0 if dim == 2 else (above >= 0) & (above % 2 == 0) & (apart <= a - b)
-    return np.stack([p[inside], q[inside]], axis=1)
+    if dim == 2:
+        grid = np.arange(-degree, degree + 1)
+    else:
+        grid = np.arange(degree + 1)
+    p_grid, q_grid = np.meshgrid(grid, grid, indexing="ij")
+    p = p_grid.ravel()
+    q = q_grid.ravel()
+    above = p + q - a - b
+    if dim == 2:
+        is_state = above == 0
+    else:
+        is_state = (above >= 0) & (above % 2 == 0) & (np.abs(p - q) <= a - b)
+    return np.stack([p[is_state], q[is_state]], axis=1)
 
 
 def correlation_matrix(dim: int, a: int, b: int, states: Int[np.ndarray, "states 2"]) -> csr_array:
@@ -193,22 +221,30 @@ def correlation_matrix(dim: int, a: int, b: int, states: Int[np.ndarray, "states
     array([[0.     , 0.57735],
            [0.57735, 0.     ]])
     """
-    low, wide = states.min(initial=0), int(states.max(initial=0)) + 2
-    place = np.full((wide - low + 1, wide - low + 1), -1)
+    # a table from (p, q) to the number of the state; −1 where there is no such state
+    lowest = states.min(initial=0)
+    highest = int(states.max(initial=0)) + 2
+    numbers = np.full((highest - lowest + 1, highest - lowest + 1), -1)
     p, q = states.T
-    place[p - low, q - low] = np.arange(len(states))
-    rows, columns, values = [], [], []
+    numbers[p - lowest, q - lowest] = np.arange(len(states))
+
+    # u leads from (p, q) to (p+1, q+1) and to (p+1, q−1), where these are states
+    sources = []
+    destinations = []
+    entries = []
     for step in (1, -1):
-        to = np.where(q + step >= low, place[p + 1 - low, np.maximum(q + step, low) - low], -1)
-        there = to >= 0
-        rows.append(np.flatnonzero(there))
-        columns.append(to[there])
-        values.append(_correlation_entries(dim, a, b, p[there], q[there], step))
-    i, j, v = (np.concatenate(part) for part in (rows, columns, values))
-    size = (len(states), len(states))
-    return csr_array(
-        (np.concatenate([v, v]), (np.concatenate([i, j]), np.concatenate([j, i]))), shape=size
-    )
+        next_q = np.maximum(q + step, lowest)
+        next_state = numbers[p + 1 - lowest, next_q - lowest]
+        exists = (q + step >= lowest) & (next_state >= 0)
+        sources.append(np.flatnonzero(exists))
+        destinations.append(next_state[exists])
+        entries.append(_correlation_entries(dim, a, b, p[exists], q[exists], step))
+
+    # the way back has the same entries: J is symmetric
+    rows = np.concatenate([*sources, *destinations])
+    columns = np.concatenate([*destinations, *sources])
+    values = np.concatenate([*entries, *entries])
+    return csr_array((values, (rows, columns)), shape=(len(states), len(states)))
 
 
 def _correlation_entries(
@@ -216,9 +252,14 @@ def _correlation_entries(
 ) -> np.ndarray:
     """<p+1, q+step| u |p, q>."""
     if dim == 2:
-        return np.full(len(p), 0.5 if step < 0 else 0.0)
+        # half a shift (p+1, q−1), and none to (p+1, q+1)
+        entry = 0.5 if step < 0 else 0.0
+        return np.full(len(p), entry)
     half = (dim - 2) / 2
-    P, Q, total, apart = p + half, q + half, a + b + dim - 3, a - b + 1
+    P = p + half
+    Q = q + half
+    total = a + b + dim - 3  # A + B
+    apart = a - b + 1  # A − B
     z = P + step * Q + 1
     # factors and not squares: z and A ± B are whole or half numbers, so that nothing cancels
     squares = (
@@ -234,12 +275,16 @@ def correlation_norm(dim: int, degree: int) -> float:
     """
     if dim == 2:
         return 1.0
-    p = q = float(degree)
+    # the numerators of the squared entries at their largest, p = q = degree, over the denominator
+    # at its smallest, p = q = 0
+    p = float(degree)
+    q = float(degree)
     half = (dim - 2) / 2
     smallest = (half * (half + 1)) ** 2
     z = p + q + dim - 1
     up = (z**2 - (dim - 3) ** 2) * z**2 / (64 * smallest)
     side = (p + q + dim - 3) ** 2 * (p + q + 1) ** 2 / (64 * smallest)
+    # a row has two entries of either kind
     return min(1.0, 2 * math.sqrt(up) + 2 * math.sqrt(side))
 
 
@@ -247,7 +292,7 @@ def correlation_norm(dim: int, degree: int) -> float:
 class _Series:
     """h_k(cu + c_0)/√k! = Σ_m coefficients[k, m] T_m(u/reach) for k = 0 … K.
 
-    And the weights 2 j_k j_{k+1}.
+    ``weights`` are 2 j_k j_{k+1}.
     """
 
     coefficients: Float[np.ndarray, "k m"]
@@ -267,25 +312,34 @@ def _series(dim: int, bias: Bias, reach: float, allowed: float) -> _Series:
     functions at 0. Polynomials of higher degree change singular values by at most the root of 2 Σ_k
     (Σ_m |η_km|)² j_k j_{k+1}, m over what is left out: this is kept below a thousandth of √allowed.
     """
+    # the last term K: the first whose successors add at most ``allowed``
     order = np.arange(MOST_TERMS + 1.0)
     weights = 2 * np.exp(log_moment(order, dim) + log_moment(order + 1, dim))
     envelope = np.sqrt(2 / (math.pi * np.maximum(order - 2, 1.0)))
-    terms = weights * envelope / (2 * math.pi * np.maximum(order * (order - 1), 1.0))
-    left = np.concatenate([np.cumsum(terms[::-1])[::-1][1:], [0.0]])
-    last = min(max(int(np.argmax(left <= allowed)), 2), MOST_TERMS)
+    term_bounds = weights * envelope / (2 * math.pi * np.maximum(order * (order - 1), 1.0))
+    from_term_on = np.cumsum(term_bounds[::-1])[::-1]
+    after_term = np.concatenate([from_term_on[1:], [0.0]])
+    last = min(max(int(np.argmax(after_term <= allowed)), 2), MOST_TERMS)
+    weights = weights[: last + 1]
+
+    # Chebyshev coefficients from values at Chebyshev nodes; h_k has about |c| · reach · √k waves
     waves = abs(bias.slope) * reach * math.sqrt(last)
-    nodes = min(2 * math.ceil(40 + 2 * waves), 2 * MOST_DEGREES)
-    angles = math.pi * (np.arange(nodes) + 0.5) / nodes
+    n_nodes = min(2 * math.ceil(40 + 2 * waves), 2 * MOST_DEGREES)
+    angles = math.pi * (np.arange(n_nodes) + 0.5) / n_nodes
     moments = hermite_moments(bias.slope * reach * np.cos(angles) + bias.corner, last + 1)
-    coefficients = dct(moments, type=2, axis=1) / nodes
+    coefficients = dct(moments, type=2, axis=1) / n_nodes
     coefficients[:, 0] /= 2
     if allowed < SHOWS:
         coefficients = _refined_coefficients(coefficients, bias, reach)
-    weights = weights[: last + 1]
-    sizes = np.cumsum(np.abs(coefficients)[:, ::-1], axis=1)[:, ::-1]
-    enough = np.flatnonzero(weights @ sizes**2 <= 1e-6 * allowed)
-    stop = int(enough[0]) if len(enough) else nodes
-    return _Series(coefficients[:, :stop], weights, reach)
+
+    # the lowest degree beyond which polynomials do not matter
+    tail_sizes = np.cumsum(np.abs(coefficients)[:, ::-1], axis=1)[:, ::-1]
+    small_enough = np.flatnonzero(weights @ tail_sizes**2 <= 1e-6 * allowed)
+    if len(small_enough):
+        n_degrees = int(small_enough[0])
+    else:
+        n_degrees = n_nodes
+    return _Series(coefficients=coefficients[:, :n_degrees], weights=weights, reach=reach)
 
 
 def _refined_coefficients(
@@ -293,24 +347,36 @@ def _refined_coefficients(
 ) -> Float[np.ndarray, "k m"]:
     """The same with small coefficients to full relative accuracy.
 
-    There Taylor's series at c_0 has no cancellation.
+    Small coefficients are taken from Taylor's series at c_0, which has no cancellation there.
 
     The coefficient of T_m is Σ_j 2^{1−j} C(j, (j−m)/2) h_{k+j}(c_0) (c·reach)^j / (j! √k!) over j =
     m, m+2, …
     """
-    terms, degrees = coefficients.shape
-    k, m = np.arange(terms)[:, None], np.arange(degrees)
-    moments = hermite_moments(np.array([bias.corner]), terms + degrees + 80)[:, 0]
-    total, size = np.zeros_like(coefficients), np.zeros_like(coefficients)
+    n_terms, n_degrees = coefficients.shape
+    k = np.arange(n_terms)[:, None]
+    m = np.arange(n_degrees)
+    moments = hermite_moments(np.array([bias.corner]), n_terms + n_degrees + 80)[:, 0]
+
+    # Taylor's series for |c|, with factorials in logarithms
+    log_half_slope = math.log(abs(bias.slope) * reach / 2 + 1e-300)
+    total = np.zeros_like(coefficients)
+    size = np.zeros_like(coefficients)
     for i in range(40):
         j = m + 2 * i
         log = gammaln(k + j + 1) / 2 - gammaln(k + 1) / 2 - gammaln(i + 1) - gammaln(m + i + 1)
-        term = 2 * moments[k + j] * np.exp(log + j * math.log(abs(bias.slope) * reach / 2 + 1e-300))
+        term = 2 * moments[k + j] * np.exp(log + j * log_half_slope)
         total += term
         size += np.abs(term)
-    total = np.where(m == 0, total / 2, total) * (np.sign(bias.slope) if bias.slope else 1.0) ** m
-    better = (size < 1e3 * np.abs(total)) & (np.abs(term) < 1e-17 * size)
-    return np.where(better, total, coefficients)
+
+    # T_0 counts half, and a negative c turns the sign of odd degrees
+    total = np.where(m == 0, total / 2, total)
+    if bias.slope < 0:
+        total = total * (-1.0) ** m
+
+    # only where little has cancelled and the last term was negligible
+    has_no_cancellation = size < 1e3 * np.abs(total)
+    has_converged = np.abs(term) < 1e-17 * size
+    return np.where(has_no_cancellation & has_converged, total, coefficients)
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,25 +404,25 @@ class Block:
             values = np.linalg.svd(self.factor * scale, compute_uv=False)
             return np.square(values), np.zeros(len(values))
         _, values, right = np.linalg.svd(self.factor * scale)
-        return np.square(values), np.square(right @ (scale[:, None] * vectors)).sum(axis=1)
+        components = right @ (scale[:, None] * vectors)
+        return np.square(values), np.square(components).sum(axis=1)
 
     def inverse_form(self, vectors: Float[np.ndarray, "states v"]) -> float:
-        """tᵀ A⁻¹ t, summed over vectors.
+        """tᵀ A⁻¹ t, summed over vectors t.
 
-        With the states scaled to unit diagonal, which takes the grading out of R.
+        The states are scaled to unit diagonal, which takes the grading out of R.
         """
         scale = np.sqrt(np.square(self.factor).sum(axis=0))
         triangle = np.linalg.qr(self.factor / scale, mode="r")
-        return float(
-            np.square(solve_triangular(triangle, vectors / scale[:, None], trans="T")).sum()
-        )
+        solution = solve_triangular(triangle, vectors / scale[:, None], trans="T")
+        return float(np.square(solution).sum())
 
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """All blocks with states p, q ≤ degree, and the largest diagonal entries beyond.
+    """All blocks with states p, q ≤ degree, and the largest diagonal entries of A beyond.
 
-    Those entries of A are for q = 0, and for any other q.
+    ``query_edge`` is the largest of those with q = 0, ``key_edge`` of all others.
     """
 
     listed: tuple[Block, ...]
@@ -373,22 +439,37 @@ def biased_blocks(dim: int, bias: Bias, degree: int) -> Blocks:
     """All blocks with states p, q ≤ degree, without the gain."""
     edge = pair_eigenvalues(dim, degree + 1)
     allowed = ACCURACY * min(edge[degree + 1, 0], edge[0, degree + 1])
+
     # one degree more where b = 0: there are the largest entries beyond the listed states, for any
     # mean
-    wanted = [(label, degree + (label[1] == 0)) for label in block_labels(dim, degree)]
-    listed, edges = [], {True: 0.0, False: 0.0}
+    block_sizes = []
+    for label in block_labels(dim, degree):
+        highest = degree + 1 if label[1] == 0 else degree
+        block_sizes.append((label, highest))
+
     # many small matrices: threads of BLAS would spend their time waiting, minutes of it where
     # others use the cores too
     with threadpool_limits(1, user_api="blas"):
-        made = list(_made_blocks(dim, bias, wanted, allowed))
-    for block in made:
-        inside = np.abs(block.states).max(axis=1) <= degree
-        sizes = np.square(block.factor[:, ~inside]).sum(axis=0)
-        for of_query in edges:
-            there = (block.states[~inside, 1] == 0) == of_query
-            edges[of_query] = max(edges[of_query], sizes[there].max(initial=0.0))
-        listed.append(replace(block, states=block.states[inside], factor=block.factor[:, inside]))
-    return Blocks(tuple(listed), float(edges[True]), float(edges[False]))
+        wider_blocks = list(_computed_blocks(dim, bias, block_sizes, allowed))
+
+    # split every block into the listed states and those beyond, of which only the largest diagonal
+    # entry is needed
+    listed = []
+    query_edge = 0.0
+    key_edge = 0.0
+    for block in wider_blocks:
+        is_listed = np.abs(block.states).max(axis=1) <= degree
+        diagonal_beyond = np.square(block.factor[:, ~is_listed]).sum(axis=0)
+        of_query = block.states[~is_listed, 1] == 0
+        query_edge = max(query_edge, float(diagonal_beyond[of_query].max(initial=0.0)))
+        key_edge = max(key_edge, float(diagonal_beyond[~of_query].max(initial=0.0)))
+        listed_block = replace(
+            block,
+            states=block.states[is_listed],
+            factor=block.factor[:, is_listed],
+        )
+        listed.append(listed_block)
+    return Blocks(listed=tuple(listed), query_edge=query_edge, key_edge=key_edge)
 
 
 @lru_cache(maxsize=256)
@@ -396,22 +477,27 @@ def single_block(dim: int, bias: Bias, label: tuple[int, int], degree: int) -> B
     """One block, accurate down to its smallest eigenvalues."""
     smallest = pair_eigenvalues(dim, degree)[degree, degree]
     with threadpool_limits(1, user_api="blas"):
-        return next(_made_blocks(dim, bias, [(label, degree)], 0.1 * smallest))
+        return next(_computed_blocks(dim, bias, [(label, degree)], 0.1 * smallest))
 
 
-def _made_blocks(
-    dim: int, bias: Bias, wanted: list[tuple[tuple[int, int], int]], allowed: float
+def _computed_blocks(
+    dim: int, bias: Bias, block_sizes: list[tuple[tuple[int, int], int]], allowed: float
 ) -> Iterator[Block]:
     """Blocks with the given labels and highest degrees.
 
     What is left out of the series lowers an eigenvalue λ by at most ``allowed``, and what stands
     for h_k moves it by less than a hundredth of (allowed · λ)^{1/2}.
     """
-    highest = max(degree for _, degree in wanted)
+    # states between the two factors h_k(cJ) go up to a higher degree than the states listed
+    highest = max(degree for _, degree in block_sizes)
     series, top = _reach(dim, bias, highest, allowed)
-    states = [block_states(dim, *label, top) for label, _ in wanted]
-    pairs, places = np.unique(np.abs(np.concatenate(states)), axis=0, return_inverse=True)
-    cost = _blocks_cost(dim, series, allowed, len(pairs), wanted, [len(some) for some in states])
+    states_of_blocks = [block_states(dim, a, b, top) for (a, b), _ in block_sizes]
+    n_states = [len(states) for states in states_of_blocks]
+
+    # blocks share the matrices of their states (p, q): each is computed once
+    all_states = np.abs(np.concatenate(states_of_blocks))
+    pairs, pair_numbers = np.unique(all_states, axis=0, return_inverse=True)
+    cost = _blocks_cost(dim, series, allowed, len(pairs), block_sizes, n_states)
     check_cost(
         seconds=cost.seconds,
         memory=cost.memory,
@@ -420,14 +506,23 @@ def _made_blocks(
         ),
     )
     roots = _state_roots(dim, series, pairs, allowed)
-    ends = np.cumsum([len(some) for some in states])[:-1]
-    for (label, degree), some, place in zip(
-        wanted, states, np.split(places.ravel(), ends), strict=True
+
+    # block by block: a tall factor over all states in between, then one with few rows
+    numbers_of_blocks = np.split(pair_numbers.ravel(), np.cumsum(n_states)[:-1])
+    for (label, degree), states, numbers in zip(
+        block_sizes, states_of_blocks, numbers_of_blocks, strict=True
     ):
         check_limits()
-        kept = np.flatnonzero(np.abs(some).max(axis=1) <= degree)
-        tall = _columns(correlation_matrix(dim, *label, some) / series.reach, kept, roots[place])
-        yield Block(label, some[kept], irrep_dimension(dim, *label), _root(tall, allowed))
+        a, b = label
+        listed = np.flatnonzero(np.abs(states).max(axis=1) <= degree)
+        u = correlation_matrix(dim, a, b, states) / series.reach
+        tall = _tall_factor(u, listed, roots[numbers])
+        yield Block(
+            label=label,
+            states=states[listed],
+            dimension=irrep_dimension(dim, a, b),
+            factor=_root(tall, allowed),
+        )
 
 
 @dataclass(frozen=True)
@@ -443,10 +538,10 @@ def _blocks_cost(
     series: _Series,
     allowed: float,
     n_pairs: int,
-    wanted: list[tuple[tuple[int, int], int]],
+    block_sizes: list[tuple[tuple[int, int], int]],
     n_states: list[int],
 ) -> _Cost:
-    """What `_made_blocks` takes once the series is known, from the sizes of its arrays.
+    """What `_computed_blocks` takes once the series is known, from the sizes of its arrays.
 
     Measured on one core for 53 combinations of d = 2 … 512, c = 0.25 … 4 and degrees 4 … 16, and
     for single blocks to degree 40: what takes more than 0.5 s is right within a factor of three,
@@ -455,18 +550,18 @@ def _blocks_cost(
     """
     terms, polynomials = series.coefficients.shape
     rank = min(terms, polynomials)
-    # `_state_roots`: for every pair (p, q) a scaled copy of the series, and its root
+    # `_state_roots`: for every pair (p, q) the series is scaled, and its root taken
     scaled = 5e-9 * terms * polynomials
     if allowed < SHOWS:
         root = 2.5e-10 * terms * polynomials * rank  # reflections
     else:
         root = 4e-11 * polynomials**2 * (terms + 10 * polynomials)  # a product and its eigenvectors
-    # `_columns`: in every block all states times the states that are kept
+    # `_tall_factor`: in every block all states times the listed states
     products = 0
-    for (label, degree), count in zip(wanted, n_states, strict=True):
-        kept = len(block_states(dim, *label, degree))
-        products += count * kept * polynomials * rank
-    seconds = 1e-3 * len(wanted) + n_pairs * (scaled + root) + 1.5e-10 * products
+    for ((a, b), degree), count in zip(block_sizes, n_states, strict=True):
+        n_listed = len(block_states(dim, a, b, degree))
+        products += count * n_listed * polynomials * rank
+    seconds = 1e-3 * len(block_sizes) + n_pairs * (scaled + root) + 1.5e-10 * products
     return _Cost(seconds=seconds, memory=8.0 * n_pairs * polynomials * rank)
 
 
@@ -478,22 +573,27 @@ def _reach(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, 
     (Σ_i |η_ki|)² g_k(p) g_{k+1}(q) for i > m or more, by the degree of the state, is kept below
     ``allowed``. The bound is far from sharp.
     """
-    margin, series = 0, None
+    series = None
+    margin = 0
     while True:
         check_limits()
         top = degree + margin
+
+        # the series must cover all values that u takes between these states; the reach grows with
+        # the degree, and a fifth more saves computing the series anew for each
         reach = correlation_norm(dim, top)
         if series is None or reach > series.reach:
             series = _series(dim, bias, min(1.0, 1.2 * reach), allowed)
+
+        # the bound on what the states beyond ``top`` would add
         order = np.arange(len(series.weights), dtype=np.float64)
-        ratios = np.maximum(
-            harmonic_ratios(order, dim, top + 1), harmonic_ratios(order + 1, dim, top + 1)
-        )
-        steps = [degree + 2 * margin + 1 - state for state in range(top + 2)]
-        lost = sum(
-            size @ series.tails(step) ** 2
-            for size, step in zip(ratios * series.weights, steps, strict=True)
-        )
+        query_ratios = harmonic_ratios(order, dim, top + 1)
+        key_ratios = harmonic_ratios(order + 1, dim, top + 1)
+        weights = np.maximum(query_ratios, key_ratios) * series.weights
+        lost = 0.0
+        for state_degree in range(top + 2):
+            n_steps = degree + 2 * margin + 1 - state_degree
+            lost += weights[state_degree] @ series.tails(n_steps) ** 2
         if lost <= allowed:
             return series, top
         margin += 1
@@ -506,73 +606,90 @@ def _state_roots(
 
     The equation holds but for less than ``allowed``.
     """
-    order, top = np.arange(len(series.weights), dtype=np.float64), int(pairs.max())
-    query, key = harmonic_ratios(order, dim, top), harmonic_ratios(order + 1, dim, top)
+    # g_k(p) and g_{k+1}(q) over j_k and j_{k+1}, which are in the weights of the series
+    order = np.arange(len(series.weights), dtype=np.float64)
+    highest = int(pairs.max())
+    query_ratios = harmonic_ratios(order, dim, highest)
+    key_ratios = harmonic_ratios(order + 1, dim, highest)
+
+    # the root of every pair, some pairs at a time
     weighted = np.sqrt(series.weights)[:, None] * series.coefficients
-    roots = np.empty((len(pairs), weighted.shape[1], min(weighted.shape)))
+    rank = min(weighted.shape)
+    roots = np.empty((len(pairs), weighted.shape[1], rank))
     for rows in blocks(len(pairs), block_size(8 * weighted.size, 2**26)):
         check_limits()
         p, q = pairs[rows].T
-        scaled = np.sqrt(query[p] * key[q])[:, :, None] * weighted
-        found = _root(scaled, allowed)[:, : roots.shape[2]]
-        roots[rows] = found.swapaxes(1, 2)
-    sizes = np.sqrt(np.square(roots).sum(axis=1)).max(axis=0)
-    return roots[..., : max(int(np.count_nonzero(sizes > 1e-3 * math.sqrt(allowed))), 1)]
+        scaled = np.sqrt(query_ratios[p] * key_ratios[q])[:, :, None] * weighted
+        roots[rows] = _root(scaled, allowed)[:, :rank].swapaxes(1, 2)
+
+    # columns that are too short to matter in every root are left out
+    lengths = np.sqrt(np.square(roots).sum(axis=1)).max(axis=0)
+    n_columns = int(np.count_nonzero(lengths > 1e-3 * math.sqrt(allowed)))
+    return roots[..., : max(n_columns, 1)]
 
 
 def _root(tall: Float[np.ndarray, "*batch n m"], allowed: float) -> Float[np.ndarray, "*batch r m"]:
-    """R with RᵀR = tallᵀ tall, from the product itself, rows by falling length.
+    """R with RᵀR = tallᵀ tall.
 
-    For where rounding of the product cannot show.
-
-    Otherwise the relative accuracy of every column, however small, has to be kept: by the product
-    of columns of unit length, or by Householder's reflections where that is too near to singular.
+    Where rounding of the product cannot show, R comes from its eigenvectors, rows by falling
+    length. Otherwise the relative accuracy of every column, however small, has to be kept: by
+    Cholesky's factor of the product of columns of unit length, or by Householder's reflections
+    where that product is too near to singular.
     """
-    if allowed < SHOWS:
-        if tall.ndim == 2 and tall.shape[0] > tall.shape[1]:
-            lengths = np.sqrt(np.square(tall).sum(axis=0)) + 1e-300
-            unit = tall / lengths
-            product = unit.T @ unit
-            triangle, failed = dpotrf(product)
-            if not failed and dpocon(triangle, np.abs(product).sum(axis=0).max())[0] > 1e-10:
+    if allowed >= SHOWS:
+        squares, vectors = np.linalg.eigh(tall.swapaxes(-1, -2) @ tall)
+        roots = np.sqrt(np.maximum(squares, 0.0))[..., None] * vectors.swapaxes(-1, -2)
+        return np.asarray(roots[..., ::-1, :])
+
+    if tall.ndim == 2 and tall.shape[0] > tall.shape[1]:
+        lengths = np.sqrt(np.square(tall).sum(axis=0)) + 1e-300
+        unit = tall / lengths
+        product = unit.T @ unit
+        triangle, failed = dpotrf(product)
+        if not failed:
+            one_norm = np.abs(product).sum(axis=0).max()
+            inverse_condition = dpocon(triangle, one_norm)[0]
+            if inverse_condition > 1e-10:
                 return np.asarray(triangle * lengths)
-        return np.asarray(np.linalg.qr(tall, mode="r"))
-    squares, vectors = np.linalg.eigh(tall.swapaxes(-1, -2) @ tall)
-    roots = np.sqrt(np.maximum(squares, 0.0))[..., None] * vectors.swapaxes(-1, -2)
-    return np.asarray(roots[..., ::-1, :])
+    return np.asarray(np.linalg.qr(tall, mode="r"))
 
 
-def _columns(
-    u: csr_array, kept: Int[np.ndarray, " kept"], roots: Float[np.ndarray, "s m r"]
-) -> Float[np.ndarray, "sr kept"]:
-    """Σ_m <s| T_m(u) |kept> L_mr for all s and r.
+def _tall_factor(
+    u: csr_array, listed: Int[np.ndarray, " listed"], roots: Float[np.ndarray, "s m r"]
+) -> Float[np.ndarray, "sr listed"]:
+    """Σ_m <s| T_m(u) |listed> L_mr for all s and r.
 
-    A between the kept states is the product of this with itself.
+    A between the listed states is the product of this with itself.
     """
-    powers = np.zeros((u.shape[0], roots.shape[1], len(kept)))
-    powers[kept, 0, np.arange(len(kept))] = 1.0
-    for m in range(1, roots.shape[1]):
-        raised = u @ powers[:, m - 1]
-        powers[:, m] = raised if m == 1 else 2 * raised - powers[:, m - 2]
-    return np.asarray(roots.swapaxes(1, 2) @ powers).reshape(-1, len(kept))
+    # T_0 = 1, T_1 = u and T_m = 2u T_{m−1} − T_{m−2}, applied to the listed states
+    n_degrees = roots.shape[1]
+    chebyshev = np.zeros((u.shape[0], n_degrees, len(listed)))
+    chebyshev[listed, 0, np.arange(len(listed))] = 1.0
+    if n_degrees > 1:
+        chebyshev[:, 1] = u @ chebyshev[:, 0]
+    for m in range(2, n_degrees):
+        chebyshev[:, m] = 2 * (u @ chebyshev[:, m - 1]) - chebyshev[:, m - 2]
+    return np.asarray(roots.swapaxes(1, 2) @ chebyshev).reshape(-1, len(listed))
 
 
 def target_vectors(
     target: Polynomial, degree: int
 ) -> dict[tuple[int, int], Float[np.ndarray, "states v"]]:
-    """Vectors of a target's pair function F in the blocks.
+    """Vectors of a target's pair function F in the blocks, on the states p, q ≤ degree.
 
-    On the states p, q ≤ degree ≥ its own degrees.
-
-    Their squares and products are those of the parts of F in the members of the irrep. Terms u^q
-    <β, x>^p have closed forms (:func:`_zonal_vectors`); any other F whose terms have one degree is
-    taken apart by its contractions (:func:`_part_products`); one that mixes the two, or is too
-    large for that, is a ValueError.
+    The degree is at least the degrees of F. The squares and products of the vectors are those of
+    the parts of F in the members of the irrep. Terms u^q <β, x>^p have closed forms
+    (:func:`_zonal_vectors`). Any other F whose terms have one degree is taken apart by its
+    contractions (:func:`_part_products`). One that mixes the two, or is too large for that, is a
+    ValueError.
     """
-    zonal = [_one_direction(term, target.dim) for term in target.terms]
-    if None not in zonal:
-        return _zonal_vectors([part for part in zonal if part is not None], target.dim, degree)
-    return _contracted_vectors(target, degree)
+    zonal_terms = []
+    for term in target.terms:
+        zonal_term = _zonal_term(term, target.dim)
+        if zonal_term is None:
+            return _contracted_vectors(target, degree)
+        zonal_terms.append(zonal_term)
+    return _zonal_vectors(zonal_terms, target.dim, degree)
 
 
 @dataclass(frozen=True, eq=False)
@@ -586,60 +703,77 @@ class _Zonal:
     power: int
 
 
-def _one_direction(term: Term, dim: int) -> _Zonal | None:
-    """A term u^q <β, x>^p, or None if it is another."""
-    exponent, of_query, direction, power = 0, False, np.eye(dim)[0], 0
+def _zonal_term(term: Term, dim: int) -> _Zonal | None:
+    """A term u^q <β, x>^p, or None if the term has another form."""
+    exponent = 0
+    of_query = False
+    direction = np.eye(dim)[0]
+    power = 0
     for factor, count in term.powers:
-        if factor.kind == PAIR and factor.array is None:
+        is_correlation = factor.kind == PAIR and factor.array is None
+        is_first_direction = factor.kind != PAIR and power == 0
+        if is_correlation:
             exponent = count
-        elif factor.kind != PAIR and power == 0:
+        elif is_first_direction:
             assert factor.array is not None
-            of_query, direction, power = factor.kind == QUERY, factor.array, count
+            of_query = factor.kind == QUERY
+            direction = factor.array
+            power = count
         else:
             return None
     length = float(np.linalg.norm(direction))
-    return _Zonal(term.coefficient * length**power, exponent, of_query, direction / length, power)
+    return _Zonal(
+        coefficient=term.coefficient * length**power,
+        exponent=exponent,
+        of_query=of_query,
+        direction=direction / length,
+        power=power,
+    )
 
 
 def _zonal_vectors(
-    parts: list[_Zonal], dim: int, degree: int
+    terms: list[_Zonal], dim: int, degree: int
 ) -> dict[tuple[int, int], Float[np.ndarray, "states v"]]:
     """Vectors of terms u^q <β, x>^p.
 
-    J^q |0, l> times N_l^{1/2} ∫ t^p P_l dτ in (l, 0), or |l, 0> for x_0.
+    In the block (l, 0) the vector is N_l^{1/2} ∫ t^p P_l dτ times J^q |0, l> for a direction of the
+    key, and times J^q |l, 0> for a direction of the query.
 
     Along directions β and γ such vectors belong to members of the irrep with the inner product
     P_l(cos(β, γ)).
     """
-    found: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
-    for part in parts:
-        for l in range(part.power % 2, part.power + 1, 2):  # noqa: E741
+    # the vectors of every term, by l, with their directions
+    vectors_of: dict[int, list[np.ndarray]] = {}
+    directions_of: dict[int, list[np.ndarray]] = {}
+    for term in terms:
+        for l in range(term.power % 2, term.power + 1, 2):  # noqa: E741
             states = block_states(dim, l, 0, degree)
             u = correlation_matrix(dim, l, 0, states)
-            size = math.sqrt(harmonic_count(dim, l)) * power_moment(part.power, l, dim)
-            vector = (
-                part.coefficient
-                * size
-                * (states == ((l, 0) if part.of_query else (0, l))).all(axis=1)
-            )
-            for _ in range(part.exponent):
+            if term.of_query:
+                start = (l, 0)
+            else:
+                start = (0, l)
+            size = math.sqrt(harmonic_count(dim, l)) * power_moment(term.power, l, dim)
+            vector = term.coefficient * size * (states == start).all(axis=1)
+            for _ in range(term.exponent):
                 vector = u @ vector
-            found.setdefault(l, []).append((vector, part.direction))
-    vectors = {}
-    for l, columns in found.items():  # noqa: E741
-        directions = np.stack([direction for _, direction in columns])
+            vectors_of.setdefault(l, []).append(vector)
+            directions_of.setdefault(l, []).append(term.direction)
+
+    # a root of the inner products of the members makes vectors along orthonormal members
+    block_vectors = {}
+    for l, vectors in vectors_of.items():  # noqa: E741
+        directions = np.stack(directions_of[l])
         cosines = np.clip(directions @ directions.T, -1.0, 1.0)
-        inner = np.array(
-            [[gegenbauer(l, float(cosine), dim)[l] for cosine in row] for row in cosines]
-        )
-        vectors[l, 0] = np.stack([vector for vector, _ in columns], axis=1) @ _half(inner)
-    return vectors
+        products = [[gegenbauer(l, float(cosine), dim)[l] for cosine in row] for row in cosines]
+        block_vectors[l, 0] = np.stack(vectors, axis=1) @ _half(np.array(products))
+    return block_vectors
 
 
 def _half(matrix: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
-    """H with H Hᵀ = matrix, what rounding has made negative left out."""
-    squares, turn = np.linalg.eigh(matrix)
-    return np.asarray(turn * np.sqrt(np.maximum(squares, 0.0)))
+    """H with H Hᵀ = matrix; eigenvalues that rounding has made negative count as zero."""
+    eigenvalues, vectors = np.linalg.eigh(matrix)
+    return np.asarray(vectors * np.sqrt(np.maximum(eigenvalues, 0.0)))
 
 
 MOST_UNKNOWN = 400
@@ -648,9 +782,7 @@ MOST_UNKNOWN = 400
 
 @lru_cache(maxsize=64)
 def _part_products(target: Polynomial) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
-    """For every block the states that F has a part in.
-
-    With the matrix of inner products of these parts.
+    """For every block the states that F has a part in, and the inner products of these parts.
 
     On polynomials of x and y in R^d, homogeneous of degrees R and S, the operators x·y (J), Δ_x and
     Δ_y (numbers (R−p)(R+p+d−2) and (S−q)(S+q+d−2)) and y·∂_x = [Δ_x, x·y]/2 are explicit in every
@@ -659,68 +791,99 @@ def _part_products(target: Polynomial) -> dict[tuple[int, int], tuple[np.ndarray
     Equated for O = (y·∂_x)^e Δ_x^i Δ_y^j (x·y)^n, e ≤ 1 and n ≤ min(r, s), they determine all inner
     products. The system is solved by least squares; a lower rank or a residual is refused.
     """
+    # refuse what has no solution, or takes too long
     r, s = target.degrees
-    if any(term.degrees != (r, s) for term in target.terms) or target.dim < 3:
+    is_homogeneous = all(term.degrees == (r, s) for term in target.terms)
+    if not is_homogeneous or target.dim < 3:
         raise ValueError(
             f"{target!r} has terms that are no product of a power of <x_0, x_i> and a power of one "
             "direction. For heads with a mean all its terms must then have the same degrees, in "
             "dimension 3 or more. Use kh.theory.empirical_curve on a Gram matrix."
         )
-    unknown = {}
-    for label in block_labels(target.dim, max(r, s)):
-        states = block_states(target.dim, *label, max(r, s))
-        there = (states <= (r, s)).all(axis=1) & ((states - (r, s)) % 2 == 0).all(axis=1)
-        if there.any():
-            unknown[label] = states[there]
-    size = sum(len(states) * (len(states) + 1) // 2 for states in unknown.values())
-    if size > MOST_UNKNOWN:
+    part_states = _part_states(target)
+    n_unknowns = sum(_triangle_size(states) for states in part_states.values())
+    if n_unknowns > MOST_UNKNOWN:
         raise ValueError(
-            f"{target!r} has {size} products of parts in the blocks, and {MOST_UNKNOWN} are solved "
-            "for at most. Lower its degree, or use kh.theory.empirical_curve on a Gram matrix."
+            f"{target!r} has {n_unknowns} products of parts in the blocks, and {MOST_UNKNOWN} are "
+            "solved for at most. Lower its degree, or use kh.theory.empirical_curve on a Gram "
+            "matrix."
         )
     check_cost(
         seconds=_part_products_seconds(target),
         memory=0.0,
         step=f"taking {target!r} apart for heads with a mean",
     )
+
+    # the left-hand sides [O F, O' F], from joinings; an equation is named (n, k, e, i, j)
     raised = [target]
     for _ in range(min(r, s)):
         raised.append(raised[-1].pairwise(monomial(target.dim, pairs=[(None, 1)])))
-    want = {}
+    fischer_products = {}
     for n, first in enumerate(raised):
         for k, second in enumerate(raised[n:], start=n):
-            for place, value in _fischer_products(first, second).items():
-                want[n, k, *place] = value
-    rows = {key: np.zeros(size) for key in want}
+            for (e, i, j), value in _fischer_products(first, second).items():
+                fischer_products[n, k, e, i, j] = value
+
+    # the coefficients of the unknowns in every equation, block by block
+    equations = list(fischer_products)
+    rows = {equation: np.zeros(n_unknowns) for equation in equations}
     offset = 0
-    for label, states in unknown.items():
-        count = len(states) * (len(states) + 1) // 2
+    for label, states in part_states.items():
         check_limits()
-        for key, row in _block_products(target, label, states, list(want)).items():
-            rows[key][offset : offset + count] = row
-        offset += count
-    scale = {key: float(np.linalg.norm(row)) for key, row in rows.items()}
-    used = [key for key in want if scale[key] > 0]
-    design = np.array([rows[key] / scale[key] for key in used])
-    values = np.array([want[key] / scale[key] for key in used])
-    # the same again with columns of unit length: entries of high degree are small in every equation
-    lengths = np.linalg.norm(design, axis=0)
-    solution, _, rank, _ = np.linalg.lstsq(design / lengths, values, rcond=1e-10)
-    missed = float(np.abs(design / lengths @ solution - values).max())
-    if rank < size or missed > 1e-8 * float(np.abs(values).max(initial=1e-300)):
+        end = offset + _triangle_size(states)
+        for equation, row in _block_products(target, label, states, equations).items():
+            rows[equation][offset:end] = row
+        offset = end
+
+    # equations of unit length; those without a coefficient say nothing
+    row_lengths = {equation: float(np.linalg.norm(row)) for equation, row in rows.items()}
+    used = [equation for equation in equations if row_lengths[equation] > 0]
+    design = np.array([rows[equation] / row_lengths[equation] for equation in used])
+    values = np.array([fischer_products[equation] / row_lengths[equation] for equation in used])
+
+    # columns of unit length too: unknowns of high degree are small in every equation
+    column_lengths = np.linalg.norm(design, axis=0)
+    design = design / column_lengths
+    solution, _, rank, _ = np.linalg.lstsq(design, values, rcond=1e-10)
+    residual = float(np.abs(design @ solution - values).max())
+    largest_value = float(np.abs(values).max(initial=1e-300))
+    if rank < n_unknowns or residual > 1e-8 * largest_value:
         raise ValueError(
             f"the parts of {target!r} in the blocks of heads with a mean are lost to rounding "
-            f"(rank {rank} of {size}, residual {missed:.1e}). Use kh.theory.empirical_curve on a "
-            "Gram matrix."
+            f"(rank {rank} of {n_unknowns}, residual {residual:.1e}). Use "
+            "kh.theory.empirical_curve on a Gram matrix."
         )
-    products, offset = {}, 0
-    for label, states in unknown.items():
-        upper = np.triu_indices(len(states))
+
+    # the solution lists the upper triangles of the blocks' matrices, one after the other
+    unknowns = solution / column_lengths
+    products = {}
+    offset = 0
+    for label, states in part_states.items():
+        end = offset + _triangle_size(states)
         matrix = np.zeros((len(states), len(states)))
-        matrix[upper] = (solution / lengths)[offset : offset + len(upper[0])]
-        products[label] = states, matrix + np.triu(matrix, 1).T
-        offset += len(upper[0])
+        matrix[np.triu_indices(len(states))] = unknowns[offset:end]
+        products[label] = (states, matrix + np.triu(matrix, 1).T)
+        offset = end
     return products
+
+
+def _part_states(target: Polynomial) -> dict[tuple[int, int], Int[np.ndarray, "states 2"]]:
+    """The states in which a homogeneous F has a part: degrees p ≤ r, q ≤ s of the same parity."""
+    r, s = target.degrees
+    part_states = {}
+    for a, b in block_labels(target.dim, max(r, s)):
+        states = block_states(target.dim, a, b, max(r, s))
+        is_low = (states <= (r, s)).all(axis=1)
+        has_parity = ((states - (r, s)) % 2 == 0).all(axis=1)
+        has_part = is_low & has_parity
+        if has_part.any():
+            part_states[a, b] = states[has_part]
+    return part_states
+
+
+def _triangle_size(states: Int[np.ndarray, "states 2"]) -> int:
+    """Entries of the upper triangle of a symmetric matrix over the states."""
+    return len(states) * (len(states) + 1) // 2
 
 
 @dataclass(frozen=True)
@@ -733,7 +896,10 @@ class _Shape:
 
     @classmethod
     def of(cls, term: Term) -> _Shape:
-        correlation, matrices, vectors = 0, [], []
+        """The shape of a term; terms of one shape cost the same."""
+        correlation = 0
+        matrices = []
+        vectors = []
         for factor, power in term.powers:
             if factor.kind != PAIR:
                 vectors.append(power)
@@ -741,12 +907,19 @@ class _Shape:
                 correlation = power
             else:
                 matrices.append(power)
-        return cls(correlation, tuple(sorted(matrices)), tuple(sorted(vectors)))
+        return cls(
+            correlation=correlation,
+            matrices=tuple(sorted(matrices)),
+            vectors=tuple(sorted(vectors)),
+        )
 
     def pairs(self, raised: int) -> list[int]:
         """The powers of all matrices of the term times <x_0, x_i>^raised."""
+        powers = list(self.matrices)
         correlation = self.correlation + raised
-        return [*self.matrices, correlation] if correlation else list(self.matrices)
+        if correlation:
+            powers.append(correlation)
+        return powers
 
 
 def _part_products_seconds(target: Polynomial) -> float:
@@ -782,10 +955,7 @@ def _joining_seconds(
     dim: int,
     is_dense: bool,
 ) -> float:
-    """Seconds of one sum over joinings.
-
-    From the powers of the matrices and vectors in both terms.
-    """
+    """Seconds of one sum over joinings, from the powers of matrices and vectors in both terms."""
     # walks along chains and rings of matrices, d³ operations a step where matrices are multiplied
     walked = math.prod(power + 1 for power in pairs)
     rings = len(pairs) ** 2 * walked * joints**1.6
@@ -803,11 +973,13 @@ def _joining_seconds(
 def _contracted_vectors(
     target: Polynomial, degree: int
 ) -> dict[tuple[int, int], Float[np.ndarray, "states v"]]:
+    """Vectors of a homogeneous F, from the inner products of its parts."""
     vectors = {}
-    for label, (states, products) in _part_products(target).items():
-        everywhere = block_states(target.dim, *label, degree)
-        place = (everywhere[:, None, :] == states).all(axis=2)
-        vectors[label] = place @ _half(products)
+    for (a, b), (part_states, products) in _part_products(target).items():
+        # a matrix of zeros and ones that places the parts among all states of the block
+        states = block_states(target.dim, a, b, degree)
+        placement = (states[:, None, :] == part_states).all(axis=2)
+        vectors[a, b] = placement @ _half(products)
     return vectors
 
 
@@ -816,77 +988,108 @@ def _fischer_products(first: Polynomial, second: Polynomial) -> dict[tuple[int, 
 
     O' is the one that ends in the same degrees.
     """
-    (r, s), apart = first.degrees, (second.degrees[0] - first.degrees[0]) // 2
+    # polynomials of different parity have no common part
+    r, s = first.degrees
     if (second.degrees[0] - r) % 2:
         return {}
+    # Laplacians that g needs more of than f
+    surplus = (second.degrees[0] - r) // 2
+
+    # joinings of every term of f with every term of g, without and with joints across
     sums = np.zeros((2, s // 2 + 1, r // 2 + 1))
     for one in first.terms:
         for other in second.terms:
             check_limits()
             sums += one.coefficient * other.coefficient * crossed_joinings(one, other, first.dim)
-    found = {}
-    for (j, i), plain in np.ndenumerate(sums[0]):
+    plain_sums, crossed_sums = sums
+
+    products = {}
+    for (j, i), plain in np.ndenumerate(plain_sums):
         # a set of i joints inside is 2^i i! times one power of the Laplacian, and joinings come
         # divided by r! s!
-        log = sum(n * math.log(2) + math.lgamma(n + 1) for n in (i, j, i + apart, j + apart))
-        weight = math.exp(log + math.lgamma(r + 1) + math.lgamma(s + 1))
-        found[0, i, j] = weight * float(plain)
+        log_weight = 0.0
+        for n in (i, j, i + surplus, j + surplus):
+            log_weight += n * math.log(2) + math.lgamma(n + 1)
+        weight = math.exp(log_weight + math.lgamma(r + 1) + math.lgamma(s + 1))
+        products[0, i, j] = weight * float(plain)
         if r > 2 * i:
             # y·∂_x moves one slot of each: the two that are joined, or one joint across each way
-            found[1, i, j] = weight * ((r - 2 * i) * float(plain) + float(sums[1, j, i]))
-    return found
+            moved = (r - 2 * i) * float(plain) + float(crossed_sums[j, i])
+            products[1, i, j] = weight * moved
+    return products
 
 
 def _block_products(
     target: Polynomial,
     label: tuple[int, int],
     states: Int[np.ndarray, "states 2"],
-    wanted: list[tuple[int, int, int, int, int]],
+    equations: list[tuple[int, int, int, int, int]],
 ) -> dict[tuple[int, int, int, int, int], Float[np.ndarray, " pairs"]]:
     """Coefficients of the products of parts in [O (x·y)^n f, O' (x·y)^k f].
 
-    For wanted (n, k, e, i, j).
+    An equation is named (n, k, e, i, j); O = (y·∂_x)^e Δ_x^i Δ_y^j.
     """
-    dim, (r, s) = target.dim, target.degrees
-    around = block_states(dim, *label, max(r, s) + min(r, s) + 1)
-    u = correlation_matrix(dim, *label, around).toarray()
-    powers = [(around[:, None, :] == states).all(axis=2).astype(np.float64)]
+    dim = target.dim
+    r, s = target.degrees
+    a, b = label
+
+    # the operators lead to states of higher degree than those of the parts
+    all_states = block_states(dim, a, b, max(r, s) + min(r, s) + 1)
+    p, q = all_states.T
+    u = correlation_matrix(dim, a, b, all_states).toarray()
+
+    # (x·y)^n applied to every part
+    powers = [(all_states[:, None, :] == states).all(axis=2).astype(np.float64)]
     for _ in range(min(r, s)):
         powers.append(u @ powers[-1])
-    p, q = around.T
 
     def laplace(degree: int, part: np.ndarray) -> np.ndarray:
-        return np.asarray((degree - part) * (degree + part + dim - 2.0))
+        """The numbers by which Δ multiplies the states, one row each."""
+        return np.asarray((degree - part) * (degree + part + dim - 2.0))[:, None]
 
     def applied(n: int, e: int, i: int, j: int) -> tuple[np.ndarray, int, int]:
-        vectors, query, key = powers[n], r + n, s + n
+        """(y·∂_x)^e Δ_x^i Δ_y^j (x·y)^n of every part, and the degrees in x and y that remain."""
+        vectors = powers[n]
+        query_degree = r + n
+        key_degree = s + n
         for _ in range(i):
-            vectors, query = laplace(query, p)[:, None] * vectors, query - 2
+            vectors = laplace(query_degree, p) * vectors
+            query_degree -= 2
         for _ in range(j):
-            vectors, key = laplace(key, q)[:, None] * vectors, key - 2
+            vectors = laplace(key_degree, q) * vectors
+            key_degree -= 2
         if e:
-            moved = laplace(query + 1, p)[:, None] * (u @ vectors) - u @ (
-                laplace(query, p)[:, None] * vectors
-            )
-            vectors, query, key = moved / 2, query - 1, key + 1
-        return vectors, query, key
+            # y·∂_x = [Δ_x, x·y]/2
+            raised_first = laplace(query_degree + 1, p) * (u @ vectors)
+            raised_last = u @ (laplace(query_degree, p) * vectors)
+            vectors = (raised_first - raised_last) / 2
+            query_degree -= 1
+            key_degree += 1
+        return vectors, query_degree, key_degree
 
-    found = {}
-    upper = np.triu_indices(len(states))
-    for n, k, e, i, j in wanted:
-        left, query, key = applied(n, e, i, j)
-        right, _, _ = applied(k, e, i + (k - n) // 2, j + (k - n) // 2)
+    rows = {}
+    row_numbers, column_numbers = np.triu_indices(len(states))
+    for n, k, e, i, j in equations:
+        # both sides end in the same degrees, so the second has (k−n)/2 Laplacians more of each
+        surplus = (k - n) // 2
+        first, query_degree, key_degree = applied(n, e, i, j)
+        second, _, _ = applied(k, e, i + surplus, j + surplus)
+
+        # Fischer's product is diagonal in the states
         lengths = np.array(
             [
-                _fischer_length(query, a, dim) * _fischer_length(key, b, dim)
-                for a, b in around.tolist()
+                _fischer_length(query_degree, p_state, dim)
+                * _fischer_length(key_degree, q_state, dim)
+                for p_state, q_state in all_states.tolist()
             ]
         )
-        form = left.T @ (lengths[:, None] * right)
-        found[n, k, e, i, j] = np.where(
-            upper[0] == upper[1], form[upper], form[upper] + form.T[upper]
-        )
-    return found
+        form = first.T @ (lengths[:, None] * second)
+
+        # a product of two different parts occurs twice, above and below the diagonal
+        above = form[row_numbers, column_numbers]
+        below = form[column_numbers, row_numbers]
+        rows[n, k, e, i, j] = np.where(row_numbers == column_numbers, above, above + below)
+    return rows
 
 
 @lru_cache(maxsize=4096)

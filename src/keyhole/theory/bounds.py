@@ -82,26 +82,32 @@ def risk_bound(
     excess risk ≤ 2.442 = approximation 2.382 + estimation 0.05996, with constant 1 (...
     """
     n = _check_size(n_samples, "n_samples")
-    heads = _check_size(n_heads, "n_heads")
-    delta, constant = (
-        _check_delta(delta),
-        check_number(constant, "constant", minimum=0.0, exclusive=True),
-    )
+    head_count = _check_size(n_heads, "n_heads")
+    delta = _check_delta(delta)
+    constant = check_number(constant, "constant", minimum=0.0, exclusive=True)
     complexity = paper_complexity(target)
-    approximation = math.sqrt(_head_error(complexity, target.dim, heads, delta))
-    estimation = (
-        0.0 if math.isinf(n) else math.sqrt(complexity * max(math.log(target.dim * heads), 0.0) / n)
+
+    # √(B (d² + log M)/(δM)), and √(B log(dM)/n); infinitely many of either cost nothing
+    approximation = math.sqrt(_head_error(complexity, target.dim, head_count, delta))
+    if math.isinf(n):
+        estimation = 0.0
+    else:
+        log_size = max(math.log(target.dim * head_count), 0.0)
+        estimation = math.sqrt(complexity * log_size / n)
+    return RiskBound(
+        approximation=constant * approximation,
+        estimation=constant * estimation,
+        constant=constant,
+        statement=(
+            f"probability {1 - delta:g}, constrained learner of Fu et al., B = {complexity:.4g}"
+        ),
     )
-    statement = f"probability {1 - delta:g}, constrained learner of Fu et al., B = {complexity:.4g}"
-    return RiskBound(constant * approximation, constant * estimation, constant, statement)
 
 
 def approximation_bound(
     target: Polynomial, n_heads: float | int, delta: float | int = 0.05, constant: float | int = 1.0
 ) -> float:
-    """The paper's squared approximation error of M heads.
-
-    (d² + log M) B / (δM), times its constant.
+    """The paper's squared approximation error of M heads: (d² + log M) B / (δM) times its constant.
 
     Examples
     --------
@@ -109,13 +115,17 @@ def approximation_bound(
     >>> round(approximation_bound(TokenPower(p=1, dim=8), n_heads=10_000), 4)
     0.5857
     """
-    heads, delta = _check_size(n_heads, "n_heads"), _check_delta(delta)
+    head_count = _check_size(n_heads, "n_heads")
+    delta = _check_delta(delta)
     constant = check_number(constant, "constant", minimum=0.0, exclusive=True)
-    return constant * _head_error(paper_complexity(target), target.dim, heads, delta)
+    return constant * _head_error(paper_complexity(target), target.dim, head_count, delta)
 
 
-def _head_error(complexity: float, dim: int, heads: float, delta: float) -> float:
-    return 0.0 if math.isinf(heads) else (dim**2 + math.log(heads)) * complexity / (delta * heads)
+def _head_error(complexity: float, dim: int, head_count: float, delta: float) -> float:
+    """(d² + log M) B / (δM), which is 0 for infinitely many heads."""
+    if math.isinf(head_count):
+        return 0.0
+    return (dim**2 + math.log(head_count)) * complexity / (delta * head_count)
 
 
 def kernel_risk_bound(
@@ -128,7 +138,7 @@ def kernel_risk_bound(
     """An excess-risk bound without hidden constants, in the limit of many heads.
 
     Let ℓ(·, y) be 1-Lipschitz and let f̂ minimise the mean loss over n i.i.d. samples of the sphere
-    distribution (labels of any head distribution) within the ball |f|_H ≤ R, R² = :func:`rkhs_norm`
+    distribution (labels of any distribution) within the ball |f|_H ≤ R, R² = :func:`rkhs_norm`
     of f*. Then with probability at least 1 − δ
 
         E ℓ(f̂) − E ℓ(f*) ≤ R (2 √(E K(x,x)) + √(8 S log(1/δ))) / √n,    S = sup K(x,x).
@@ -145,16 +155,23 @@ def kernel_risk_bound(
     >>> print(bound)  # doctest: +ELLIPSIS
     excess risk ≤ 0.1123 = approximation 0 + estimation 0.1123, with constant 1 (...
     """
-    n, delta = _check_size(n_samples, "n_samples"), _check_delta(delta)
-    norm, largest = rkhs_norm(target, heads), bias_of(heads, target.dim).largest_diagonal
-    factor = 2 * math.sqrt(attention_trace(target.dim, n_keys, heads)) + math.sqrt(
-        8 * largest * math.log(1 / delta)
+    n = _check_size(n_samples, "n_samples")
+    delta = _check_delta(delta)
+    squared_norm = rkhs_norm(target, heads)
+
+    # the Rademacher average of the ball, and the deviation from the mean by McDiarmid's inequality
+    rademacher = 2 * math.sqrt(attention_trace(target.dim, n_keys, heads))
+    largest_diagonal = bias_of(heads, target.dim).largest_diagonal
+    deviation = math.sqrt(8 * largest_diagonal * math.log(1 / delta))
+    return RiskBound(
+        approximation=0.0,
+        estimation=math.sqrt(squared_norm / n) * (rademacher + deviation),
+        constant=1.0,
+        statement=(
+            f"probability {1 - delta:g}, 1-Lipschitz loss, ball of squared RKHS norm "
+            f"{squared_norm:.4g}, no hidden constant"
+        ),
     )
-    statement = (
-        f"probability {1 - delta:g}, 1-Lipschitz loss, ball of squared RKHS norm {norm:.4g}, no "
-        "hidden constant"
-    )
-    return RiskBound(0.0, math.sqrt(norm / n) * factor, 1.0, statement)
 
 
 def samples_needed(
@@ -166,9 +183,7 @@ def samples_needed(
     n_heads: float | int = math.inf,
     heads: GaussianHeads | None = None,
 ) -> int:
-    """The number of samples at which the predicted excess error falls to ``error``.
-
-    The error is E (f̂ − f*)² on test samples.
+    """The number of samples at which the predicted excess error E (f̂ − f*)² falls to ``error``.
 
     The prediction is that of :func:`best_ridge_curve`, less the noise floor.
 
@@ -197,12 +212,14 @@ def samples_needed(
     """
     error = check_number(error, "error", minimum=0.0, exclusive=True)
     noise = check_number(noise, "noise", minimum=0.0)
-    learner = Learner(target, n_keys, model, feature_count(n_heads, target.dim), heads)
+    n_features = feature_count(n_heads, target.dim)
+    learner = Learner(target, n_keys, model, features=n_features, heads=heads)
 
-    def enough(n: float) -> bool:
-        return learner.best(n, noise)[1] - noise <= error
+    def is_enough(n: float) -> bool:
+        _, test_error = learner.best(n, noise)
+        return test_error - noise <= error
 
-    return _smallest(enough, f"samples for an error of {error:g} with {n_heads:g} heads")
+    return _smallest(is_enough, f"samples for an error of {error:g} with {n_heads:g} heads")
 
 
 def heads_needed(
@@ -221,10 +238,10 @@ def heads_needed(
     """
     error = check_number(error, "error", minimum=0.0, exclusive=True)
 
-    def enough(heads: float) -> bool:
-        return approximation_bound(target, heads, delta, constant) <= error
+    def is_enough(head_count: float) -> bool:
+        return approximation_bound(target, head_count, delta, constant) <= error
 
-    return _smallest(enough, f"heads for an approximation error of {error:g}")
+    return _smallest(is_enough, f"heads for an approximation error of {error:g}")
 
 
 def heads_predicted(
@@ -234,9 +251,7 @@ def heads_predicted(
     n_samples: float | int = MOST_SAMPLES,
     heads: GaussianHeads | None = None,
 ) -> int:
-    """The number of heads at which the predicted error falls to ``error``.
-
-    With the best ridge and no noise.
+    """The number of heads at which the predicted error, best ridge and no noise, is ``error``.
 
     With the default number of samples this is the approximation error of M random heads under the
     sphere distribution: a prediction of :func:`learning_curve`, not a bound.
@@ -250,37 +265,47 @@ def heads_predicted(
     error = check_number(error, "error", minimum=0.0, exclusive=True)
     n = _check_size(n_samples, "n_samples")
 
-    def enough(size: float) -> bool:
-        learner = Learner(target, n_keys, "attention", size * (target.dim + 1), heads)
-        return learner.best(n, 0.0)[1] <= error
+    def is_enough(head_count: float) -> bool:
+        n_features = head_count * (target.dim + 1)
+        learner = Learner(target, n_keys, "attention", features=n_features, heads=heads)
+        _, test_error = learner.best(n, noise=0.0)
+        return test_error <= error
 
-    return _smallest(enough, f"heads for an error of {error:g} from {n:.3g} samples")
+    return _smallest(is_enough, f"heads for an error of {error:g} from {n:.3g} samples")
 
 
-def _smallest(enough: Callable[[float], bool], what: str) -> int:
+def _smallest(is_enough: Callable[[float], bool], what: str) -> int:
     """The smallest whole number that is enough, for a condition that stays true once it is."""
+    # double until it is enough
     high = 1
-    while not enough(float(high)):
+    while not is_enough(float(high)):
         high *= 2
         if high > MOST_SAMPLES:
             raise ValueError(
                 f"there is no number of {what} up to {MOST_SAMPLES:.0e}: the error levels off "
                 "above it. Allow a larger error, or more heads."
             )
+
+    # halve the interval: ``low`` is not enough, ``high`` is
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if enough(float(middle)) else (middle, high)
+        if is_enough(float(middle)):
+            high = middle
+        else:
+            low = middle
     return high
 
 
 def _check_size(value: float | int, name: str) -> float:
+    """A number of samples or heads, at least 1, math.inf included."""
     if isinstance(value, float) and math.isinf(value) and value > 0:
         return math.inf
     return check_number(value, name, minimum=1.0)
 
 
 def _check_delta(delta: float | int) -> float:
+    """A probability strictly between 0 and 1."""
     delta = check_number(delta, "delta", minimum=0.0, exclusive=True)
     if delta >= 1:
         raise ValueError(f"`delta` is a probability of failure and must be below 1: got {delta:g}.")

@@ -1,7 +1,4 @@
-"""How hard a target is.
-
-The paper's B(f*), a bound with every constant named, and the norm itself.
-"""
+"""How hard a target is: the paper's B(f*), a bound with every constant named, and the norm."""
 
 from __future__ import annotations
 
@@ -40,9 +37,9 @@ def paper_complexity(target: Polynomial) -> float:
 
 
 def rkhs_norm_bound(target: Polynomial) -> float:
-    """Σ_rs |f_rs|² / b_rs ≥ |f*|²_H.
+    """Σ_rs |f_rs|² / b_rs ≥ |f*|²_H: a bound on the squared norm, every constant named.
 
-    A bound on the squared norm for all unit tokens, every constant named.
+    It holds for all unit tokens.
 
     The pair kernel of zero-mean heads is Σ_rs b_rs <x_0,x'_0>^r <x_i,x'_j>^s with positive b_rs
     (:func:`kernel_coefficient`), and a function <x_0^r ⊗ x_i^s, f_rs> has squared norm |f_rs|²/b_rs
@@ -57,9 +54,8 @@ def rkhs_norm_bound(target: Polynomial) -> float:
     ... )
     (3.3421, 21.403)
     """
-    return math.fsum(
-        norm / kernel_coefficient(r, s) for (r, s), norm in target.coefficient_norms().items()
-    )
+    norms = target.coefficient_norms()
+    return math.fsum(norm / kernel_coefficient(r, s) for (r, s), norm in norms.items())
 
 
 def kernel_coefficient(r: int, s: int) -> float:
@@ -72,7 +68,8 @@ def kernel_coefficient(r: int, s: int) -> float:
     >>> [round(kernel_coefficient(r, s), 6) for r, s in ((0, 0), (0, 1), (1, 0), (1, 2))]
     [0.226655, 0.299209, 0.072554, 0.093443]
     """
-    r, s = check_count(r, "r", minimum=0), check_count(s, "s", minimum=0)
+    r = check_count(r, "r", minimum=0)
+    s = check_count(s, "s", minimum=0)
     # past k = 4 (r+s) the terms at least halve from one k to the next two
     order = np.arange(max(r, s - 1, 0), 4 * (r + s) + 200, dtype=np.float64)
     log = log_choose(order, r) + log_choose(order + 1, s) - order * math.log(4)
@@ -110,65 +107,73 @@ def rkhs_norm(target: Polynomial, heads: GaussianHeads | None = None) -> float:
     bias = bias_of(heads, target.dim)
     if bias:
         return _biased_norm(target, bias)
+
+    # zero-mean heads: the eigenvalues of the degrees that the target has
     powers = pair_powers(target)
-    values = (
-        bias.gain
-        * pair_eigenvalues(target.dim, max(powers.shape) - 1)[: powers.shape[0], : powers.shape[1]]
-    )
-    present = powers > 0
-    if present.any() and values[present].min() < 1e-290:
+    n_rows, n_columns = powers.shape
+    table = pair_eigenvalues(target.dim, max(n_rows, n_columns) - 1)
+    values = bias.gain * table[:n_rows, :n_columns]
+    has_power = powers > 0
+    if has_power.any() and values[has_power].min() < 1e-290:
         raise ValueError(
             f"the norm of {target!r} in dimension {target.dim} divides by eigenvalues below "
             "1e-290, the edge of floating point. rkhs_norm_bound(target) needs no eigenvalues and "
             "stays exact."
         )
-    return float(np.sum(powers[present] / values[present]))
+    return float(np.sum(powers[has_power] / values[has_power]))
 
 
-NORM_DEGREES, NORM_TOLERANCE = (8, 16, 24, 32, 40), 1e-3
-"""Degrees D at which the norm of biased heads is taken, and the share of it that may still lie
-beyond the last.
-"""
+NORM_DEGREES = (8, 16, 24, 32, 40)
+"""Degrees D at which the norm of biased heads is taken."""
+
+NORM_TOLERANCE = 1e-3
+"""The share of the norm of biased heads that may still lie beyond the last degree."""
 
 
 def _biased_norm(target: Polynomial, bias: Bias) -> float:
-    smallest = pair_eigenvalues(target.dim, NORM_DEGREES[-1]).diagonal()
+    """Σ tᵀ A⁻¹ t over the blocks, at rising degrees until it settles."""
     # columns of a factor keep their relative accuracy as they shrink, but not for ever
-    degrees = [
-        degree
-        for degree in NORM_DEGREES
-        if degree > max(target.degrees) and smallest[degree] > 1e-36
-    ]
+    smallest = pair_eigenvalues(target.dim, NORM_DEGREES[-1]).diagonal()
+    degrees = []
+    for degree in NORM_DEGREES:
+        holds_target = degree > max(target.degrees)
+        is_accurate = smallest[degree] > 1e-36
+        if holds_target and is_accurate:
+            degrees.append(degree)
+
     norms: list[float] = []
     for degree in degrees:
-        vectors = target_vectors(target, degree)
-        inner = [
-            single_block(target.dim, bias.unit, label, degree).inverse_form(v)
-            for label, v in vectors.items()
-        ]
-        norms.append(math.fsum(inner) / bias.gain)
+        inverse_forms = []
+        for label, vectors in target_vectors(target, degree).items():
+            block = single_block(target.dim, bias.unit, label, degree)
+            inverse_forms.append(block.inverse_form(vectors))
+        norms.append(math.fsum(inverse_forms) / bias.gain)
+
+        # settled, if the last step is a hundredth of the tolerance at most
         rises = np.diff(norms[-3:])
         if len(rises) and abs(rises[-1]) <= 0.01 * NORM_TOLERANCE * norms[-1]:
             return norms[-1]
+
+        # or if the steps shrink by half and more: the rest is continued as a geometric series
         if len(rises) == 2 and 0.0 < rises[1] <= rises[0] / 2:
             beyond = float(rises[1] ** 2 / (rises[0] - rises[1]))
             if beyond <= NORM_TOLERANCE * norms[-1]:
                 return norms[-1] + beyond
-    values = ", ".join(f"{norm:.4g}" for norm in norms) or "none"
+
+    norm_list = ", ".join(f"{norm:.4g}" for norm in norms) or "none"
+    degree_list = ", ".join(str(degree) for degree in degrees) or "none"
     raise ValueError(
         f"the norm of {target!r} under heads with mean {bias.slope:g} in units of twice their "
-        f"scale does not settle: it is {values} at degrees "
-        f"{', '.join(map(str, degrees)) or 'none'}, where floating point ends. "
-        "biased_norm_bound(target, error) bounds a function near it."
+        f"scale does not settle: it is {norm_list} at degrees {degree_list}, where floating point "
+        "ends. biased_norm_bound(target, error) bounds a function near it."
     )
 
 
 def mlp_norm(target: Polynomial, n_keys: int) -> float:
-    """The squared norm of f* in the RKHS of the MLP kernel on the flattened input.
+    """The squared norm of f* in the RKHS of the MLP kernel, under the sphere distribution.
 
-    Under the sphere distribution.
-
-    Unlike attention's it depends on N: an MLP has to learn every key's place apart.
+    The MLP reads the flattened input. Unlike attention's, its norm depends on N: an MLP has to
+    learn every key's place apart.
 
     Examples
     --------
@@ -178,11 +183,11 @@ def mlp_norm(target: Polynomial, n_keys: int) -> float:
     (11.01, [91.5, 136.1, 747.7])
     """
     n_keys = check_count(n_keys, "n_keys")
-    shares = mlp_level_powers(pair_powers(target), n_keys)
-    values = {parts: mlp_eigenvalue(target.dim, n_keys, parts) for parts in shares}
+    level_powers = mlp_level_powers(pair_powers(target), n_keys)
+    values = {parts: mlp_eigenvalue(target.dim, n_keys, parts) for parts in level_powers}
     if any(value < 1e-290 for value in values.values()):
         raise ValueError(
             f"the MLP norm of {target!r} divides by eigenvalues below 1e-290, the edge of floating "
             "point. Lower the degree, the dimension or the number of keys."
         )
-    return math.fsum(power / values[parts] for parts, power in shares.items())
+    return math.fsum(power / values[parts] for parts, power in level_powers.items())

@@ -93,11 +93,13 @@ class EigenProblem:
     def freedom(self, gamma: float) -> tuple[float, float]:
         """Degrees of freedom: z = Σ λ/(λ+γ), with the remainder's share, and q = Σ (λ/(λ+γ))²."""
         if gamma == 0.0:
-            count = float(self.multiplicities[self.eigenvalues > 0].sum())
-            return count, count
+            n_positive = float(self.multiplicities[self.eigenvalues > 0].sum())
+            return n_positive, n_positive
         learned = self.eigenvalues / (self.eigenvalues + gamma)
         weighted = self.multiplicities * learned
-        return float(weighted.sum()) + self.remainder / gamma, float(weighted @ learned)
+        z = float(weighted.sum()) + self.remainder / gamma
+        q = float(weighted @ learned)
+        return z, q
 
 
 def problems(
@@ -105,10 +107,12 @@ def problems(
 ) -> Iterator[EigenProblem]:
     """Yield ever finer descriptions of learning ``target`` from sets of N keys.
 
-    Under the sphere distribution.
+    Query and keys have the sphere distribution.
     """
     check_choice(model, "model", ("attention", "mlp"))
     n_keys = check_count(n_keys, "n_keys")
+
+    # the multilayer perceptron: its levels up to a total degree that rises by one
     if model == "mlp":
         if heads is not None:
             raise ValueError(
@@ -119,13 +123,19 @@ def problems(
             check_limits()
             yield _mlp_problem(target, n_keys, degree)
         return
+
+    # attention: heads with a mean mix degrees, so that their blocks must hold the whole target from
+    # the start; zero-mean heads do not mix them, and any degree will do to start with
     bias = bias_of(heads, target.dim)
-    if bias and max(target.degrees) > MAX_BIASED_DEGREE:
+    lowest_degree = 0
+    if bias:
+        lowest_degree = max(target.degrees)
+    if lowest_degree > MAX_BIASED_DEGREE:
         raise ValueError(
-            f"{target!r} has degree {max(target.degrees)} in query or key, and the blocks of heads "
+            f"{target!r} has degree {lowest_degree} in query or key, and the blocks of heads "
             f"with a mean end at {MAX_BIASED_DEGREE}. Lower the degree, or use zero-mean heads."
         )
-    for degree in degree_ladder(bias, max(target.degrees) if bias else 0):
+    for degree in degree_ladder(bias, lowest_degree):
         check_limits()
         if degree > LARGE_DEGREE:
             yield _large_problem(target, n_keys, bias, degree)
@@ -139,32 +149,47 @@ def target_levels(
     """The levels of attention up to a degree, and the power of a target in each."""
     if bias:
         return biased_levels(target.dim, n_keys, bias, degree, target_vectors(target, degree))
-    spectrum, known = (
-        attention_levels(target.dim, n_keys, bias, degree),
-        pair_powers(target)[: degree + 1, : degree + 1],
-    )
+    spectrum = attention_levels(target.dim, n_keys, bias, degree)
+
+    # a table of powers by (degree in the query, degree in the key), filled up with zeros
+    listed_powers = pair_powers(target)[: degree + 1, : degree + 1]
     powers = np.zeros((degree + 1, degree + 1))
-    powers[: known.shape[0], : known.shape[1]] = known
+    powers[: listed_powers.shape[0], : listed_powers.shape[1]] = listed_powers
+    # what depends on the key is averaged over N independent keys
     powers[:, 1:] /= n_keys
     return spectrum, powers[tuple(spectrum.degrees.T)]
 
 
 def _attention_problem(target: Polynomial, n_keys: int, bias: Bias, degree: int) -> EigenProblem:
+    """The levels of attention up to a degree, with the target's powers in and beyond them."""
     spectrum, powers = target_levels(target, n_keys, bias, degree)
+
+    # blocks of heads with a mean hold the whole target: nothing of it lies beyond
     if bias:
         edge = bias.gain * biased_blocks(target.dim, bias.unit, degree).edge(n_keys)
-        return _with_powers(spectrum, powers, np.zeros(0), np.zeros(0), edge)
-    further = pair_powers(target).copy()
-    values = bias.gain * pair_eigenvalues(target.dim, max(further.shape) - 1)
-    values[:, 1:] /= n_keys
-    further[:, 1:] /= n_keys
+        return _with_powers(
+            spectrum, powers, beyond=np.zeros(0), beyond_powers=np.zeros(0), edge=edge
+        )
+
+    # the largest eigenvalue of the next degree; in dimension 1 there is none beyond degree 1
     edge = 0.0
     if target.dim > 1:
         of_query, of_key = largest_of_degree(target.dim, degree + 1)
         edge = bias.gain * max(of_query, of_key / n_keys)
-    further[: degree + 1, : degree + 1] = 0.0
+
+    # parts of the target whose degree is above the listed ones
+    beyond_powers = pair_powers(target).copy()
+    beyond_powers[:, 1:] /= n_keys
+    beyond_powers[: degree + 1, : degree + 1] = 0.0
+    eigenvalues = bias.gain * pair_eigenvalues(target.dim, max(beyond_powers.shape) - 1)
+    eigenvalues[:, 1:] /= n_keys
+    has_power = beyond_powers.nonzero()
     return _with_powers(
-        spectrum, powers, values[further.nonzero()], further[further.nonzero()], edge
+        spectrum,
+        powers,
+        beyond=eigenvalues[has_power],
+        beyond_powers=beyond_powers[has_power],
+        edge=edge,
     )
 
 
@@ -177,14 +202,26 @@ _large_problem = lru_cache(maxsize=4)(_attention_problem)
 
 @lru_cache(maxsize=32)
 def _mlp_problem(target: Polynomial, n_keys: int, degree: int) -> EigenProblem:
+    """The levels of the MLP up to a total degree, with the target's powers in and beyond them."""
     spectrum = mlp_spectrum(target.dim, n_keys, degree)
-    shares = mlp_level_powers(pair_powers(target), n_keys)
     levels = [tuple(int(part) for part in row if part) for row in spectrum.degrees]
-    powers = np.array([shares.pop(level, 0.0) for level in levels])
-    values = np.array([mlp_eigenvalue(target.dim, n_keys, level) for level in shares])
-    further = mlp_levels(target.dim, n_keys, degree + 2)[len(levels) :]
-    edge = max((mlp_eigenvalue(target.dim, n_keys, parts) for parts in further), default=0.0)
-    return _with_powers(spectrum, powers, values, np.array(list(shares.values())), edge)
+
+    # powers in the listed levels; what is not taken out of the dictionary lies beyond them
+    level_powers = mlp_level_powers(pair_powers(target), n_keys)
+    powers = np.array([level_powers.pop(level, 0.0) for level in levels])
+    beyond = np.array([mlp_eigenvalue(target.dim, n_keys, level) for level in level_powers])
+    beyond_powers = np.array(list(level_powers.values()))
+
+    # the largest eigenvalue of the next two total degrees
+    next_levels = mlp_levels(target.dim, n_keys, degree + 2)[len(levels) :]
+    next_eigenvalues = [mlp_eigenvalue(target.dim, n_keys, level) for level in next_levels]
+    return _with_powers(
+        spectrum,
+        powers,
+        beyond=beyond,
+        beyond_powers=beyond_powers,
+        edge=max(next_eigenvalues, default=0.0),
+    )
 
 
 def _with_powers(
@@ -199,18 +236,21 @@ def _with_powers(
     The latter get multiplicity zero: their eigenvalues are in the remainder already.
     """
     return EigenProblem(
-        np.concatenate([spectrum.eigenvalues, beyond]),
-        np.concatenate([spectrum.multiplicities, np.zeros(len(beyond))]),
-        np.concatenate([powers, beyond_powers]),
-        spectrum.remainder,
-        float(edge),
+        eigenvalues=np.concatenate([spectrum.eigenvalues, beyond]),
+        multiplicities=np.concatenate([spectrum.multiplicities, np.zeros(len(beyond))]),
+        powers=np.concatenate([powers, beyond_powers]),
+        remainder=spectrum.remainder,
+        next_eigenvalue=float(edge),
     )
 
 
-RESOLVED, TOLERATED = 0.01, 0.1
-"""Eigenvalues below RESOLVED · γ are lumped together, which moved predictions by 0.1 % where we
-looked. Where the finest spectrum ends before, TOLERATED · γ is accepted (2 %); beyond that we
-refuse."""
+RESOLVED = 0.01
+"""Eigenvalues below RESOLVED · γ enter by their sum. That moved predictions by 0.1 % where it was
+measured."""
+
+TOLERATED = 0.1
+"""Where the finest spectrum ends before RESOLVED · γ, an end below TOLERATED · γ is accepted (2 %).
+A spectrum that ends above it is refused."""
 
 
 def learning_curve(
@@ -225,7 +265,7 @@ def learning_curve(
 ) -> Float[np.ndarray, "*shape"]:
     """Predicted test error E (f̂ − f*)² + σ² of ridge regression before any training.
 
-    Under the sphere distribution.
+    Query and keys have the sphere distribution.
 
     Parameters
     ----------
@@ -273,9 +313,9 @@ def learning_curve(
     samples = check_samples(n_samples)
     ridge = check_number(ridge, "ridge", minimum=0.0)
     noise = check_number(noise, "noise", minimum=0.0)
-    features = feature_count(n_heads, target.dim)
-    solver = Learner(target, n_keys, model, features, heads)
-    return solver.errors(samples.ravel(), ridge, noise).reshape(samples.shape)
+    n_features = feature_count(n_heads, target.dim)
+    learner = Learner(target, n_keys, model, features=n_features, heads=heads)
+    return learner.errors(samples.ravel(), ridge, noise).reshape(samples.shape)
 
 
 def learning_surface(
@@ -303,10 +343,20 @@ def learning_surface(
     array([[0.003788, 0.002062, 0.001898],
            [0.002075, 0.000565, 0.000348]])
     """
-    columns = [
-        learning_curve(target, n_samples, n_keys, ridge, noise, m, model, heads) for m in n_heads
-    ]
-    return np.stack(columns, axis=1)
+    curves = []
+    for head_count in n_heads:
+        curve = learning_curve(
+            target,
+            n_samples,
+            n_keys,
+            ridge,
+            noise=noise,
+            n_heads=head_count,
+            model=model,
+            heads=heads,
+        )
+        curves.append(curve)
+    return np.stack(curves, axis=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,10 +395,19 @@ def best_ridge_curve(
     """
     samples = check_samples(n_samples)
     noise = check_number(noise, "noise", minimum=0.0)
-    solver = Learner(target, n_keys, model, feature_count(n_heads, target.dim), heads)
-    found = [solver.best(n, noise) for n in samples.ravel()]
-    ridge, error = (np.array(column).reshape(samples.shape) for column in zip(*found, strict=True))
-    return BestRidge(samples, ridge, error)
+    n_features = feature_count(n_heads, target.dim)
+    learner = Learner(target, n_keys, model, features=n_features, heads=heads)
+    ridges = []
+    errors = []
+    for n in samples.ravel():
+        ridge, error = learner.best(n, noise)
+        ridges.append(ridge)
+        errors.append(error)
+    return BestRidge(
+        n_samples=samples,
+        ridge=np.array(ridges).reshape(samples.shape),
+        error=np.array(errors).reshape(samples.shape),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -384,9 +443,9 @@ def best_bias(
     n_heads: float | int = math.inf,
     means: Sequence[float] = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0),
 ) -> BestBias:
-    """The mean c of ``GaussianHeads(mean=c)`` with the smallest predicted test error.
+    """For every number of samples the mean c of ``GaussianHeads`` with the smallest test error.
 
-    For every number of samples.
+    The test error is that of :func:`best_ridge_curve`.
 
     Parameters
     ----------
@@ -409,45 +468,47 @@ def best_bias(
     (array([2., 2.]), array([0.998, 0.04 ]))
     """
     samples = check_samples(n_samples)
-    tried = np.array([0.0, *means], dtype=np.float64)
-    if len(tried) < 2 or not np.all(np.diff(tried) > 0):
+    candidates = np.array([0.0, *means], dtype=np.float64)
+    if len(candidates) < 2 or not np.all(np.diff(candidates) > 0):
         raise ValueError(
             "`means` must be positive and in rising order, at least one of them: got "
             f"{tuple(means)}."
         )
-    curves = [
-        best_ridge_curve(
-            target, samples, n_keys, noise, n_heads, heads=GaussianHeads(mean=float(c))
-        ).error
-        for c in tried
-    ]
+
+    # the curve of every mean, each with its own best ridge; the last axis counts the means
+    curves = []
+    for mean in candidates:
+        heads = GaussianHeads(mean=float(mean))
+        curve = best_ridge_curve(target, samples, n_keys, noise, n_heads, heads=heads)
+        curves.append(curve.error)
     errors = np.stack(curves, axis=-1)
+
     best = errors.argmin(axis=-1)
-    handicap = [_crossing(tried, row) for row in errors.reshape(-1, len(tried))]
+    handicap = [_crossing(candidates, row) for row in errors.reshape(-1, len(candidates))]
     return BestBias(
-        samples,
-        tried[best],
-        errors.min(axis=-1),
-        errors[..., 0],
-        np.reshape(handicap, samples.shape),
-        tried,
-        errors,
+        n_samples=samples,
+        mean=candidates[best],
+        error=errors.min(axis=-1),
+        unbiased=errors[..., 0],
+        handicap=np.reshape(handicap, samples.shape),
+        means=candidates,
+        errors=errors,
     )
 
 
 def _crossing(means: Float[np.ndarray, " c"], errors: Float[np.ndarray, " c"]) -> float:
-    """The mean beyond which errors stay above the first one, between two means by their logarithms.
+    """The mean beyond which errors stay above the error of the first mean; NaN if there is none.
 
-    NaN if none.
+    Between two means the logarithm of the error is interpolated linearly.
     """
     excess = np.log(np.maximum(errors, 1e-300) / max(errors[0], 1e-300))
-    not_worse = int(np.flatnonzero(excess <= 0.0)[-1])
-    if not_worse == len(means) - 1:
+    last = int(np.flatnonzero(excess <= 0.0)[-1])  # the last mean that is not worse
+    if last == len(means) - 1:
         return math.nan
-    low, high = excess[not_worse], excess[not_worse + 1]
-    return float(
-        means[not_worse] + (means[not_worse + 1] - means[not_worse]) * (-low / (high - low))
-    )
+    low = excess[last]
+    high = excess[last + 1]
+    step = means[last + 1] - means[last]
+    return float(means[last] + step * (-low / (high - low)))
 
 
 def curve_from_spectrum(
@@ -499,46 +560,72 @@ def implicit_ridges(
 ) -> Float[np.ndarray, " n"]:
     """The root γ of γ (1 − z/k)(1 − z/n) = λ with z(γ) < min(n, k), of every n.
 
-    For λ = 0, where z = min(n, k).
+    For λ = 0 the root is the γ with z(γ) = min(n, k).
 
-    By Newton's method in log γ, held in a bracket. The bits of one do not depend on its neighbours:
-    rows are summed one by one, and rest once they have settled.
+    The root is found by Newton's method in log γ, held in a bracket. The bits of one root do not
+    depend on its neighbours: rows are summed one by one, and rest once they have settled.
     """
     if problem.trace == 0.0:
         return np.full(len(samples), ridge)
     if ridge == 0.0:
         return np.array([_saturation(problem, min(float(n), k)) for n in samples])
-    values, counts = problem.eigenvalues, problem.multiplicities
-    found = np.empty(len(samples))
-    for block in blocks(len(samples), block_size(16 * len(values), _BLOCK)):
-        n = samples[block]
-        fewest = np.minimum(n, k)
-        # γ ≥ λ, and above the upper end z ≤ min(n, k)/2, so that the product is at least a quarter
-        low = np.full(len(n), math.log(ridge))
-        high = np.log(np.maximum(2 * problem.trace / fewest, 4 * ridge)) + 1e-9
-        x, settled = high, np.zeros(len(n), dtype=bool)
-        for _ in range(200):
-            check_limits()
-            gamma = np.exp(x)
-            learned = values / (values + gamma[:, None])
-            z = _row_sums(learned, counts) + problem.remainder / gamma
-            q = _row_sums(np.square(learned, out=learned), counts)
-            inside = z < fewest
-            from_k, from_n, slope = (
-                np.where(inside, part, 1.0) for part in (1 - z / k, 1 - z / n, z - q)
-            )
-            excess = np.where(
-                inside, np.log(np.maximum(from_k * from_n, 1e-300)) + x - math.log(ridge), -math.inf
-            )
-            low, high = np.where(excess < 0, x, low), np.where(excess >= 0, x, high)
-            newton = x - excess / (1 + slope * (1 / (k * from_k) + 1 / (n * from_n)))
-            held = np.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
-            moved, x = np.abs(held - x), np.where(settled, x, held)
-            settled |= moved <= 1e-14 * np.maximum(1.0, np.abs(x))
-            if settled.all():
-                break
-        found[block] = np.exp(x)
-    return found
+    gammas = np.empty(len(samples))
+    for block in blocks(len(samples), block_size(16 * len(problem.eigenvalues), _BLOCK)):
+        gammas[block] = _newton_roots(problem, samples[block], k, ridge)
+    return gammas
+
+
+def _newton_roots(
+    problem: EigenProblem, n: Float[np.ndarray, " n"], k: float, ridge: float
+) -> Float[np.ndarray, " n"]:
+    """The implicit ridges γ of a block of n, for λ > 0.
+
+    With x = log γ the function is log(1 − z/k) + log(1 − z/n) + x − log λ. It grows with x, and its
+    slope is 1 + (z − q) [1/(k − z) + 1/(n − z)].
+    """
+    eigenvalues = problem.eigenvalues
+    multiplicities = problem.multiplicities
+    fewest = np.minimum(n, k)
+
+    # the bracket: γ ≥ λ, and above its upper end z ≤ min(n, k)/2, so that the product is at least a
+    # quarter
+    low = np.full(len(n), math.log(ridge))
+    high = np.log(np.maximum(2 * problem.trace / fewest, 4 * ridge)) + 1e-9
+
+    x = high
+    is_settled = np.zeros(len(n), dtype=bool)
+    for _ in range(200):
+        check_limits()
+
+        # degrees of freedom at the present γ
+        gamma = np.exp(x)
+        learned = eigenvalues / (eigenvalues + gamma[:, None])
+        z = _row_sums(learned, multiplicities) + problem.remainder / gamma
+        q = _row_sums(np.square(learned, out=learned), multiplicities)
+
+        # the function and its slope; where z ≥ min(n, k), γ is too small: the function counts as −∞
+        is_inside = z < fewest
+        from_k = np.where(is_inside, 1 - z / k, 1.0)
+        from_n = np.where(is_inside, 1 - z / n, 1.0)
+        spread = np.where(is_inside, z - q, 1.0)
+        log_ratio = np.log(np.maximum(from_k * from_n, 1e-300)) + x - math.log(ridge)
+        excess = np.where(is_inside, log_ratio, -math.inf)
+        slope = 1 + spread * (1 / (k * from_k) + 1 / (n * from_n))
+
+        # narrow the bracket, and halve it where Newton's step would leave it
+        low = np.where(excess < 0, x, low)
+        high = np.where(excess >= 0, x, high)
+        newton = x - excess / slope
+        is_held = (newton >= low) & (newton <= high)
+        step_end = np.where(is_held, newton, 0.5 * (low + high))
+
+        # settled rows rest, so that their bits do not depend on how long the others take
+        movement = np.abs(step_end - x)
+        x = np.where(is_settled, x, step_end)
+        is_settled |= movement <= 1e-14 * np.maximum(1.0, np.abs(x))
+        if is_settled.all():
+            break
+    return np.asarray(np.exp(x))
 
 
 def _saturation(problem: EigenProblem, fewest: float) -> float:
@@ -547,9 +634,11 @@ def _saturation(problem: EigenProblem, fewest: float) -> float:
         return 0.0
 
     def excess(log_gamma: float) -> float:
+        """z(γ)/min(n, k) − 1, which falls with γ."""
         check_limits()
         return problem.freedom(math.exp(log_gamma))[0] / fewest - 1
 
+    # z(γ) ≤ trace/γ gives the upper end; the lower end goes down until z exceeds min(n, k)
     high = math.log(problem.trace / fewest) + 1e-9
     low = high - 1.0
     while excess(low) < 0:
@@ -566,30 +655,38 @@ def predicted_errors(
     gammas: Float[np.ndarray, " g"],
     noise: float,
 ) -> Float[np.ndarray, " g"]:
-    """Test errors at implicit ridges, of one n or one each.
+    """Test errors at implicit ridges γ, of one n for all or one n each.
 
-    To the same bits alone and among others.
-
-    Infinite where an error meets the interpolation peak n = k = q. Temporaries are (levels,) times
-    a block of them.
+    An error has the same bits alone and among others. It is infinite at the interpolation peak
+    n = k = q. Temporaries hold the levels for a block of γ at a time.
     """
-    sums, zero = np.empty((4, len(gammas))), gammas == 0.0
-    gammas = np.where(zero, math.ulp(0.0), gammas)  # as good as 0, and 0/0 is not met
-    loaded = problem.powers.nonzero()[0]  # few of a million levels
-    values, powers = problem.eigenvalues[loaded], problem.powers[loaded]
+    # the smallest positive number instead of 0, so that 0/0 is not met
+    is_zero = gammas == 0.0
+    gammas = np.where(is_zero, math.ulp(0.0), gammas)
+
+    # only few of up to a million levels hold a part of the target
+    loaded = problem.powers.nonzero()[0]
+    loaded_values = problem.eigenvalues[loaded]
+    loaded_powers = problem.powers[loaded]
+
+    # the four sums of the formula, with L = λ/(λ+γ)
+    z = np.empty(len(gammas))
+    q = np.empty(len(gammas))
+    unlearned = np.empty(len(gammas))  # Σ c² (1−L)²
+    crossed = np.empty(len(gammas))  # Σ c² L (1−L)
     for block in blocks(len(gammas), block_size(8 * len(problem.eigenvalues), _BLOCK)):
         check_limits()
         gamma = gammas[block, None]
         learned = problem.eigenvalues / (problem.eigenvalues + gamma)
-        sums[0, block] = (
-            _row_sums(learned, problem.multiplicities) + problem.remainder / gammas[block]
-        )
-        sums[1, block] = _row_sums(np.square(learned, out=learned), problem.multiplicities)
-        share = gamma / (values + gamma)
-        sums[2, block] = _row_sums(np.square(share), powers)
-        sums[3, block] = _row_sums(share * (values / (values + gamma)), powers)
-    sums[3, zero] = 0.0
-    return _assembled(n, k, sums, noise)
+        remainder_freedom = problem.remainder / gammas[block]
+        z[block] = _row_sums(learned, problem.multiplicities) + remainder_freedom
+        q[block] = _row_sums(np.square(learned, out=learned), problem.multiplicities)
+        loaded_unlearned = gamma / (loaded_values + gamma)
+        loaded_learned = loaded_values / (loaded_values + gamma)
+        unlearned[block] = _row_sums(np.square(loaded_unlearned), loaded_powers)
+        crossed[block] = _row_sums(loaded_unlearned * loaded_learned, loaded_powers)
+    crossed[is_zero] = 0.0
+    return _test_errors(n, k, z=z, q=q, unlearned=unlearned, crossed=crossed, noise=noise)
 
 
 def _row_sums(
@@ -603,35 +700,60 @@ def _errors_at(
     problem: EigenProblem, samples: Float[np.ndarray, " n"], k: float, ridge: float, noise: float
 ) -> Float[np.ndarray, " n"]:
     """Test errors at a ridge λ, of every n."""
-    return predicted_errors(problem, samples, k, implicit_ridges(problem, samples, k, ridge), noise)
+    gammas = implicit_ridges(problem, samples, k, ridge)
+    return predicted_errors(problem, samples, k, gammas, noise)
 
 
 _BLOCK = 2**25
-"""Bytes of one temporary in predicted_errors."""
+"""Bytes of one temporary in implicit_ridges and predicted_errors."""
 
 
-def _assembled(
-    n: float | Float[np.ndarray, " g"], k: float, sums: Float[np.ndarray, "4 g"], noise: float
+def _test_errors(
+    n: float | Float[np.ndarray, " g"],
+    k: float,
+    *,
+    z: Float[np.ndarray, " g"],
+    q: Float[np.ndarray, " g"],
+    unlearned: Float[np.ndarray, " g"],
+    crossed: Float[np.ndarray, " g"],
+    noise: float,
 ) -> Float[np.ndarray, " g"]:
-    """The formula of this module from its four sums.
+    """The formula of this module from its sums.
 
-    z, q, Σ c²(1−L)² and Σ c² L(1−L), L = λ/(λ+γ).
+    The sums are z, q, unlearned = Σ c²(1−L)² and crossed = Σ c² L(1−L), L = λ/(λ+γ). With
+    e = (z−q)/(k−q), which is 0 for k = ∞, the formula reads
+
+        n (unlearned + e · crossed + σ²) / [(n−q) − e (z−q)].
     """
-    z, q, bias, spread = sums
-    excess = np.zeros_like(z)
-    if not math.isinf(k):
-        # finitely many features add to the bias, and take from the samples
+    # finitely many features add to the bias, and take from the samples
+    if math.isinf(k):
+        excess = np.zeros_like(z)
+    else:
         excess = np.divide(z - q, k - q, out=np.full_like(z, math.inf), where=k > q)
-    signal = bias + noise + np.multiply(excess, spread, out=np.zeros_like(z), where=spread > 0)
-    remaining = (n - q) - np.multiply(z - q, excess, out=np.zeros_like(z), where=z > q)
-    error = np.divide(
-        n * signal, remaining, out=np.full_like(z, math.inf), where=remaining > 1e-12 * n
-    )
+
+    # an infinite excess times a zero is zero here
+    added_bias = np.multiply(excess, crossed, out=np.zeros_like(z), where=crossed > 0)
+    taken_samples = np.multiply(z - q, excess, out=np.zeros_like(z), where=z > q)
+    signal = unlearned + noise + added_bias
+    remaining = (n - q) - taken_samples
+
+    # no samples remain at the interpolation peak: the error is infinite, unless there is no signal
+    is_below_peak = remaining > 1e-12 * n
+    infinite = np.full_like(z, math.inf)
+    error = np.divide(n * signal, remaining, out=infinite, where=is_below_peak)
     return np.where(signal == 0.0, 0.0, error)
 
 
 class Learner:
-    """Learning curves of one target: finds a spectrum fine enough for each question."""
+    """Learning curves of one target, each point from a spectrum that is fine enough for it.
+
+    Parameters
+    ----------
+    target, n_keys, model, heads
+        As in :func:`learning_curve`.
+    features : float
+        Scalar random features k, math.inf included.
+    """
 
     def __init__(
         self,
@@ -641,7 +763,8 @@ class Learner:
         features: float,
         heads: GaussianHeads | None = None,
     ) -> None:
-        self.what = f"{target!r} with {n_keys} keys ({model if heads is None else heads})"
+        learner_name = model if heads is None else str(heads)
+        self.what = f"{target!r} with {n_keys} keys ({learner_name})"
         self.features = features
         self._finer: Iterator[EigenProblem] = problems(target, n_keys, model, heads)
         self.problem = next(self._finer)
@@ -651,19 +774,25 @@ class Learner:
     ) -> Float[np.ndarray, " n"]:
         """Test errors at a given ridge.
 
-        Each from the spectrum that it or one before it asks for.
+        Each error comes from the spectrum that its n, or one before it, needs.
         """
-        errors: list[np.ndarray] = []
+        errors = [np.zeros(0)]
         while len(samples):
-            problem, done = self.problem, len(samples)
+            problem = self.problem
             gammas = implicit_ridges(problem, samples, self.features, ridge)
+
+            # all n before the first that needs a finer spectrum are predicted from this one
+            n_done = len(samples)
             for i in np.flatnonzero(problem.next_eigenvalue > RESOLVED * gammas):
                 if self._refined(samples[i], gammas[i]):
-                    done = int(i)
+                    n_done = int(i)
                     break
-            n, gammas, samples = samples[:done], gammas[:done], samples[done:]
-            errors.append(predicted_errors(problem, n, self.features, gammas, noise))
-        return np.concatenate(errors) if errors else np.zeros(0)
+            batch = predicted_errors(
+                problem, samples[:n_done], self.features, gammas[:n_done], noise
+            )
+            errors.append(batch)
+            samples = samples[n_done:]
+        return np.concatenate(errors)
 
     def learned(
         self, n_samples: Sequence[int], ridge: float, noise: float
@@ -684,45 +813,64 @@ class Learner:
 
     def best(self, n: float, noise: float) -> tuple[float, float]:
         """(ridge, test error) at the best ridge."""
+        # a coarse search tells cheaply whether a finer spectrum is needed; then the fine search
         while True:
             floor = _saturation(self.problem, min(n, self.features))
-            if not self._refined(n, self._best_gamma(n, floor, noise, passes=1)):
-                gamma = self._best_gamma(n, floor, noise, passes=4)
-                if not self._refined(n, gamma):
-                    break
-        z, _ = self.problem.freedom(gamma)
-        ridge = (
-            0.0 if gamma == floor else gamma * max(1 - z / self.features, 0.0) * max(1 - z / n, 0.0)
-        )
+            coarse_gamma = self._best_gamma(n, floor, noise, passes=1)
+            if self._refined(n, coarse_gamma):
+                continue
+            gamma = self._best_gamma(n, floor, noise, passes=4)
+            if not self._refined(n, gamma):
+                break
+
+        # the ridge that belongs to γ: λ = γ (1 − z/k)(1 − z/n), and 0 at the floor
+        if gamma == floor:
+            ridge = 0.0
+        else:
+            z, _ = self.problem.freedom(gamma)
+            ridge = gamma * max(1 - z / self.features, 0.0) * max(1 - z / n, 0.0)
         return ridge, self._error(n, gamma, noise)
 
     def _error(self, n: float, gamma: float, noise: float) -> float:
-        return float(predicted_errors(self.problem, n, self.features, np.array([gamma]), noise)[0])
+        """The test error at one n and one γ."""
+        [error] = predicted_errors(self.problem, n, self.features, np.array([gamma]), noise)
+        return float(error)
 
     def _best_gamma(self, n: float, floor: float, noise: float, passes: int) -> float:
-        """Search γ = floor · e^x over a grid of x.
+        """The γ of the smallest test error: a search over γ = floor · e^x on a grid of x.
 
         Each further pass is over a finer grid around the best.
         """
+        # the grid ends above ten times the trace, where nothing is learned
         base = max(floor, 1e-18 * self.problem.trace)
         span = math.log(10 * max(self.problem.trace / base, 1.0)) + 1.0
-        lifts = np.concatenate([[0.0], np.geomspace(1e-6, span, 64)])
+        exponents = np.concatenate([[0.0], np.geomspace(1e-6, span, 64)])
         for _ in range(passes):
-            gammas = base * np.exp(lifts)
+            gammas = base * np.exp(exponents)
             errors = predicted_errors(self.problem, n, self.features, gammas, noise)
             best = int(errors.argmin())
-            lifts = np.linspace(lifts[max(best - 1, 0)], lifts[min(best + 1, len(lifts) - 1)], 17)
-        return floor if self._error(n, floor, noise) <= errors[best] else float(gammas[best])
+            # the next grid lies between the neighbours of the best
+            below = exponents[max(best - 1, 0)]
+            above = exponents[min(best + 1, len(exponents) - 1)]
+            exponents = np.linspace(below, above, 17)
+
+        # the floor itself, interpolation, is on no grid where it is 0
+        if self._error(n, floor, noise) <= errors[best]:
+            return floor
+        return float(gammas[best])
 
     def _refined(self, n: float, gamma: float) -> bool:
-        """Take the next finer spectrum if γ asks for it; False where the one at hand will do."""
+        """Take the next finer spectrum if γ needs it; False where the present one suffices."""
         beyond = self.problem.next_eigenvalue
         if beyond <= RESOLVED * gamma:
             return False
-        finer = next(self._finer, None)
-        if finer is not None:
-            self.problem = finer
+
+        finer_problem = next(self._finer, None)
+        if finer_problem is not None:
+            self.problem = finer_problem
             return True
+
+        # the finest spectrum is in use already
         if beyond <= TOLERATED * gamma:
             return False
         raise ValueError(
@@ -748,37 +896,40 @@ def check_samples(n_samples: Any) -> Float[np.ndarray, "*shape"]:
     """Return numbers of samples, at least one each, as a float array."""
     samples = check_float_array(n_samples, "n_samples").astype(np.float64)
     check_finite(samples, "n_samples")
-    if samples.size == 0 or samples.min() < 1:
-        raise ValueError(
-            "`n_samples` must hold numbers of at least 1: got "
-            f"{samples.min() if samples.size else 'none'}."
-        )
+    if samples.size == 0:
+        raise ValueError("`n_samples` must hold numbers of at least 1: got none.")
+    if samples.min() < 1:
+        raise ValueError(f"`n_samples` must hold numbers of at least 1: got {samples.min()}.")
     return samples
 
 
 def _checked_problem(
     eigenvalues: Any, multiplicities: Any, powers: Any, remainder: float | int
 ) -> EigenProblem:
-    arrays = []
-    for name, value in (
-        ("eigenvalues", eigenvalues),
-        ("multiplicities", multiplicities),
-        ("powers", powers),
-    ):
-        array = np.atleast_1d(check_float_array(value, name).astype(np.float64))
-        check_finite(array, name)
-        if array.ndim != 1 or array.shape != np.shape(np.atleast_1d(eigenvalues)):
-            raise ValueError(
-                "`eigenvalues`, `multiplicities` and `powers` must be vectors of one length: "
-                f"`{name}` has shape {array.shape} and `eigenvalues` {np.shape(eigenvalues)}."
-            )
-        if array.min(initial=0.0) < 0:
-            raise ValueError(
-                f"`{name}` must not be negative: got {array.min():g} at level {array.argmin()}."
-            )
-        arrays.append(array)
-    first, second, third = arrays
-    return EigenProblem(first, second, third, check_number(remainder, "remainder", minimum=0.0))
+    """The levels that a user gave, as vectors of one length without negative entries."""
+    shape = np.shape(np.atleast_1d(eigenvalues))
+    return EigenProblem(
+        eigenvalues=_checked_levels(eigenvalues, "eigenvalues", shape),
+        multiplicities=_checked_levels(multiplicities, "multiplicities", shape),
+        powers=_checked_levels(powers, "powers", shape),
+        remainder=check_number(remainder, "remainder", minimum=0.0),
+    )
+
+
+def _checked_levels(value: Any, name: str, shape: tuple[int, ...]) -> Float[np.ndarray, " levels"]:
+    """One of the vectors of a spectrum, whose eigenvalues have the given shape."""
+    array = np.atleast_1d(check_float_array(value, name).astype(np.float64))
+    check_finite(array, name)
+    if array.ndim != 1 or array.shape != shape:
+        raise ValueError(
+            "`eigenvalues`, `multiplicities` and `powers` must be vectors of one length: "
+            f"`{name}` has shape {array.shape} and `eigenvalues` {shape}."
+        )
+    if array.min(initial=0.0) < 0:
+        raise ValueError(
+            f"`{name}` must not be negative: got {array.min():g} at level {array.argmin()}."
+        )
+    return array
 
 
 @dataclass(frozen=True, eq=False)
@@ -811,13 +962,13 @@ def empirical_curve(
 ) -> EmpiricalCurve:
     """Predict test errors from a Gram matrix and target values.
 
-    Whatever the input distribution and heads.
+    Any input distribution and any head distribution will do.
 
     The eigenvalues of gram/m stand for the kernel's, the squared projections of y on the
     eigenvectors, over m, for the target's powers. A sample's spectrum is more spread out than the
-    kernel's, so the plain formula has a bias, of order 1/m. Halves of the sample have twice of it:
-    their mean less the full value estimates it, and it is removed. The spread of the halves is the
-    standard error, for the same reason that makes a half of the sample vary around the whole as the
+    kernel's, so the plain formula has a bias, of order 1/m. Halves of the sample have twice that
+    bias: the mean over halves less the full value estimates it, and it is removed. The spread of
+    the halves is the standard error, because a half of the sample varies around the whole as the
     whole varies around the truth.
 
     Parameters
@@ -865,29 +1016,36 @@ def empirical_curve(
             f"{samples.max():g}, about which their spectrum says too little. Pass a Gram matrix of "
             f"{4 * math.ceil(samples.max())} samples."
         )
-    settings = (
-        check_number(ridge, "ridge", minimum=0.0),
-        check_number(noise, "noise", minimum=0.0),
-        check_features(n_features, "n_features"),
-    )
+    ridge = check_number(ridge, "ridge", minimum=0.0)
+    noise = check_number(noise, "noise", minimum=0.0)
+    features = check_features(n_features, "n_features")
     n_halves = check_count(n_halves, "n_halves", minimum=2)
     rng = np.random.default_rng(check_seed(seed))
-    full = _curve(gram, y, samples.ravel(), *settings)
+
+    # the plain formula on the whole sample, and on complementary pairs of halves
+    full = _plain_curve(gram, y, samples.ravel(), ridge, noise, features)
     halves = []
     for _ in range((n_halves + 1) // 2):
         order = rng.permutation(m)
         for half in (order[: m // 2], order[m // 2 :]):
-            halves.append(_curve(gram[np.ix_(half, half)], y[half], samples.ravel(), *settings))
+            half_gram = gram[np.ix_(half, half)]
+            half_curve = _plain_curve(half_gram, y[half], samples.ravel(), ridge, noise, features)
+            halves.append(half_curve)
+
+    # halves have twice the bias of the whole, so the difference is the bias of the whole
     bias = np.mean(halves, axis=0) - full
     # a test error is never below its noise floor
-    error = np.maximum(full - bias, settings[1])
+    error = np.maximum(full - bias, noise)
     spread = np.std(halves, axis=0, ddof=1)
     return EmpiricalCurve(
-        samples, *(column.reshape(samples.shape) for column in (error, bias, spread))
+        n_samples=samples,
+        error=error.reshape(samples.shape),
+        bias=bias.reshape(samples.shape),
+        standard_error=spread.reshape(samples.shape),
     )
 
 
-def _curve(
+def _plain_curve(
     gram: np.ndarray,
     y: np.ndarray,
     samples: np.ndarray,
@@ -895,24 +1053,26 @@ def _curve(
     noise: float,
     features: float,
 ) -> np.ndarray:
+    """The formula of this module on the spectrum of a sample, bias and all."""
     m = len(y)
     values, vectors = np.linalg.eigh(gram / m)
     # rounding leaves eigenvalues of the order of ε λ_max, of either sign, where there should be
     # zeros
-    values = np.where(values > m * np.finfo(float).eps * values[-1], values, 0.0)
-    return _errors_at(
-        EigenProblem(values, np.ones(m), np.square(vectors.T @ y) / m),
-        samples,
-        features,
-        ridge,
-        noise,
+    rounding = m * np.finfo(float).eps * values[-1]
+    problem = EigenProblem(
+        eigenvalues=np.where(values > rounding, values, 0.0),
+        multiplicities=np.ones(m),
+        powers=np.square(vectors.T @ y) / m,
     )
+    return _errors_at(problem, samples, k=features, ridge=ridge, noise=noise)
 
 
 def _check_sample(gram: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+    """A symmetric Gram matrix and its target values, as finite float64 arrays."""
     gram = check_float_array(gram, "gram").astype(np.float64)
     y = check_float_array(y, "y").astype(np.float64)
-    if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or y.shape != gram.shape[:1]:
+    is_square = gram.ndim == 2 and gram.shape[0] == gram.shape[1]
+    if not is_square or y.shape != gram.shape[:1]:
         raise ValueError(
             f"`gram` must be (m, m) and `y` (m,), one value per sample: got {gram.shape} and "
             f"{y.shape}."

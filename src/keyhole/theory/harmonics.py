@@ -1,6 +1,4 @@
-"""Spherical harmonics in the query and in a key.
-
-Their number, and how much of a target lies in each degree.
+"""Spherical harmonics in the query and in a key: how much of a target lies in each degree.
 
 P_k is the Gegenbauer polynomial of degree k on the unit sphere of R^d with P_k(1) = 1, N_k the
 number of harmonics of degree k, τ the distribution of <u, v> for independent uniform u, v.
@@ -33,17 +31,22 @@ def harmonic_count(dim: int, degree: int) -> int:
     >>> [harmonic_count(dim=1, degree=k) for k in range(4)]    # on {−1, 1} only 1 and x
     [1, 1, 0, 0]
     """
-    dim, degree = check_count(dim, "dim"), check_count(degree, "degree", minimum=0)
+    dim = check_count(dim, "dim")
+    degree = check_count(degree, "degree", minimum=0)
     if dim == 1:
-        return 1 if degree < 2 else 0
-    lower = math.comb(degree + dim - 3, degree - 2) if degree >= 2 else 0
-    return math.comb(degree + dim - 1, degree) - lower
+        return int(degree < 2)
+    count = math.comb(degree + dim - 1, degree)
+    if degree >= 2:
+        count -= math.comb(degree + dim - 3, degree - 2)
+    return count
 
 
 def _shared(p: int, q: int, degree: int, dim: int) -> float:
     """N_k ∫ t^p P_k dτ ∫ t^q P_k dτ, in logarithms because N_k alone may overflow."""
-    logs = _log_power_moment(p, degree, dim) + _log_power_moment(q, degree, dim)
-    return math.exp(logs + math.log(harmonic_count(dim, degree))) if logs > -math.inf else 0.0
+    log_moments = _log_power_moment(p, degree, dim) + _log_power_moment(q, degree, dim)
+    if log_moments == -math.inf:
+        return 0.0
+    return math.exp(log_moments + math.log(harmonic_count(dim, degree)))
 
 
 def power_moment(power: int, degree: int, dim: int) -> float:
@@ -58,9 +61,12 @@ def power_moment(power: int, degree: int, dim: int) -> float:
 
 
 def _log_power_moment(power: int, degree: int, dim: int) -> float:
-    if power < degree or (power - degree) % 2 or (dim == 1 and degree > 1):
+    """The logarithm of `power_moment`, −∞ where that is zero."""
+    has_no_harmonics = dim == 1 and degree > 1
+    if power < degree or (power - degree) % 2 or has_no_harmonics:
         return -math.inf
-    j, half = (power - degree) // 2, dim / 2
+    j = (power - degree) // 2
+    half = dim / 2
     log = (
         gammaln(power + 1)
         - power * math.log(2)
@@ -73,9 +79,7 @@ def _log_power_moment(power: int, degree: int, dim: int) -> float:
 
 @lru_cache(maxsize=64)
 def pair_powers(target: Polynomial) -> Float[np.ndarray, "r s"]:
-    """|P_kl F|² under the sphere distribution.
-
-    The power of the pair function F in query degree k and key degree l.
+    """|P_kl F|² under the sphere distribution: the power of F in query degree k and key degree l.
 
     Parameters
     ----------
@@ -110,29 +114,34 @@ def pair_powers(target: Polynomial) -> Float[np.ndarray, "r s"]:
     >>> float(pair_powers(Correlation(q=1, dim=3)).sum().round(6))    # E <x_0,x_i>² <β,x_i>² = 1/9
     0.111111
     """
-    shape = target.degrees[0] + 1, target.degrees[1] + 1
-    total, size = np.zeros(shape), np.zeros(shape)
+    query_degree, key_degree = target.degrees
+    total = np.zeros((query_degree + 1, key_degree + 1))
+    size = np.zeros((query_degree + 1, key_degree + 1))
+
+    # |Σ_a T_a|² = Σ_a <T_a, T_a> + 2 Σ_{a<b} <T_a, T_b> in every degree, and the size of what is
+    # added up, against which rounding is judged
     for a, first in enumerate(target.terms):
         for second in target.terms[a:]:
-            weight = first.coefficient * second.coefficient * (1.0 if first is second else 2.0)
+            multiplicity = 1.0 if first is second else 2.0
+            weight = first.coefficient * second.coefficient * multiplicity
             product, magnitude = _term_products(first, second, target.dim)
             rows, columns = product.shape
             total[:rows, :columns] += weight * product
             size[:rows, :columns] += abs(weight) * magnitude
     _check_rounding(target, total, size)
+
+    # the result is shared by all callers through the cache
     total = np.maximum(total, 0.0)
     total.flags.writeable = False
     return total
 
 
 def pair_powers_seconds(target: Polynomial) -> float:
-    """Seconds that `pair_powers` takes, roughly; this takes far less.
+    """Seconds that `pair_powers` takes, roughly, from the states of its sums over joinings.
 
-    From counting the states of its sums over joinings.
-
-    Measured on one core for 20 targets in dimensions 3, 8 and 100: those above 0.01 s are right
-    within a factor of two, but for products of high powers of directions alone, which take a
-    quarter of it.
+    Counting them takes far less. Measured on one core for 20 targets in dimensions 3, 8 and 100:
+    those above 0.01 s are right within a factor of two, but for products of high powers of
+    directions alone, which take a quarter of it.
 
     >>> from keyhole.theory.notation import parse_target
     >>> short, long = (
@@ -142,19 +151,22 @@ def pair_powers_seconds(target: Polynomial) -> float:
     (True, True)
     """
     shapes = [_TermShape.of(term) for term in target.terms]
-    known: dict[tuple[_TermShape, _TermShape], float] = {}
+    seconds_of_shapes: dict[tuple[_TermShape, _TermShape], float] = {}
     seconds = 0.0
     for a, (first, first_shape) in enumerate(zip(target.terms, shapes, strict=True)):
         for second, second_shape in zip(target.terms[a:], shapes[a:], strict=True):
+            # products that are zero or have a closed form take no time
             if first_shape.parity != second_shape.parity:
                 continue
             has_few_factors = len(first.powers) <= 2 and len(second.powers) <= 2
             if has_few_factors and _closed_products(first, second, target.dim) is not None:
                 continue
-            both = first_shape, second_shape
-            if both not in known:
-                known[both] = _joining_seconds(first_shape, second_shape, target.dim)
-            seconds += known[both]
+            # terms of the same shapes take the same time
+            both_shapes = (first_shape, second_shape)
+            if both_shapes not in seconds_of_shapes:
+                estimate = _joining_seconds(first_shape, second_shape, target.dim)
+                seconds_of_shapes[both_shapes] = estimate
+            seconds += seconds_of_shapes[both_shapes]
     return seconds
 
 
@@ -198,6 +210,7 @@ def _joining_seconds(first: _TermShape, second: _TermShape, dim: int) -> float:
 
 
 def _check_rounding(target: Polynomial, total: np.ndarray, size: np.ndarray) -> None:
+    """Refuse powers that are not a million times larger than their rounding."""
     rounding = 64 * np.finfo(float).eps * size.max()
     if size.max() > 0 and rounding > 1e-6 * total.max():
         raise ValueError(
@@ -212,74 +225,109 @@ def _term_products(first: Term, second: Term, dim: int) -> tuple[np.ndarray, np.
 
     Coefficients are left out.
     """
-    known = _closed_products(first, second, dim)
-    if known is not None:
-        return known, np.abs(known)
-    (r, s), (r2, s2) = first.degrees, second.degrees
+    closed = _closed_products(first, second, dim)
+    if closed is not None:
+        return closed, np.abs(closed)
+
+    # terms of different parity are orthogonal
+    r, s = first.degrees
+    r2, s2 = second.degrees
     if (r - r2) % 2 or (s - s2) % 2:
         zero = np.zeros((1, 1))
         return zero, zero
+
+    # joinings, by joints inside the first term, to harmonic parts: in the query and in the key
     sums = joinings(first, second, dim)
-    key, query = _harmonic_transform(s, s2, dim), _harmonic_transform(r, r2, dim)
-    product = query @ sums.T @ key.T
-    magnitude = np.abs(query) @ np.abs(sums).T @ np.abs(key).T
+    query_transform = _harmonic_transform(r, r2, dim)
+    key_transform = _harmonic_transform(s, s2, dim)
+    product = query_transform @ sums.T @ key_transform.T
+    magnitude = np.abs(query_transform) @ np.abs(sums).T @ np.abs(key_transform).T
     return product, magnitude
 
 
 def _closed_products(first: Term, second: Term, dim: int) -> np.ndarray | None:
     """The products where a formula gives them, else None."""
     product = _direction_products(first, second, dim)
-    return _correlation_products(first, second, dim) if product is None else product
+    if product is None:
+        product = _correlation_products(first, second, dim)
+    return product
 
 
-def _single(term: Term) -> tuple[str, np.ndarray | None, int] | None:
-    """(kind, array, power) of a term that is one power, the constant being power 0.
+@dataclass(frozen=True, eq=False)
+class _DirectionPower:
+    """A term <β, x>^p of one direction, x the query or a key; a constant has p = 0 and no β."""
 
-    None if it is not.
-    """
-    if not term.powers:
-        return "constant", None, 0
-    if len(term.powers) > 1 or term.powers[0][0].kind == PAIR:
-        return None
-    factor, power = term.powers[0]
-    return factor.kind, factor.array, power
+    kind: str
+    direction: Float[np.ndarray, " d"] | None
+    power: int
+
+    @classmethod
+    def of(cls, term: Term) -> _DirectionPower | None:
+        """The term as a power of one direction, or None if it is none."""
+        if not term.powers:
+            return cls(kind="constant", direction=None, power=0)
+        factor, power = term.powers[0]
+        if len(term.powers) > 1 or factor.kind == PAIR:
+            return None
+        return cls(kind=factor.kind, direction=factor.array, power=power)
+
+    @property
+    def scale(self) -> float:
+        """|β|^p."""
+        if self.direction is None:
+            return 1.0
+        return float(np.linalg.norm(self.direction)) ** self.power
 
 
 def _direction_products(first: Term, second: Term, dim: int) -> np.ndarray | None:
-    """Two powers of directions, <β,x>^p and <γ,x>^q, of the query alone or of the key alone.
+    """Two powers of directions, <β,x>^p and <γ,x>^q; None for other terms.
 
-    Funk–Hecke.
+    Where both are of the query, or both of the key, the Funk–Hecke formula gives
+    |β|^p |γ|^q P_k(cos(β, γ)) N_k ∫ t^p P_k dτ ∫ t^q P_k dτ in degree k.
     """
-    a, b = _single(first), _single(second)
+    a = _DirectionPower.of(first)
+    b = _DirectionPower.of(second)
     if a is None or b is None:
         return None
-    kinds = {kind for kind, _, _ in (a, b)} - {"constant"}
-    if len(kinds) == 2:  # of the query and of the key: only their means meet
-        parts = [scale * power_moment(power, 0, dim) for scale, power in (_scale(a), _scale(b))]
-        return np.array([[parts[0] * parts[1]]])
-    (scale_a, p), (scale_b, q) = _scale(a), _scale(b)
-    cosine = 1.0
-    if a[1] is not None and b[1] is not None and not np.array_equal(a[1], b[1]):
-        lengths = float(np.linalg.norm(a[1])) * float(np.linalg.norm(b[1]))
-        cosine = float(a[1] @ b[1]) / lengths if lengths > 0 else 0.0
-    zonal = gegenbauer(min(p, q), cosine, dim)
-    products = np.array(
-        [scale_a * scale_b * zonal[k] * _shared(p, q, k, dim) for k in range(min(p, q) + 1)]
-    )
-    return products[:, None] if kinds == {QUERY} else products[None, :]
+
+    # one of the query and one of the key are independent: only their means meet
+    kinds = {a.kind, b.kind} - {"constant"}
+    if len(kinds) == 2:
+        mean_a = a.scale * power_moment(a.power, 0, dim)
+        mean_b = b.scale * power_moment(b.power, 0, dim)
+        return np.array([[mean_a * mean_b]])
+
+    highest = min(a.power, b.power)
+    zonal = gegenbauer(highest, _cosine(a.direction, b.direction), dim)
+    products = np.empty(highest + 1)
+    for k in range(highest + 1):
+        products[k] = a.scale * b.scale * zonal[k] * _shared(a.power, b.power, k, dim)
+    if kinds == {QUERY}:
+        return products[:, None]
+    return products[None, :]
 
 
-def _scale(single: tuple[str, np.ndarray | None, int]) -> tuple[float, int]:
-    _, array, power = single
-    return (1.0 if array is None else float(np.linalg.norm(array)) ** power), power
+def _cosine(beta: Float[np.ndarray, " d"] | None, gamma: Float[np.ndarray, " d"] | None) -> float:
+    """cos(β, γ): exactly one for equal directions, and for constants, which have none."""
+    if beta is None or gamma is None or np.array_equal(beta, gamma):
+        return 1.0
+    lengths = float(np.linalg.norm(beta)) * float(np.linalg.norm(gamma))
+    if lengths == 0:
+        return 0.0
+    return float(beta @ gamma) / lengths
 
 
 def _correlation_products(first: Term, second: Term, dim: int) -> np.ndarray | None:
-    """<x_0,x_i>^q <β,x_i> against <x_0,x_i>^q' <β',x_i>: t P_k = A_k P_{k+1} + B_k P_{k−1}."""
-    forms = [_correlation_form(first), _correlation_form(second)]
-    if forms[0] is None or forms[1] is None:
+    """<x_0,x_i>^q <β,x_i> against <x_0,x_i>^q' <β',x_i>; None for other terms.
+
+    The formula follows from t P_k = A_k P_{k+1} + B_k P_{k−1}, A_k + B_k = 1.
+    """
+    first_form = _correlation_form(first)
+    second_form = _correlation_form(second)
+    if first_form is None or second_form is None:
         return None
-    (q, beta), (q2, beta2) = forms[0], forms[1]
+    q, beta = first_form
+    q2, beta2 = second_form
     degree = min(q, q2)
     products = np.zeros((degree + 1, degree + 2))
     overlap = float(beta @ beta2) / dim
@@ -293,7 +341,9 @@ def _correlation_products(first: Term, second: Term, dim: int) -> np.ndarray | N
 
 
 def _correlation_form(term: Term) -> tuple[int, np.ndarray] | None:
-    power, beta = 0, None
+    """(q, β) of a term <x_0,x_i>^q <β,x_i>, or None if the term has another form."""
+    power = 0
+    beta = None
     for factor, exponent in term.powers:
         if factor.kind == PAIR and factor.array is None:
             power = exponent
@@ -301,7 +351,9 @@ def _correlation_form(term: Term) -> tuple[int, np.ndarray] | None:
             beta = factor.array
         else:
             return None
-    return None if beta is None else (power, beta)
+    if beta is None:
+        return None
+    return power, beta
 
 
 def gegenbauer(max_degree: int, t: float, dim: int) -> Float[np.ndarray, " k"]:
@@ -314,41 +366,47 @@ def gegenbauer(max_degree: int, t: float, dim: int) -> Float[np.ndarray, " k"]:
     if max_degree >= 1:
         values[1] = t
     for k in range(1, max_degree):
-        values[k + 1] = ((2 * k + dim - 2) * t * values[k] - k * values[k - 1]) / max(
-            k + dim - 2, 1
-        )
+        divisor = max(k + dim - 2, 1)
+        values[k + 1] = ((2 * k + dim - 2) * t * values[k] - k * values[k - 1]) / divisor
     return values
 
 
 @lru_cache(maxsize=256)
 def _harmonic_transform(s: int, s2: int, dim: int) -> np.ndarray:
-    """The matrix from joinings to products of harmonic parts.
+    """The matrix from joinings, by number i of joints inside the first term, to harmonic parts.
 
-    Joinings are by number i of joints inside the first term.
-
+    Its rows are the degrees l of the harmonic parts h_l of homogeneous p and q of degrees s and s'.
     For homogeneous p of degree s, Δ^i p = Σ_l (c_jl / c_{j−i,l}) |x|^{2(j−i)} h_l with j = (s−l)/2
     and c_jl = Π_{a≤j} 2a(2a+2l+d−2). In the Fischer product, where |x|² is adjoint to Δ, this gives
     [Δ^i p, Δ^i' q] = Σ_{l≤m} c_jl c_j'l / c_{(m−l)/2,l} [h_l(p), h_l(q)] with m = s−2i = s'−2i' the
-    slots left over; on the sphere E h_l(p) h_l(q) = [h_l(p), h_l(q)] / (d (d+2) ⋯ (d+2l−2)). Solved
-    in rational numbers.
+    slots left over; on the sphere E h_l(p) h_l(q) = [h_l(p), h_l(q)] / (d (d+2) ⋯ (d+2l−2)). The
+    system is solved in rational numbers.
     """
+    # forward substitution in the triangular system: row m has the unknowns of degrees l ≤ m
     degrees = list(range(s % 2, min(s, s2) + 1, 2))
-    solved: list[list[Fraction]] = []
+    solution: list[list[Fraction]] = []
     for row, m in enumerate(degrees):
-        i, i2 = (s - m) // 2, (s2 - m) // 2
+        i = (s - m) // 2
+        i2 = (s2 - m) // 2
+
         # i unordered joints are 2^i i! times one Laplacian power, and joinings come divided by s!
+        joint_orders = 2 ** (i + i2) * math.factorial(i) * math.factorial(i2)
         right = [Fraction(0)] * len(degrees)
-        right[row] = Fraction(
-            2 ** (i + i2) * math.factorial(i) * math.factorial(i2) * math.factorial(s)
-        )
+        right[row] = Fraction(joint_orders * math.factorial(s))
+
+        # less the parts of lower degree, which are solved already
         for column, lower in enumerate(degrees[:row]):
+            j = (s - lower) // 2
+            j2 = (s2 - lower) // 2
             factor = Fraction(
-                _laplace((s - lower) // 2, lower, dim) * _laplace((s2 - lower) // 2, lower, dim),
+                _laplace(j, lower, dim) * _laplace(j2, lower, dim),
                 _laplace((m - lower) // 2, lower, dim),
             )
-            right = [a - factor * b for a, b in zip(right, solved[column], strict=True)]
+            right = [a - factor * b for a, b in zip(right, solution[column], strict=True)]
         diagonal = Fraction(_laplace(i, m, dim) * _laplace(i2, m, dim))
-        solved.append([a / diagonal for a in right])
+        solution.append([a / diagonal for a in right])
+
+    # from Fischer's product to the mean over the sphere
     transform = np.zeros((min(s, s2) + 1, s // 2 + 1))
     for row, degree in enumerate(degrees):
         if harmonic_count(dim, degree) == 0:
@@ -356,7 +414,7 @@ def _harmonic_transform(s: int, s2: int, dim: int) -> np.ndarray:
             continue
         volume = math.prod(dim + 2 * a for a in range(degree))
         for column, m in enumerate(degrees):
-            transform[degree, (s - m) // 2] = float(solved[row][column] / volume)
+            transform[degree, (s - m) // 2] = float(solution[row][column] / volume)
     return transform
 
 

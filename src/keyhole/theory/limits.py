@@ -75,12 +75,16 @@ def limits(
 ) -> Iterator[None]:
     """Limit the questions asked within; of limits inside limits the narrower ones hold."""
     outer = _current.get()
+    if is_wanted is None:
+        is_wanted = outer.is_wanted
+    if remedy is None:
+        remedy = outer.remedy
     inner = Limits(
         seconds=min(seconds, outer.seconds),
         memory=min(memory, outer.memory),
-        is_wanted=outer.is_wanted if is_wanted is None else is_wanted,
+        is_wanted=is_wanted,
         thread_end=min(time.thread_time() + OVERRUN * seconds, outer.thread_end),
-        remedy=outer.remedy if remedy is None else remedy,
+        remedy=remedy,
     )
     token = _current.set(inner)
     try:
@@ -93,7 +97,8 @@ def check_cost(seconds: float, memory: float, step: str) -> None:
     """Raise a `CostError` where a step that is about to be computed costs more than is allowed."""
     allowed = _current.get()
     if seconds > allowed.seconds:
-        cost, limit = f"about {seconds:,.0f} s", f"{allowed.seconds:g} s are allowed here"
+        cost = f"about {seconds:,.0f} s"
+        limit = f"{allowed.seconds:g} s are allowed here"
     elif memory > allowed.memory:
         cost = f"about {memory / 2**20:,.0f} MiB"
         limit = f"{allowed.memory / 2**20:,.0f} MiB are allowed here"

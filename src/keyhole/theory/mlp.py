@@ -1,6 +1,6 @@
 """Exact spectrum of the MLP kernel on the flattened input, under the sphere distribution.
 
-A product of N+1 spheres.
+The input is a point on a product of N+1 spheres.
 """
 
 from __future__ import annotations
@@ -76,20 +76,25 @@ def mlp_spectrum(
     >>> spectrum.degrees.tolist(), spectrum.multiplicities.tolist()
     ([[0, 0], [1, 0], [1, 1], [2, 0]], [1.0, 72.0, 2304.0, 315.0])
     """
-    dim, n_keys = check_count(dim, "dim"), check_count(n_keys, "n_keys")
+    dim = check_count(dim, "dim")
+    n_keys = check_count(n_keys, "n_keys")
+    highest = highest_total_degree(dim, n_keys)
+
+    # the levels up to a given total degree
     if max_degree is not None:
         degree = check_count(max_degree, "max_degree", minimum=0)
-        if degree > highest_total_degree(dim, n_keys):
+        if degree > highest:
             raise ValueError(
-                "`max_degree` is the total degree over tokens, at most "
-                f"{highest_total_degree(dim, n_keys)} for dim {dim} and {n_keys} keys "
-                f"({MAX_LEVELS} levels): got {degree}. What lies beyond the listed levels is "
-                "`remainder`."
+                f"`max_degree` is the total degree over tokens, at most {highest} for dim {dim} "
+                f"and {n_keys} keys ({MAX_LEVELS} levels): got {degree}. What lies beyond the "
+                "listed levels is `remainder`."
             )
-        return _mlp_levels(dim, n_keys, degree)
+        return _spectrum_up_to(dim, n_keys, degree)
+
+    # or ever more levels, until enough of the trace is in them
     tolerance = check_number(tolerance, "tolerance", minimum=0.0, exclusive=True)
-    for degree in range(highest_total_degree(dim, n_keys) + 1):
-        spectrum = _mlp_levels(dim, n_keys, degree)
+    for degree in range(highest + 1):
+        spectrum = _spectrum_up_to(dim, n_keys, degree)
         if spectrum.remainder <= tolerance * TRACE:
             return spectrum
     raise ValueError(
@@ -114,27 +119,35 @@ def highest_total_degree(dim: int, n_keys: int) -> int:
     return degree
 
 
-def _mlp_levels(dim: int, n_keys: int, max_degree: int) -> Spectrum:
+def _spectrum_up_to(dim: int, n_keys: int, max_degree: int) -> Spectrum:
+    """The levels up to a total degree, the largest eigenvalue first."""
     levels = mlp_levels(dim, n_keys, max_degree)
     values = np.array([mlp_eigenvalue(dim, n_keys, parts) for parts in levels])
-    counts = np.array([_multiplicity(dim, n_keys, parts) for parts in levels])
-    width = max(1, max(len(parts) for parts in levels))
-    degrees = np.array([[*parts, *(0,) * (width - len(parts))] for parts in levels])
+    multiplicities = np.array([_multiplicity(dim, n_keys, parts) for parts in levels])
+
+    # the degrees of a level, filled up with zeros
+    longest = max(1, max(len(parts) for parts in levels))
+    degrees = np.zeros((len(levels), longest), dtype=np.int64)
+    for row, parts in enumerate(levels):
+        degrees[row, : len(parts)] = parts
+
     order = np.argsort(-values, kind="stable")
-    return Spectrum(values[order], counts[order], degrees[order], TRACE)
+    return Spectrum(
+        eigenvalues=values[order],
+        multiplicities=multiplicities[order],
+        degrees=degrees[order],
+        trace=TRACE,
+    )
 
 
 def mlp_levels(dim: int, n_keys: int, max_degree: int) -> list[Parts]:
-    """All multisets of token degrees that have eigenfunctions, by total.
-
-    The total is at most ``max_degree``.
-    """
+    """All multisets of token degrees that have eigenfunctions, by total up to ``max_degree``."""
+    # in dimension 1 there are no harmonics of degree 2 or more
     largest = 1 if dim == 1 else max_degree
-    return [
-        parts
-        for total in range(max_degree + 1)
-        for parts in _partitions(total, min(total, largest), n_keys + 1)
-    ]
+    levels: list[Parts] = []
+    for total in range(max_degree + 1):
+        levels.extend(_partitions(total, min(total, largest), n_keys + 1))
+    return levels
 
 
 def _partitions(total: int, largest: int, parts: int) -> Iterator[Parts]:
@@ -167,19 +180,24 @@ def mlp_eigenvalue(dim: int, n_keys: int, parts: Parts) -> float:
     >>> round(mlp_eigenvalue(dim=8, n_keys=8, parts=(1,)), 8)
     0.00332542
     """
-    idle = n_keys + 1 - len(parts)
-    terms = np.convolve(_idle_series(dim, n_keys, idle), _busy_series(dim, n_keys, parts))[
-        : _ORDER + 1
-    ]
-    terms = terms * _series_weights()
-    total = float(terms.sum())
-    return total + _extrapolated(terms[-1], terms, 2.5 + (n_keys + 1) * (dim - 1) / 2, total)
+    # e^z Π_i B_{l_i} is the series of the idle tokens, of degree zero, times that of the busy ones
+    n_idle = n_keys + 1 - len(parts)
+    idle_series = _idle_series(dim, n_keys, n_idle)
+    busy_series = _busy_series(dim, n_keys, parts)
+    coefficients = np.convolve(idle_series, busy_series)[: _ORDER + 1]
+
+    # the terms of the sum over n, and what lies beyond the last of them
+    terms = coefficients * _series_weights()
+    exponent = 2.5 + (n_keys + 1) * (dim - 1) / 2
+    return float(terms.sum()) + _sum_beyond(terms, exponent)
 
 
-def _extrapolated(last: float, terms: np.ndarray, exponent: float, total: float) -> float:
-    """The sum beyond the last term, which behaves like n^{−p} (c_0 + c_1/n + …) over even n."""
-    if last * _ORDER <= 1e-16 * total:
+def _sum_beyond(terms: np.ndarray, exponent: float) -> float:
+    """The sum beyond the last term; terms behave like n^{−p} (c_0 + c_1/n + …) over even n."""
+    if terms[-1] * _ORDER <= 1e-16 * float(terms.sum()):
         return 0.0
+
+    # c_0, c_1, … by least squares on the second half of the terms, in units of n/_ORDER
     order = np.arange(_ORDER // 2, _ORDER + 1, 2)
     x = order / _ORDER
     powers = np.arange(8)
@@ -194,9 +212,8 @@ def _extrapolated(last: float, terms: np.ndarray, exponent: float, total: float)
 def _series_weights() -> np.ndarray:
     """a_n n! / _SCALE^n."""
     order = np.arange(_ORDER + 1.0)
-    return np.asarray(
-        whole_coefficients(order) * np.exp(gammaln(order + 1) - order * math.log(_SCALE))
-    )
+    log_factor = gammaln(order + 1) - order * math.log(_SCALE)
+    return np.asarray(whole_coefficients(order) * np.exp(log_factor))
 
 
 def _token_series(dim: int, n_keys: int, degree: int) -> np.ndarray:
@@ -210,16 +227,17 @@ def _token_series(dim: int, n_keys: int, degree: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=256)
-def _idle_series(dim: int, n_keys: int, idle: int) -> np.ndarray:
-    """Coefficients of e^{z/(N+2)} B_0(z/(N+2))^idle, times _SCALE^n, by repeated squaring."""
+def _idle_series(dim: int, n_keys: int, n_idle: int) -> np.ndarray:
+    """Coefficients of e^{z/(N+2)} B_0(z/(N+2))^n_idle, times _SCALE^n, by repeated squaring."""
     order = np.arange(_ORDER + 1.0)
     product = np.exp(order * math.log(_SCALE / (n_keys + 2)) - gammaln(order + 1))
     square = _token_series(dim, n_keys, 0)
-    while idle:
-        if idle & 1:
+    exponent = n_idle
+    while exponent > 0:
+        if exponent % 2 == 1:
             product = np.convolve(product, square)[: _ORDER + 1]
         square = np.convolve(square, square)[: _ORDER + 1]
-        idle >>= 1
+        exponent //= 2
     return np.asarray(product)
 
 
@@ -231,7 +249,9 @@ def _busy_series(dim: int, n_keys: int, parts: Parts) -> np.ndarray:
     last = _token_series(dim, n_keys, parts[-1])
     if len(parts) == 1:
         return last
-    return np.asarray(np.convolve(_busy_series(dim, n_keys, parts[:-1]), last)[: _ORDER + 1])
+    # mostly in the cache: levels of lower total degree come first
+    others = _busy_series(dim, n_keys, parts[:-1])
+    return np.asarray(np.convolve(others, last)[: _ORDER + 1])
 
 
 def mlp_level_powers(powers: Float[np.ndarray, "r s"], n_keys: int) -> dict[Parts, float]:
@@ -241,9 +261,14 @@ def mlp_level_powers(powers: Float[np.ndarray, "r s"], n_keys: int) -> dict[Part
     a time has a positive degree, and the N of them add up as they do for attention: |P_kl F|²/N for
     l ≥ 1.
     """
-    shares: dict[Parts, float] = {}
+    level_powers: dict[Parts, float] = {}
     for (k, l), power in np.ndenumerate(powers):  # noqa: E741
-        if power > 0:
-            parts = tuple(sorted((degree for degree in (k, l) if degree), reverse=True))
-            shares[parts] = shares.get(parts, 0.0) + float(power) / (n_keys if l else 1)
-    return shares
+        if power <= 0:
+            continue
+        positive_degrees = [degree for degree in (k, l) if degree > 0]
+        parts = tuple(sorted(positive_degrees, reverse=True))
+        level_power = float(power)
+        if l > 0:
+            level_power /= n_keys
+        level_powers[parts] = level_powers.get(parts, 0.0) + level_power
+    return level_powers

@@ -1,6 +1,4 @@
-"""The arc-cosine kernel as a power series.
-
-And sums over it that stay exact where the series is slow.
+"""The arc-cosine kernel as a power series, and sums over it that are exact where it is slow.
 
 κ(ρ) = [√(1−ρ²) + (π − arccos ρ) ρ]/2π = Σ_n a_n ρ^n has a_0 = 1/2π, a_1 = 1/4, no other odd term,
 and for even n = 2m ≥ 2 the positive coefficients a_n = Γ(m−½) / (2 π^{3/2} Γ(m) (2m−1) 2m), which
@@ -26,16 +24,19 @@ def series_coefficients(order: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n
     ... )
     array([1., 1., 1., 1.])
     """
+    # Γ(m−½) / (2 π^{3/2} Γ(m) (2m−1) 2m) with m = n/2 ≥ 1
     half = np.maximum(order, 2.0) / 2
-    smooth = np.exp(log_gamma_ratio(half - 0.5, 0.5)) / (
-        2 * math.pi**1.5 * (2 * half - 1) * 2 * half
-    )
-    return np.where(order == 0, 1 / (2 * math.pi), np.where(order == 1, 0.25, smooth))
+    gamma_ratio = np.exp(log_gamma_ratio(half - 0.5, 0.5))
+    coefficients = gamma_ratio / (2 * math.pi**1.5 * (2 * half - 1) * 2 * half)
+    # the first two have their own values
+    coefficients = np.where(order == 1, 0.25, coefficients)
+    return np.where(order == 0, 1 / (2 * math.pi), coefficients)
 
 
 def whole_coefficients(order: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     """a_n for whole n, the zeros at odd n > 1 included."""
-    return np.where((order > 1) & (order % 2 == 1), 0.0, series_coefficients(order))
+    is_zero = (order > 1) & (order % 2 == 1)
+    return np.where(is_zero, 0.0, series_coefficients(order))
 
 
 def log_choose(n: Float[np.ndarray, " n"], k: int) -> Float[np.ndarray, " n"]:
@@ -44,9 +45,7 @@ def log_choose(n: Float[np.ndarray, " n"], k: int) -> Float[np.ndarray, " n"]:
 
 
 def log_gamma_ratio(x: Float[np.ndarray, " n"], shift: float) -> Float[np.ndarray, " n"]:
-    """The difference log Γ(x) − log Γ(x + shift) for x > 0, shift ≥ 0.
-
-    Accurate to rounding at any x.
+    """The difference log Γ(x) − log Γ(x + shift) for x > 0, shift ≥ 0, accurate at any x.
 
     A difference of two log Γ loses x log x · ε; here x is first moved beyond 30 by the recurrence,
     and then Stirling's series is subtracted term by term.
@@ -56,10 +55,14 @@ def log_gamma_ratio(x: Float[np.ndarray, " n"], shift: float) -> Float[np.ndarra
     """
     x = np.asarray(x, dtype=np.float64)
     log = np.zeros_like(x)
+
+    # Γ(x)/Γ(x+shift) = (1 + shift/x) Γ(x+1)/Γ(x+1+shift), until x ≥ 30
     while (x < 30).any():
-        small = x < 30
-        log = np.where(small, log + np.log1p(shift / x), log)
-        x = np.where(small, x + 1, x)
+        is_small = x < 30
+        log = np.where(is_small, log + np.log1p(shift / x), log)
+        x = np.where(is_small, x + 1, x)
+
+    # the leading terms of Stirling's series, subtracted by hand, then its corrections
     y = x + shift
     log += (0.5 - x) * np.log1p(shift / x) - shift * np.log(y) + shift
     return np.asarray(log + _stirling(x) - _stirling(y))
@@ -72,26 +75,31 @@ def _stirling(x: np.ndarray) -> np.ndarray:
 
 
 def tail_nodes(start: int) -> tuple[Float[np.ndarray, " q"], Float[np.ndarray, " q"]]:
-    """Nodes n and weights w with Σ_{m≥0} f(start+2m) = Σ w f(n).
-
-    For smooth f that falls like n^{−j/2}.
+    """Nodes n and weights w with Σ_{m≥0} f(start+2m) = Σ w f(n), for smooth f like n^{−j/2}.
 
     Gregory's formula: the sum is half the integral plus differences of f at its lower end. The
     integral is taken in v = √(start/n), where f with an expansion in half-integer powers is a
     smooth function on (0, 1].
     """
+    # half the integral over n = start/v², dn = −2 start/v³ dv, by Gauss and Legendre on (0, 1)
     nodes, weights = _gauss_legendre(120)
-    v, dv = (nodes + 1) / 2, weights / 2
+    v = (nodes + 1) / 2
+    dv = weights / 2
     integral_nodes = start / v**2
     integral_weights = 0.5 * 2 * start / v**3 * dv
-    ends, end_weights = start + 2.0 * np.arange(_GREGORY), _gregory_weights()
-    return np.concatenate([ends, integral_nodes]), np.concatenate([end_weights, integral_weights])
+
+    # the differences at the lower end
+    end_nodes = start + 2.0 * np.arange(_GREGORY)
+    all_nodes = np.concatenate([end_nodes, integral_nodes])
+    all_weights = np.concatenate([_gregory_weights(), integral_weights])
+    return all_nodes, all_weights
 
 
 _GREGORY = 9
-_gauss_legendre = lru_cache(maxsize=1)(
-    np.polynomial.legendre.leggauss
-)  # 5 ms, and asked for by every spectrum
+"""Values at the lower end that Gregory's formula uses."""
+
+# computing the nodes takes 5 ms, and every spectrum needs them
+_gauss_legendre = lru_cache(maxsize=1)(np.polynomial.legendre.leggauss)
 
 
 @lru_cache(maxsize=1)
@@ -100,16 +108,19 @@ def _gregory_weights() -> np.ndarray:
 
     G are the Gregory coefficients.
     """
-    # x / log(1+x) = Σ_j G_j x^j
+    # x / log(1+x) = Σ_j G_j x^j is the inverse of the series log(1+x)/x = Σ_j (−x)^j/(j+1)
     series = [Fraction((-1) ** j, j + 1) for j in range(_GREGORY + 1)]
-    inverse = [Fraction(1)]
+    gregory = [Fraction(1)]
     for j in range(1, _GREGORY + 1):
-        inverse.append(-sum((series[i] * inverse[j - i] for i in range(1, j + 1)), Fraction(0)))
+        products = [series[i] * gregory[j - i] for i in range(1, j + 1)]
+        gregory.append(-sum(products, Fraction(0)))
+
+    # Δ^j f_0 = Σ_i (−1)^{j−i} C(j, i) f_i
     weights = [Fraction(0)] * _GREGORY
     for j in range(_GREGORY):
         for i in range(j + 1):
-            weights[i] += inverse[j + 1] * (-1) ** (j - i) * math.comb(j, i)
-    return np.array([float(w) for w in weights])
+            weights[i] += gregory[j + 1] * (-1) ** (j - i) * math.comb(j, i)
+    return np.array([float(weight) for weight in weights])
 
 
 def pair_eigenvalues(dim: int, max_degree: int) -> Float[np.ndarray, "k l"]:
@@ -130,23 +141,23 @@ def pair_eigenvalues(dim: int, max_degree: int) -> Float[np.ndarray, "k l"]:
     array([[0.237284, 0.03788 ],
            [0.010545, 0.002486]])
     """
-    if dim == 1:  # tokens are ±1, the pair kernel is 1 at (1, 1), 1/π at (−1, 1) and 0 at t = −1
+    # tokens are ±1, and the pair kernel is 1 at (1, 1), 1/π at (−1, 1) and 0 at t = −1
+    if dim == 1:
         of_query = (1.0 + (-1.0) ** np.arange(max_degree + 1) / math.pi) / 4
         return np.tile(of_query[:, None], (1, max_degree + 1))
+
     order, weight = _pair_nodes(dim, max_degree)
-    return np.asarray(
-        (harmonic_ratios(order, dim, max_degree) * weight)
-        @ harmonic_ratios(order + 1, dim, max_degree).T
-    )
+    query_ratios = harmonic_ratios(order, dim, max_degree)
+    key_ratios = harmonic_ratios(order + 1, dim, max_degree)
+    return np.asarray((query_ratios * weight) @ key_ratios.T)
 
 
 def largest_of_degree(dim: int, degree: int) -> tuple[float, float]:
     """μ_k0 and μ_0k for one degree k and d ≥ 2, without the table below them."""
     order, weight = _pair_nodes(dim, degree)
-    of_query, of_key = (
-        float(weight @ harmonic_ratios(n, dim, degree)[degree]) for n in (order, order + 1)
-    )
-    return of_query, of_key
+    query_ratios = harmonic_ratios(order, dim, degree)[degree]
+    key_ratios = harmonic_ratios(order + 1, dim, degree)[degree]
+    return float(weight @ query_ratios), float(weight @ key_ratios)
 
 
 def _pair_nodes(dim: int, max_degree: int) -> tuple[np.ndarray, np.ndarray]:
@@ -158,7 +169,7 @@ def _pair_nodes(dim: int, max_degree: int) -> tuple[np.ndarray, np.ndarray]:
 def series_nodes(start: int) -> tuple[np.ndarray, np.ndarray]:
     """Orders n and weights w with Σ_n a_n f(n) = Σ w f(n).
 
-    Single terms up to ``start``, then an integral.
+    Orders up to ``start`` are single terms, those beyond the nodes of an integral.
     """
     tail, tail_weight = tail_nodes(start)
     order = np.concatenate([[0.0, 1.0], np.arange(2.0, start, 2.0), tail])

@@ -49,12 +49,11 @@ class Spectrum:
 
     @property
     def remainder(self) -> float:
-        """The part of the trace beyond the listed levels.
-
-        Zero where it is no more than rounding.
-        """
+        """The part of the trace beyond the listed levels, or zero if that is only rounding."""
         rest = self.trace - float(self.eigenvalues @ self.multiplicities)
-        return rest if rest > 1e-14 * self.trace else 0.0
+        if rest <= 1e-14 * self.trace:
+            return 0.0
+        return rest
 
     def __repr__(self) -> str:
         return (
@@ -116,8 +115,11 @@ def attention_spectrum(
     >>> biased.degrees[:5].tolist(), biased.eigenvalues[:3].round(6).tolist()
     ([[0, 0], [1, 0], [1, 0], [0, 0], [2, 0]], [0.278665, 0.021098, 0.010433])
     """
-    dim, n_keys = check_count(dim, "dim"), check_count(n_keys, "n_keys")
+    dim = check_count(dim, "dim")
+    n_keys = check_count(n_keys, "n_keys")
     bias = bias_of(heads, dim)
+
+    # the levels up to a given degree
     if max_degree is not None:
         degree = check_count(max_degree, "max_degree", minimum=0)
         if bias and degree > MAX_BIASED_DEGREE:
@@ -126,6 +128,8 @@ def attention_spectrum(
                 "What lies beyond the listed levels is `remainder`."
             )
         return attention_levels(dim, n_keys, bias, degree)
+
+    # or ever more levels, until enough of the trace is in them
     tolerance = check_number(tolerance, "tolerance", minimum=0.0, exclusive=True)
     for degree in degree_ladder(bias):
         spectrum = attention_levels(dim, n_keys, bias, degree)
@@ -138,23 +142,37 @@ def attention_spectrum(
 
 
 def degree_ladder(bias: Bias, lowest: int = 0) -> Iterator[int]:
-    """The degrees at which ever finer spectra are made, from ``lowest`` on."""
-    ladder = (4, 6, 8, 12, MAX_BIASED_DEGREE) if bias else tuple(2**i for i in range(2, 11))
-    return (degree for degree in ladder if degree >= min(lowest, ladder[-1]))
+    """The degrees at which ever finer spectra are computed, from ``lowest`` on."""
+    if bias:
+        ladder: tuple[int, ...] = (4, 6, 8, 12, MAX_BIASED_DEGREE)
+    else:
+        ladder = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+    first = min(lowest, ladder[-1])
+    return (degree for degree in ladder if degree >= first)
 
 
 def attention_levels(dim: int, n_keys: int, bias: Bias, max_degree: int) -> Spectrum:
     """All levels with degrees up to ``max_degree`` in query and key."""
     if bias:
-        return biased_levels(dim, n_keys, bias, max_degree, {})[0]
+        spectrum, _ = biased_levels(dim, n_keys, bias, max_degree, {})
+        return spectrum
+
+    # λ_k0 = μ_k0, and λ_kl = μ_kl / N for l ≥ 1
     table = pair_eigenvalues(dim, max_degree)
     table[:, 1:] /= n_keys
+
+    # all (k, l) that have eigenfunctions, the largest eigenvalue first
     harmonics = multiplicity_table(dim, max_degree)
-    k, l = np.nonzero(np.outer(harmonics, harmonics))  # noqa: E741 (the paper's letters)
-    order = np.argsort(-table[k, l], kind="stable")
-    k, l = k[order], l[order]  # noqa: E741
-    counts, degrees = harmonics[k] * harmonics[l], np.stack([k, l], axis=1)
-    return Spectrum(bias.gain * table[k, l], counts, degrees, mean_diagonal(dim, n_keys, bias))
+    degrees = np.argwhere(np.outer(harmonics, harmonics))
+    order = np.argsort(-table[tuple(degrees.T)], kind="stable")
+    degrees = degrees[order]
+    k, l = degrees.T  # noqa: E741 (the paper's letters)
+    return Spectrum(
+        eigenvalues=bias.gain * table[k, l],
+        multiplicities=harmonics[k] * harmonics[l],
+        degrees=degrees,
+        trace=mean_diagonal(dim, n_keys, bias),
+    )
 
 
 def biased_levels(
@@ -168,20 +186,28 @@ def biased_levels(
 
     The target is given by its vectors in the blocks.
     """
-    listed = biased_blocks(dim, bias.unit, max_degree).listed
-    parts = [block.levels(n_keys, vectors.get(block.label)) for block in listed]
-    values, powers = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    owner = np.repeat(np.arange(len(listed)), [len(found) for found, _ in parts])
+    # the levels of every block, one block after the other
+    block_values = []
+    block_powers = []
+    block_dimensions = []
+    block_labels = []
+    for block in biased_blocks(dim, bias.unit, max_degree).listed:
+        level_values, level_powers = block.levels(n_keys, vectors.get(block.label))
+        block_values.append(level_values)
+        block_powers.append(level_powers)
+        block_dimensions.append(np.full(len(level_values), float(block.dimension)))
+        block_labels.append(np.tile(block.label, (len(level_values), 1)))
+
+    # the largest eigenvalue first
+    values = np.concatenate(block_values)
     order = np.argsort(-values, kind="stable")
-    counts, labels = (
-        np.array([float(block.dimension) for block in listed]),
-        np.array([block.label for block in listed]),
+    spectrum = Spectrum(
+        eigenvalues=bias.gain * values[order],
+        multiplicities=np.concatenate(block_dimensions)[order],
+        degrees=np.concatenate(block_labels)[order],
+        trace=mean_diagonal(dim, n_keys, bias),
     )
-    owner = owner[order]
-    levels = Spectrum(
-        bias.gain * values[order], counts[owner], labels[owner], mean_diagonal(dim, n_keys, bias)
-    )
-    return levels, powers[order]
+    return spectrum, np.concatenate(block_powers)[order]
 
 
 def multiplicity_table(dim: int, max_degree: int) -> Float[np.ndarray, " k"]:
@@ -217,61 +243,73 @@ def attention_trace(dim: int, n_keys: int, heads: GaussianHeads | None = None) -
     ... )
     (0.412321, 0.568796)
     """
-    return mean_diagonal(
-        check_count(dim, "dim"), check_count(n_keys, "n_keys"), bias_of(heads, dim)
-    )
+    dim = check_count(dim, "dim")
+    n_keys = check_count(n_keys, "n_keys")
+    return mean_diagonal(dim, n_keys, bias_of(heads, dim))
 
 
 def mean_diagonal(dim: int, n_keys: int, bias: Bias) -> float:
-    """E K(x, x) of heads with a bias."""
+    """E K(x, x): of N² pairs of keys, N are a key with itself and the rest two different keys."""
     if bias:
-        alone, between = _biased_diagonals(dim, bias.unit)
+        same_key, two_keys = _biased_diagonals(dim, bias.unit)
     elif dim == 1:
-        alone, between = 1.0, 0.5
+        same_key = 1.0
+        two_keys = 0.5
     else:
         order, weight = series_nodes(2 * (2 * dim + 100))
-        alone, between = 1.0, float(2 * np.sum(weight * np.exp(log_moment(order + 1, dim))))
-    return bias.gain * (alone / n_keys + (1 - 1 / n_keys) * between)
+        same_key = 1.0
+        two_keys = float(2 * np.sum(weight * np.exp(log_moment(order + 1, dim))))
+    return bias.gain * (same_key / n_keys + (1 - 1 / n_keys) * two_keys)
 
 
 @lru_cache(maxsize=256)
 def _biased_diagonals(dim: int, bias: Bias) -> tuple[float, float]:
     """The mean of a pair's kernel with itself, and of two keys of one query.
 
-    The series of the second falls like k^{−2−d/2}; beyond the last term it is continued by that
-    head distribution.
+    The series of the second falls like k^{−2−d/2}; beyond the last term that power law continues
+    it.
     """
-    last, nodes = (2000, 400) if dim < 8 else (400, 160)
-    u, weights = roots_jacobi(nodes, (dim - 3) / 2, (dim - 3) / 2)
+    # the series is slower in low dimension
+    if dim < 8:
+        last = 2000
+        n_nodes = 400
+    else:
+        last = 400
+        n_nodes = 160
+
+    # quadrature over u = <x_0, x_i>
+    u, weights = roots_jacobi(n_nodes, (dim - 3) / 2, (dim - 3) / 2)
     weights = weights / weights.sum()
     scores = bias.slope * u + bias.corner
+    same_key = float(weights @ second_moment(scores))
+
+    # N_q (∫ h_k(m) P_q dτ)²/k!, by (q, k)
+    highest = min(n_nodes // 2, 40 + int(2 * abs(bias.slope) * math.sqrt(last)))
+    zonal = orthonormal_zonal(dim, highest, u)
     moments = hermite_moments(scores, last + 1)
-    order = np.arange(last + 2.0)
-    zonal = orthonormal_zonal(
-        dim, min(nodes // 2, 40 + int(2 * abs(bias.slope) * math.sqrt(last))), u
-    )
     parts = np.square((moments * weights) @ zonal.T).T
-    ratios = harmonic_ratios(order[1:], dim, len(zonal) - 1)
-    terms = 2 * np.exp(log_moment(order[1:], dim)) * np.sum(ratios * parts, axis=0)
-    between = float(terms.sum()) + float(terms[-2:].mean()) * last / (1 + dim / 2)
-    return float(weights @ second_moment(scores)), between
+
+    # 2 Σ_k Σ_q g_{k+1}(q) times these, and the rest of the series
+    order = np.arange(1.0, last + 2.0)
+    ratios = harmonic_ratios(order, dim, highest)
+    terms = 2 * np.exp(log_moment(order, dim)) * np.sum(ratios * parts, axis=0)
+    rest = float(terms[-2:].mean()) * last / (1 + dim / 2)
+    return same_key, float(terms.sum()) + rest
 
 
 def orthonormal_zonal(
     dim: int, max_degree: int, u: Float[np.ndarray, " n"]
 ) -> Float[np.ndarray, "q n"]:
     """N_q^{1/2} P_q(u) for q ≤ max_degree, by the recurrence that J is in the block (0, 0)."""
+    # the entry of J between q−1 and q; the formula is 0/0 at q = 1 in dimension 2
     q = np.arange(1.0, max_degree + 1)
-    steps = np.sqrt(
-        np.where(
-            q == 1,
-            1 / dim,
-            q * (q + dim - 3) / ((2 * q + dim - 2) * np.maximum(2 * q + dim - 4, 1)),
-        )
-    )
+    squares = q * (q + dim - 3) / ((2 * q + dim - 2) * np.maximum(2 * q + dim - 4, 1))
+    steps = np.sqrt(np.where(q == 1, 1 / dim, squares))
+
+    # u f_q = J_{q,q+1} f_{q+1} + J_{q−1,q} f_{q−1}, f_0 = 1
     values = np.ones((max_degree + 1, len(u)))
-    before = np.zeros(len(u))
-    for i in range(max_degree):
-        values[i + 1] = (u * values[i] - (steps[i - 1] * before if i else 0.0)) / steps[i]
-        before = values[i]
+    if max_degree >= 1:
+        values[1] = u / steps[0]
+    for i in range(1, max_degree):
+        values[i + 1] = (u * values[i] - steps[i - 1] * values[i - 1]) / steps[i]
     return values

@@ -1,13 +1,14 @@
 """Target functions f*(x) = (1/N) Σ_i F(x_0, x_i).
 
-Algebra, coefficients, the four families, the sphere distribution.
+This module holds their algebra and their coefficients, the four families of the paper, and draws
+from the sphere distribution.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,10 @@ from keyhole._array import MEMORY_BUDGET, set_blocks
 from keyhole._checks import check_count, check_finite, check_float_array, check_number, check_seed
 from keyhole.data.sets import SetBatch
 
-QUERY, KEY, PAIR = "query", "key", "pair"
+# the kinds of factors; QUERY and KEY also name the slots of a coefficient tensor
+QUERY = "query"
+KEY = "key"
+PAIR = "pair"
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +37,9 @@ class Factor:
     @property
     def signature(self) -> tuple[str, bytes]:
         """Equal for equal factors: lets powers of one factor be collected."""
-        return self.kind, b"" if self.array is None else self.array.tobytes()
+        if self.array is None:
+            return self.kind, b""
+        return self.kind, self.array.tobytes()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Factor) and self.signature == other.signature
@@ -48,8 +54,9 @@ class Factor:
         assert query is not None  # Polynomial.__call__ has checked it
         if self.kind == QUERY:
             return np.asarray((query @ self.array)[owner])
-        turned = query if self.array is None else query @ self.array
-        return np.asarray(np.einsum("td,td->t", turned[owner], tokens))
+        if self.array is not None:
+            query = query @ self.array
+        return np.asarray(np.einsum("td,td->t", query[owner], tokens))
 
 
 @dataclass(frozen=True)
@@ -62,9 +69,9 @@ class Term:
     @property
     def degrees(self) -> tuple[int, int]:
         """(r, s): the degree in the query and in the key."""
-        query = sum(power for factor, power in self.powers if factor.kind != KEY)
-        key = sum(power for factor, power in self.powers if factor.kind != QUERY)
-        return query, key
+        query_degree = sum(power for factor, power in self.powers if factor.kind != KEY)
+        key_degree = sum(power for factor, power in self.powers if factor.kind != QUERY)
+        return query_degree, key_degree
 
     @property
     def monomial(self) -> frozenset[tuple[Factor, int]]:
@@ -112,9 +119,10 @@ class Polynomial:
         self._dim = check_count(dim, "dim")
         collected: dict[frozenset[tuple[Factor, int]], Term] = {}
         for term in terms:
-            known = collected.get(term.monomial)
-            coefficient = term.coefficient + (known.coefficient if known else 0.0)
-            collected[term.monomial] = Term(coefficient, term.powers)
+            coefficient = term.coefficient
+            if term.monomial in collected:
+                coefficient += collected[term.monomial].coefficient
+            collected[term.monomial] = Term(coefficient=coefficient, powers=term.powers)
         self._terms = tuple(term for term in collected.values() if term.coefficient != 0.0)
 
     @property
@@ -130,8 +138,9 @@ class Polynomial:
     @property
     def degrees(self) -> tuple[int, int]:
         """The highest degrees of F in the query and in the key."""
-        of_terms = [term.degrees for term in self._terms] or [(0, 0)]
-        return max(r for r, _ in of_terms), max(s for _, s in of_terms)
+        query_degree = max((term.degrees[0] for term in self._terms), default=0)
+        key_degree = max((term.degrees[1] for term in self._terms), default=0)
+        return query_degree, key_degree
 
     @property
     def needs_query(self) -> bool:
@@ -165,18 +174,28 @@ class Polynomial:
         return values
 
     def _block_values(self, batch: SetBatch) -> np.ndarray:
+        """Values of the target on as many sets as fit into memory at once."""
         tokens = batch.tokens.astype(np.float64, copy=False)
-        query = None if batch.query is None else batch.query.astype(np.float64, copy=False)
+        query = batch.query
+        if query is not None:
+            query = query.astype(np.float64, copy=False)
         owner = np.repeat(np.arange(len(batch)), batch.lengths)
-        forms = {factor: None for term in self._terms for factor, _ in term.powers}
-        values = {factor: factor.values(query, tokens, owner) for factor in forms}
-        total = np.zeros(len(tokens))
+
+        # every factor once, however many terms it occurs in
+        factor_values: dict[Factor, np.ndarray] = {}
+        for term in self._terms:
+            for factor, _ in term.powers:
+                if factor not in factor_values:
+                    factor_values[factor] = factor.values(query, tokens, owner)
+
+        # F of every key, then the average over the keys of a set
+        pair_values = np.zeros(len(tokens))
         for term in self._terms:
             product = np.full(len(tokens), term.coefficient)
             for factor, power in term.powers:
-                product *= values[factor] ** power
-            total += product
-        return np.asarray(np.add.reduceat(total, batch.offsets[:-1]) / batch.lengths)
+                product *= factor_values[factor] ** power
+            pair_values += product
+        return np.asarray(np.add.reduceat(pair_values, batch.offsets[:-1]) / batch.lengths)
 
     def coefficient_norms(self) -> dict[tuple[int, int], float]:
         """The squared norms |f_rs|² for every degree (r, s) that occurs.
@@ -188,14 +207,15 @@ class Polynomial:
         by_degree: dict[tuple[int, int], list[Term]] = {}
         for term in self._terms:
             by_degree.setdefault(term.degrees, []).append(term)
+
+        # |Σ_a T_a|² = Σ_a <T_a, T_a> + 2 Σ_{a<b} <T_a, T_b>
         norms = {}
         for degree, terms in sorted(by_degree.items()):
             total = 0.0
             for a, first in enumerate(terms):
                 for second in terms[a:]:
-                    weight = (
-                        first.coefficient * second.coefficient * (1.0 if first is second else 2.0)
-                    )
+                    multiplicity = 1.0 if first is second else 2.0
+                    weight = first.coefficient * second.coefficient * multiplicity
                     total += weight * symmetric_product(first, second, self._dim)
             norms[degree] = max(total, 0.0)  # rounding may leave a cancelled norm just below zero
         return norms
@@ -210,7 +230,8 @@ class Polynomial:
         True
         """
         _check_same_dim(self, other)
-        return Polynomial(self._dim, (a.times(b) for a in self._terms for b in other._terms))
+        products = [first.times(second) for first in self._terms for second in other._terms]
+        return Polynomial(self._dim, products)
 
     def __add__(self, other: Any) -> Polynomial:
         right = self._coerce(other)
@@ -254,26 +275,31 @@ class Polynomial:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Polynomial):
             return NotImplemented
-        mine = {term.monomial: term.coefficient for term in self._terms}
-        return self._dim == other._dim and mine == {t.monomial: t.coefficient for t in other._terms}
+        return self._dim == other._dim and self._coefficients() == other._coefficients()
 
     def __hash__(self) -> int:
-        return hash((self._dim, frozenset((t.monomial, t.coefficient) for t in self._terms)))
+        return hash((self._dim, frozenset(self._coefficients().items())))
+
+    def _coefficients(self) -> dict[frozenset[tuple[Factor, int]], float]:
+        """The coefficient of every monomial: what makes two targets equal."""
+        return {term.monomial: term.coefficient for term in self._terms}
 
     def __repr__(self) -> str:
         if self._named_by:
-            shown = (f"{name}={getattr(self, name):.15g}" for name in self._named_by)
-            return f"{type(self).__name__}({', '.join(shown)})"
-        degrees = (
-            ", ".join(str(d) for d in sorted({term.degrees for term in self._terms})) or "none"
-        )
+            arguments = [f"{name}={getattr(self, name):.15g}" for name in self._named_by]
+            return f"{type(self).__name__}({', '.join(arguments)})"
+        term_degrees = sorted({term.degrees for term in self._terms})
+        degrees = ", ".join(str(degree) for degree in term_degrees) or "none"
         return f"Polynomial(dim={self._dim}, {len(self._terms)} terms of degrees {degrees})"
 
     def _coerce(self, other: Any) -> Polynomial | None:
+        """A number as a constant target; None for what is neither number nor target."""
         if isinstance(other, Polynomial):
             return other
-        if isinstance(other, (int, float, np.integer, np.floating)) and not isinstance(other, bool):
-            return Polynomial(self._dim, [Term(check_number(other, "constant"), ())])
+        is_number = isinstance(other, (int, float, np.integer, np.floating))
+        if is_number and not isinstance(other, bool):
+            constant = Term(coefficient=check_number(other, "constant"), powers=())
+            return Polynomial(self._dim, [constant])
         return None
 
 
@@ -286,7 +312,7 @@ def monomial(
 ) -> Polynomial:
     """The target of one monomial in correlations, keys and query.
 
-    (1/N) Σ_i c · Π_j <x_0, A_j x_i>^{q_j} · Π_j <β_j, x_i>^{p_j} · Π_j <γ_j, x_0>^{r_j}.
+    It is (1/N) Σ_i c · Π_j <x_0, A_j x_i>^{q_j} · Π_j <β_j, x_i>^{p_j} · Π_j <γ_j, x_0>^{r_j}.
 
     Parameters
     ----------
@@ -311,22 +337,33 @@ def monomial(
     True
     """
     dim = check_count(dim, "dim")
-    term = Term(check_number(coefficient, "coefficient"), ())
-    for kind, name, given in ((PAIR, "pairs", pairs), (KEY, "keys", keys), (QUERY, "query", query)):
-        for array, power in given:
+    term = Term(coefficient=check_number(coefficient, "coefficient"), powers=())
+    for kind, name, factors in (
+        (PAIR, "pairs", pairs),
+        (KEY, "keys", keys),
+        (QUERY, "query", query),
+    ):
+        for array, power in factors:
             power = check_count(power, f"power of `{name}`", minimum=0)
             factor = _checked_factor(kind, name, array, dim)
-            if power > 0:
-                nonzero = factor.array is None or bool(factor.array.any())
-                term = term.times(Term(1.0 if nonzero else 0.0, ((factor, power),)))
+            if power == 0:
+                continue
+            # a factor of zeros makes the whole term zero
+            is_zero = factor.array is not None and not factor.array.any()
+            unit = 0.0 if is_zero else 1.0
+            term = term.times(Term(coefficient=unit, powers=((factor, power),)))
     return Polynomial(dim, [term])
 
 
 def _checked_factor(kind: str, name: str, array: Any, dim: int) -> Factor:
+    """A factor with an array of the right shape; the identity matrix is stored as None."""
     if kind == PAIR and array is None:
         return Factor(PAIR, None)
     array = check_float_array(array, name).astype(np.float64)
-    shape = (dim, dim) if kind == PAIR else (dim,)
+    if kind == PAIR:
+        shape: tuple[int, ...] = (dim, dim)
+    else:
+        shape = (dim,)
     if array.shape != shape:
         raise ValueError(
             f"a factor of `{name}` must have shape {shape} for dim {dim}: got shape {array.shape}."
@@ -334,14 +371,14 @@ def _checked_factor(kind: str, name: str, array: Any, dim: int) -> Factor:
     check_finite(array, name)
     if kind == PAIR and np.array_equal(array, np.eye(dim)):
         return Factor(PAIR, None)
-    array = (
-        array + 0.0
-    )  # a copy of our own, and −0 becomes 0, so that equal factors have equal bytes
+    # a new array that nobody else can change; −0 becomes 0, so that equal factors have equal bytes
+    array = array + 0.0
     array.flags.writeable = False
     return Factor(kind, array)
 
 
 def _check_same_dim(a: Polynomial, b: Polynomial) -> None:
+    """Refuse to add or multiply targets of different token dimensions."""
     if a.dim != b.dim:
         raise ValueError(
             f"targets must share the token dimension: got dim {a.dim} and dim {b.dim}."
@@ -360,7 +397,7 @@ def _check_same_dim(a: Polynomial, b: Polynomial) -> None:
 # are counted apart.
 
 Content = tuple[int, ...]
-"""How many copies of each node a chain, a ring or a whole joining uses."""
+"""How often a chain, a ring or a whole joining uses each node."""
 
 Joints = tuple[int, int, int, int]
 """Joints inside the first term, key to key and query to query; then across, its query slots and its
@@ -384,7 +421,7 @@ def symmetric_product(first: Term, second: Term, dim: int) -> float:
 def joinings(first: Term, second: Term, dim: int, inside: bool = True) -> Float[np.ndarray, "i j"]:
     """Sum of all joinings of two terms, divided by r! s!, coefficients left out.
 
-    The terms are of degrees (r, s) and as even.
+    The first term has the degrees (r, s), and the degrees of the second have the same parity.
 
     Entry [i, j] has i key joints and j query joints inside the first term, up to ⌊s/2⌋ and ⌊r/2⌋;
     without ``inside`` slots of one term are not joined, and there is one entry. States number the
@@ -397,13 +434,9 @@ def joinings(first: Term, second: Term, dim: int, inside: bool = True) -> Float[
 def crossed_joinings(first: Term, second: Term, dim: int) -> Float[np.ndarray, "2 i j"]:
     """Joinings without and with one joint across each way.
 
-    A query slot of each term to a key slot of the other.
+    A joint across joins a query slot of one term to a key slot of the other.
     """
-    nodes = [
-        _Node(f.kind, side, f.array, n)
-        for side, term in enumerate((first, second))
-        for f, n in term.powers
-    ]
+    nodes = _plain_nodes(first, second)
     sums = _joinings(nodes, dim, first.degrees, inside=True, crossings=1)
     return np.stack([sums[:, :, 0, 0], sums[:, :, 1, 1]])
 
@@ -411,8 +444,17 @@ def crossed_joinings(first: Term, second: Term, dim: int) -> Float[np.ndarray, "
 def _joinings(
     nodes: list[_Node], dim: int, degrees: tuple[int, int], inside: bool, crossings: int
 ) -> np.ndarray:
-    within = (degrees[1] // 2 + 1, degrees[0] // 2 + 1) if inside else (1, 1)
-    connected = _Connected(nodes, dim, (*within, crossings + 1, crossings + 1), inside)
+    """Sums of all joinings, by the number of joints of each of the four kinds."""
+    # one entry per number of joints, none included; a joint inside takes two slots
+    n_key_joints = 1
+    n_query_joints = 1
+    if inside:
+        n_key_joints = degrees[1] // 2 + 1
+        n_query_joints = degrees[0] // 2 + 1
+    shape = (n_key_joints, n_query_joints, crossings + 1, crossings + 1)
+
+    # connected joinings first, then all of them
+    connected = _Connected(nodes, dim, shape, inside)
     for start in range(len(nodes)):
         connected.add_chains(start)
         connected.add_rings(start)
@@ -426,40 +468,51 @@ class _Node:
     kind: str
     side: int
     array: np.ndarray | None
-    copies: int
+    power: int
+
+
+def _plain_nodes(first: Term, second: Term) -> list[_Node]:
+    """The factors of both terms as they are."""
+    nodes = []
+    for side, term in enumerate((first, second)):
+        for factor, power in term.powers:
+            node = _Node(kind=factor.kind, side=side, array=factor.array, power=power)
+            nodes.append(node)
+    return nodes
 
 
 def _nodes(first: Term, second: Term) -> list[_Node]:
     """The factors of both terms, in coordinates where a single matrix is diagonal.
 
-    Such a matrix is kept as a vector.
+    Such a matrix is stored as a vector.
     """
-    powers = [
-        (side, factor, power)
-        for side, term in enumerate((first, second))
-        for factor, power in term.powers
-    ]
-    matrices = {
-        factor for _, factor, _ in powers if factor.kind == PAIR and factor.array is not None
-    }
-    plain = any(factor.kind == PAIR and factor.array is None for _, factor, _ in powers)
-    if len(matrices) != 1 or plain:
-        return [_Node(factor.kind, side, factor.array, power) for side, factor, power in powers]
-    (only,) = matrices
-    assert only.array is not None
-    left, scales, right = np.linalg.svd(only.array)
-    turned: dict[str, np.ndarray] = {QUERY: left.T, KEY: right}
-    return [_Node(f.kind, side, _turn(f, turned, scales), power) for side, f, power in powers]
+    # coordinates are turned where there is one matrix only, and no <x_0, x_i> beside it
+    pair_factors = {factor for factor, _ in (*first.powers, *second.powers) if factor.kind == PAIR}
+    plain_nodes = _plain_nodes(first, second)
+    if len(pair_factors) != 1:
+        return plain_nodes
+    [matrix] = pair_factors
+    if matrix.array is None:
+        return plain_nodes
 
-
-def _turn(factor: Factor, turned: dict[str, np.ndarray], scales: np.ndarray) -> np.ndarray:
-    return scales if factor.kind == PAIR else np.asarray(turned[factor.kind] @ factor.array)
+    # A = U S Vᵀ: in the coordinates Uᵀ x_0 and Vᵀ x_i the matrix is S
+    left, singular_values, right = np.linalg.svd(matrix.array)
+    turned_nodes = []
+    for node in plain_nodes:
+        if node.kind == PAIR:
+            array = singular_values
+        elif node.kind == QUERY:
+            array = np.asarray(left.T @ node.array)
+        else:
+            array = np.asarray(right @ node.array)
+        turned_nodes.append(replace(node, array=array))
+    return turned_nodes
 
 
 class _Connected:
     """Sums over connected joinings, by content.
 
-    Chains between two vectors, and rings of matrices.
+    These are chains between two vectors, and rings of matrices.
     """
 
     def __init__(self, nodes: list[_Node], dim: int, shape: Joints, inside: bool) -> None:
@@ -469,10 +522,14 @@ class _Connected:
         self.shape = shape
         self.inside = inside
         self.pairs = [i for i, node in enumerate(nodes) if node.kind == PAIR]
-        dense = any(
-            array is not None and array.ndim == 2 for array in (nodes[i].array for i in self.pairs)
-        )
-        self.identity = np.eye(dim) if dense else np.ones(dim)
+        # where all matrices are diagonal, the identity is stored by its diagonal too
+        pair_arrays = [nodes[i].array for i in self.pairs]
+        has_dense = any(array is not None and array.ndim == 2 for array in pair_arrays)
+        self.identity: np.ndarray
+        if has_dense:
+            self.identity = np.eye(dim)
+        else:
+            self.identity = np.ones(dim)
         self.sums: dict[Content, np.ndarray] = {}
 
     def add_chains(self, start: int) -> None:
@@ -485,98 +542,130 @@ class _Connected:
         for content, slot, last, values in self._walk(start, first.kind, first.array):
             for end in ends:
                 node = self.nodes[end]
-                # a chain between copies of one vector is walked from both of its ends
+                assert node.array is not None
+                # a chain between two uses of one vector is walked from both of its ends
                 weight = 0.5 if end == start else 1.0
                 for joints, value in values.items():
-                    closed = self._joint(joints, slot, node.kind, last, end)
-                    if closed is not None:
-                        assert node.array is not None
-                        self._add(_plus(content, end), closed, weight * float(node.array @ value))
+                    closed_joints = self._joint(joints, slot, node.kind, last, end)
+                    if closed_joints is None:
+                        continue
+                    product = weight * float(node.array @ value)
+                    self._add(_plus(content, end), closed_joints, product)
 
     def add_rings(self, start: int) -> None:
         """Rings in which matrix ``start`` is the one we begin to walk from, by its key slot."""
         first = self.nodes[start]
         if first.kind != PAIR:
             return
-        begin = self.identity if first.array is None else first.array
+        begin = first.array
+        if begin is None:
+            begin = self.identity
         for content, slot, last, values in self._walk(start, KEY, begin):
             for joints, value in values.items():
-                closed = self._joint(joints, slot, QUERY, last, start)
-                if closed is not None:
-                    trace = float(value.sum() if value.ndim == 1 else np.trace(value))
-                    # a ring of n matrices is walked once from each of them
-                    self._add(content, closed, trace / sum(content))
+                closed_joints = self._joint(joints, slot, QUERY, last, start)
+                if closed_joints is None:
+                    continue
+                if value.ndim == 1:
+                    trace = float(value.sum())
+                else:
+                    trace = float(np.trace(value))
+                # a ring of n matrices is walked once from each of them
+                self._add(content, closed_joints, trace / sum(content))
 
     def _walk(
         self, start: int, slot: str, begin: np.ndarray
     ) -> Iterator[tuple[Content, str, int, dict[Joints, np.ndarray]]]:
         """Yield every (content, open slot, last node) reached from ``start``.
 
-        With the sum over its words.
+        The fourth item is the sum over the words that lead there, by their joints.
         """
         empty = tuple(0 for _ in self.nodes)
         layer = {(_plus(empty, start), start, slot): {(0, 0, 0, 0): begin}}
         while layer:
-            following: dict[tuple[Content, int, str], dict[Joints, np.ndarray]] = {}
+            # walks that are longer by one matrix; those which end in the same state are added up
+            longer: dict[tuple[Content, int, str], dict[Joints, np.ndarray]] = {}
             for (content, last, open_slot), values in layer.items():
                 yield content, open_slot, last, values
                 for node in self.pairs:
-                    if content[node] < self.nodes[node].copies:
-                        for entry, leaving in self._entries(open_slot):
-                            target = following.setdefault((_plus(content, node), node, leaving), {})
-                            self._extend(target, values, open_slot, entry, last, node)
-            layer = {key: values for key, values in following.items() if values}
+                    if content[node] >= self.nodes[node].power:
+                        continue
+                    for entry, leaving in self._entries(open_slot):
+                        state = (_plus(content, node), node, leaving)
+                        sums = longer.setdefault(state, {})
+                        self._extend(sums, values, open_slot, entry, last, node)
+            layer = {state: sums for state, sums in longer.items() if sums}
 
     def _entries(self, slot: str) -> tuple[tuple[str, str], ...]:
         """Slots by which a walk may enter the next node, each with the one it leaves by.
 
-        Its own kind first.
+        The entry by a slot of the same kind comes first.
         """
-        straight, across = (KEY, QUERY), (QUERY, KEY)
-        if slot == QUERY:
-            straight, across = across, straight
-        return (straight, across) if self.shape[2] > 1 else (straight,)
+        if slot == KEY:
+            straight = (KEY, QUERY)
+            across = (QUERY, KEY)
+        else:
+            straight = (QUERY, KEY)
+            across = (KEY, QUERY)
+        if self.shape[2] > 1:
+            return (straight, across)
+        return (straight,)
 
     def _extend(
         self,
-        target: dict[Joints, np.ndarray],
+        sums: dict[Joints, np.ndarray],
         values: dict[Joints, np.ndarray],
         slot: str,
         entry: str,
         last: int,
         node: int,
     ) -> None:
+        """Carry walks that end at ``last`` across ``node``, and add them to ``sums``."""
         array = self.nodes[node].array
         for joints, value in values.items():
-            joined = self._joint(joints, slot, entry, last, node)
-            if joined is not None:
-                moved = _apply(value, array, entry)
-                target[joined] = target[joined] + moved if joined in target else moved
+            new_joints = self._joint(joints, slot, entry, last, node)
+            if new_joints is None:
+                continue
+            moved = _apply(value, array, entry)
+            if new_joints in sums:
+                moved = sums[new_joints] + moved
+            sums[new_joints] = moved
 
     def _joint(self, joints: Joints, slot: str, entry: str, last: int, node: int) -> Joints | None:
-        """Count the joint of a slot of one node with a slot of the next.
+        """The joints counted so far, with the one of a slot of ``last`` with a slot of ``node``.
 
-        None where it is not allowed.
+        None where that joint is not allowed.
         """
-        side, straight, (i, j, e, f) = self.sides[last], slot == entry, joints
-        if side != self.sides[node]:
-            if straight:
-                return joints
-            # the query slot of the first term, or its key slot
-            if (slot == QUERY) == (side == 0):
-                return (i, j, e + 1, f) if e + 1 < self.shape[2] else None
-            return (i, j, e, f + 1) if f + 1 < self.shape[3] else None
-        if not self.inside or not straight:
-            return None
-        if side == 1:
+        side = self.sides[last]
+        is_between_terms = side != self.sides[node]
+        is_straight = slot == entry
+
+        # joints that need no counting: straight ones between the terms, and inside the second term
+        if is_between_terms and is_straight:
             return joints
-        if slot == KEY:
-            return (i + 1, j, e, f) if i + 1 < self.shape[0] else None
-        return (i, j + 1, e, f) if j + 1 < self.shape[1] else None
+        if not is_between_terms:
+            if not self.inside or not is_straight:
+                return None
+            if side == 1:
+                return joints
+
+        # which of the four counts goes up by one
+        if is_between_terms:
+            # the joint is across: by the query slot of the first term, or by its key slot
+            uses_query_of_first = (slot == QUERY) == (side == 0)
+            position = 2 if uses_query_of_first else 3
+        else:
+            # the joint is inside the first term
+            position = 0 if slot == KEY else 1
+        counts = _plus(joints, position)
+        if counts[position] >= self.shape[position]:
+            return None
+        i, j, e, f = counts
+        return i, j, e, f
 
     def _add(self, content: Content, joints: Joints, value: float) -> None:
+        """Add to the sum of a content, unless it uses a node more often than the term has it."""
         if content not in self.sums:
-            if any(n > node.copies for n, node in zip(content, self.nodes, strict=True)):
+            if any(n > node.power for n, node in zip(content, self.nodes, strict=True)):
                 return
             self.sums[content] = np.zeros(self.shape)
         self.sums[content][joints] += value
@@ -588,11 +677,14 @@ def _apply(value: np.ndarray, array: np.ndarray | None, slot: str) -> np.ndarray
         return value
     if array.ndim == 1:  # diagonal
         return np.asarray(value * array)
-    return np.asarray(value @ array.T if slot == KEY else value @ array)
+    if slot == KEY:
+        return np.asarray(value @ array.T)
+    return np.asarray(value @ array)
 
 
-def _plus(content: Content, node: int) -> Content:
-    return (*content[:node], content[node] + 1, *content[node + 1 :])
+def _plus(counts: tuple[int, ...], position: int) -> tuple[int, ...]:
+    """The counts with one of them raised by one."""
+    return (*counts[:position], counts[position] + 1, *counts[position + 1 :])
 
 
 def _exponential(
@@ -604,57 +696,68 @@ def _exponential(
     kept in units of r_m! s_m! / Π m_t!, which keeps it near one where the plain coefficient would
     underflow.
     """
-    in_first = [node.side == 0 for node in nodes]
-    key_slots = [n.kind != QUERY and f for n, f in zip(nodes, in_first, strict=True)]
-    query_slots = [n.kind != KEY and f for n, f in zip(nodes, in_first, strict=True)]
 
     def unit(content: Content) -> tuple[int, int]:
-        keys = sum(n for n, there in zip(content, key_slots, strict=True) if there)
-        queries = sum(n for n, there in zip(content, query_slots, strict=True) if there)
-        copies = math.prod(math.factorial(n) for n in content)
-        return copies, math.factorial(keys) * math.factorial(queries)
+        """Π m_t!, and r_m! s_m! of the slots that the content uses in the first term."""
+        n_keys = 0
+        n_queries = 0
+        for count, node in zip(content, nodes, strict=True):
+            if node.side == 0 and node.kind != QUERY:
+                n_keys += count
+            if node.side == 0 and node.kind != KEY:
+                n_queries += count
+        orders = math.prod(math.factorial(count) for count in content)
+        return orders, math.factorial(n_keys) * math.factorial(n_queries)
 
-    known: dict[Content, np.ndarray] = {}
+    # E_0 = 1: the empty joining, without joints
     one = np.zeros(shape)
     one[0, 0, 0, 0] = 1.0
-    known[tuple(0 for _ in nodes)] = one
+    exponentials: dict[Content, np.ndarray] = {tuple(0 for _ in nodes): one}
 
-    def total(content: Content) -> np.ndarray:
-        pending = [content]
-        while pending:  # a stack of our own: high powers would exhaust Python's
-            m = pending[-1]
-            if m in known:
-                pending.pop()
-                continue
-            t = next(i for i, n in enumerate(m) if n > 0)
-            steps = [
-                c for c in connected if c[t] > 0 and all(a <= b for a, b in zip(c, m, strict=True))
-            ]
-            rests = [tuple(a - b for a, b in zip(m, c, strict=True)) for c in steps]
-            missing = [rest for rest in rests if rest not in known]
-            if missing:
-                pending.extend(missing)
-                continue
-            value = np.zeros(shape)
-            copies, slots = unit(m)
-            for c, rest in zip(steps, rests, strict=True):
-                rest_copies, rest_slots = unit(rest)
-                scale = (copies * rest_slots) / (rest_copies * slots)
-                value += (c[t] / m[t] * scale) * _shifted_product(connected[c], known[rest])
-            known[m] = value
+    # E_m needs E of smaller contents; they wait on a stack, as recursion at high powers would
+    # exhaust Python's
+    whole = tuple(node.power for node in nodes)
+    pending = [whole]
+    while pending:
+        m = pending[-1]
+        if m in exponentials:
             pending.pop()
-        return known[content]
+            continue
 
-    return total(tuple(node.copies for node in nodes))
+        # the connected contents c within m that use the node t, and the contents m − c
+        t = next(i for i, count in enumerate(m) if count > 0)
+        steps = []
+        rests = []
+        for c in connected:
+            if c[t] > 0 and all(part <= count for part, count in zip(c, m, strict=True)):
+                steps.append(c)
+                rests.append(tuple(count - part for part, count in zip(c, m, strict=True)))
+        missing = [rest for rest in rests if rest not in exponentials]
+        if missing:
+            pending.extend(missing)
+            continue
+
+        # m_t E_m = Σ_c c_t C_c E_{m−c}, in the units of m and of m − c
+        value = np.zeros(shape)
+        orders, slots = unit(m)
+        for c, rest in zip(steps, rests, strict=True):
+            rest_orders, rest_slots = unit(rest)
+            scale = (orders * rest_slots) / (rest_orders * slots)
+            product = _shifted_product(connected[c], exponentials[rest])
+            value += (c[t] / m[t] * scale) * product
+        exponentials[m] = value
+        pending.pop()
+    return exponentials[whole]
 
 
 def _shifted_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Product of two polynomials in four variables, cut at their common shape."""
     product = np.zeros_like(b)
-    for place in zip(*np.nonzero(a), strict=True):
-        to = tuple(slice(n, None) for n in place)
-        source = tuple(slice(None, size - n) for n, size in zip(place, b.shape, strict=True))
-        product[to] += a[place] * b[source]
+    for exponents in zip(*np.nonzero(a), strict=True):
+        # a monomial of the first moves the second by its exponents; what leaves the shape is cut
+        destination = tuple(slice(n, None) for n in exponents)
+        source = tuple(slice(None, size - n) for n, size in zip(exponents, b.shape, strict=True))
+        product[destination] += a[exponents] * b[source]
     return product
 
 
@@ -685,8 +788,10 @@ def sphere_sets(n_sets: int, n_keys: int, dim: int, seed: int) -> SetBatch:
     >>> bool((batch.query[:2] == sphere_sets(2, 2, 3, seed=0).query).all())   # draws nest
     True
     """
-    n_sets, n_keys = check_count(n_sets, "n_sets"), check_count(n_keys, "n_keys")
-    dim, seed = check_count(dim, "dim"), check_seed(seed)
+    n_sets = check_count(n_sets, "n_sets")
+    n_keys = check_count(n_keys, "n_keys")
+    dim = check_count(dim, "dim")
+    seed = check_seed(seed)
     # a Generator fills arrays in order, set after set: that is why draws nest
     tokens = np.random.default_rng(seed).standard_normal((n_sets, 1 + n_keys, dim))
     tokens /= np.linalg.norm(tokens, axis=-1, keepdims=True)
@@ -709,20 +814,31 @@ def fixed_free_rotation(dim: int, seed: int) -> Float[np.ndarray, "d d"]:
     >>> bool(np.allclose(P @ P.T, np.eye(5))), bool(abs(np.trace(P)) < 1e-12)
     (True, True)
     """
-    dim, seed = check_count(dim, "dim"), check_seed(seed)
+    dim = check_count(dim, "dim")
+    seed = check_seed(seed)
     if dim == 1:
         return np.array([[-1.0]])
+
+    # quarter turns in planes of two coordinates, and the three directions that an odd dimension
+    # leaves over
+    is_odd = dim % 2 == 1
+    n_paired = dim - 3 if is_odd else dim
     turns = np.zeros((dim, dim))
-    planes = dim - 3 if dim % 2 else dim
-    for i in range(0, planes, 2):
-        turns[i, i + 1], turns[i + 1, i] = -1.0, 1.0
-    if dim % 2:
-        cosine, sine = math.cos(math.pi / 3), math.sin(math.pi / 3)
-        turns[planes:, planes:] = [[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, -1.0]]
+    for i in range(0, n_paired, 2):
+        turns[i, i + 1] = -1.0
+        turns[i + 1, i] = 1.0
+    if is_odd:
+        cosine = math.cos(math.pi / 3)
+        sine = math.sin(math.pi / 3)
+        turns[n_paired:, n_paired:] = [
+            [cosine, -sine, 0.0],
+            [sine, cosine, 0.0],
+            [0.0, 0.0, -1.0],
+        ]
+
+    # a random basis; QR's own signs would bias it, with the signs of the diagonal it is uniform
     basis, triangle = np.linalg.qr(np.random.default_rng(seed).standard_normal((dim, dim)))
-    basis *= np.sign(
-        np.diag(triangle)
-    )  # QR's own signs would bias the basis; with these it is uniform
+    basis *= np.sign(np.diag(triangle))
     return np.asarray(basis @ turns @ basis.T)
 
 
@@ -805,12 +921,11 @@ class Correlation(Polynomial):
 class RotatedCorrelation(Polynomial):
     """Correlation through a rotation: f_{3,γ}(x) = (1/N) Σ_i <x_0, S_γ x_i>³ <β, x_i>.
 
-    With S_γ = (1−γ) I + γ P.
-
-    P is a random rotation without fixed directions and with trace zero
-    (:func:`fixed_free_rotation`): γ = 0 is ``Correlation(q=3)``; at γ = 1 the correlation has
-    nothing left in common with <x_0, x_i>. In even dimension S_γ is a multiple of a rotation, by
-    √((1−γ)² + γ²), so every γ is equally hard, up to that scale, for heads of zero mean.
+    The matrix is S_γ = (1−γ) I + γ P. P is a random rotation without fixed directions and with
+    trace zero (:func:`fixed_free_rotation`): γ = 0 is ``Correlation(q=3)``; at γ = 1 the
+    correlation has nothing left in common with <x_0, x_i>. In even dimension S_γ is a multiple of a
+    rotation, by √((1−γ)² + γ²), so every γ is equally hard, up to that scale, for heads of zero
+    mean.
 
     Parameters
     ----------
@@ -835,13 +950,14 @@ class RotatedCorrelation(Polynomial):
         self.gamma = check_number(gamma, "gamma")
         self.seed = check_seed(seed)
         self.beta = _direction(beta, dim)
-        self.rotation = (1 - self.gamma) * np.eye(dim) + self.gamma * fixed_free_rotation(dim, seed)
-        super().__init__(
-            dim, monomial(dim, pairs=[(self.rotation, 3)], keys=[(self.beta, 1)]).terms
-        )
+        rotation = fixed_free_rotation(dim, seed)
+        self.rotation = (1 - self.gamma) * np.eye(dim) + self.gamma * rotation
+        target = monomial(dim, pairs=[(self.rotation, 3)], keys=[(self.beta, 1)])
+        super().__init__(dim, target.terms)
 
 
 def _direction(beta: Any, dim: int) -> np.ndarray:
+    """The direction β, or the first basis vector if none is given."""
     if beta is None:
         first = np.zeros(check_count(dim, "dim"))
         first[0] = 1.0
