@@ -649,7 +649,10 @@ def _data(placed: Sequence[Sequence[_Placed]]) -> dict[str, Any]:
 
 def _tally(sections: Sequence[Section]) -> str:
     """How many verdicts there are of each state, in the order of the signs."""
-    states = Counter(section.verdict.state for section in sections if section.verdict is not None)
+    states: Counter[str] = Counter()
+    for section in sections:
+        if section.verdict is not None:
+            states[section.verdict.state] += 1
     tallies = []
     for state in _SIGNS:
         count = states[state]
