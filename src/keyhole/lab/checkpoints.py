@@ -353,7 +353,7 @@ def _file_in_folder(folder: Path) -> Path:
 def _indexed_files(index: Path) -> dict[str, TensorFile]:
     """Which file holds each tensor, by an index."""
     # names of files beside the index, and no paths that lead elsewhere
-    table = _read_object(index).get("weight_map")
+    table: Any = _read_object(index).get("weight_map")
     is_table = isinstance(table, dict) and all(
         isinstance(name, str) and name == Path(name).name for name in table.values()
     )

@@ -44,9 +44,8 @@ class TheoryQuestion:
     ridge: float = 1e-5
     noise: float = 0.0
     model: str = "both"
-    error: float | None = (
-        None  # squared error for the samples and heads needed; a tenth of Var f* if not given
-    )
+    # squared error for the samples and heads needed; a tenth of Var f* if not given
+    error: float | None = None
     delta: float = 0.05
     constant: float = 1.0
     levels: int = 8

@@ -61,12 +61,10 @@ MOST_WAITING = 64  # requests at a time; the page has two
 MOST_COMPUTING = 4
 MOST_LISTENING = 32  # tabs that hear of progress
 MOST_UPLOADS = 2  # tables on their way, of which one is looked at
-BODY_SECONDS = (
-    30.0  # that an upload may take to arrive; on the loopback address 32 MiB take less than one
-)
-MEASURE_SECONDS = (
-    600.0  # of a measurement, by the clock; what is asked for must be half of it by estimate
-)
+# that an upload may take to arrive; on the loopback address 32 MiB take less than one
+BODY_SECONDS = 30.0
+# of a measurement, by the clock; what is asked for must be half of it by estimate
+MEASURE_SECONDS = 600.0
 MEASURE_MEMORY = 2**30  # bytes of a job
 DATA_SECONDS = 60.0  # of a look at an uploaded table
 DATA_BUDGET = 15.0  # of which it plans to use so much
