@@ -316,8 +316,12 @@ def grid_rows(config: Config, results: Results) -> list[dict[str, Any]]:
 
 def outliers(rows: Sequence[Row]) -> list[Row]:
     """Cells beyond the tolerance of their dimension, worst first."""
-    beyond = [row for row in rows if abs(row["deviation"]) > tolerance(row["d"])]  # type: ignore[arg-type]
-    return sorted(beyond, key=lambda row: -abs(row["deviation"]))  # type: ignore[arg-type]
+
+    def deviation(row: Row) -> float:
+        return abs(float(row["deviation"] or 0.0))
+
+    beyond = [row for row in rows if deviation(row) > tolerance(int(row["d"] or 0))]
+    return sorted(beyond, key=lambda row: -deviation(row))
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
