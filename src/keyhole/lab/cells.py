@@ -61,16 +61,15 @@ class Cell:
     and no intercept; "absolute" or "huber", the constrained learner of the theorems with that
     loss."""
     noise: float = 0.0  # variance of the noise in the labels, as a share of Var f*
-    outliers: float = (
-        0.0  # share of the labels that are off by ± ``outlier_size`` standard deviations of f*
-    )
+    # share of the labels that are off by ± ``outlier_size`` standard deviations of f*
+    outliers: float = 0.0
     outlier_size: float = 0.0
-    ridge: float | None = (
-        None  # λ of the learner "fixed", α = nλ; None for the others, which choose theirs
-    )
+    # λ of the learner "fixed", α = nλ; None for the others, which choose theirs
+    ridge: float | None = None
     mean: float = 1.0  # c of W_0 = c·I, for biased heads of the learner "fixed"
 
     def __post_init__(self) -> None:
+        # names and sizes
         if self.learner not in LEARNERS or self.model not in MODELS:
             raise ValueError(
                 f"a cell's learner must be one of {', '.join(LEARNERS)} and its model one of "
@@ -81,17 +80,20 @@ class Cell:
                 f"a cell needs between 2 and `most_samples` = {self.most_samples} samples, because "
                 f"it takes the first of that draw: got n_samples = {self.n_samples}."
             )
-        if (self.learner == "fixed") != (self.ridge is not None):
+        # fields that belong to one kind of cell only
+        is_fixed = self.learner == "fixed"
+        if is_fixed != (self.ridge is not None):
             raise ValueError(
                 f"`ridge` belongs to the learner fixed: got {self.learner!r} with ridge = "
                 f"{self.ridge}."
             )
-        if self.mean != 1.0 and (self.learner, self.model) != ("fixed", "biased"):
+        has_mean = is_fixed and self.model == "biased"
+        if self.mean != 1.0 and not has_mean:
             raise ValueError(
                 f"`mean` belongs to biased heads of the learner fixed: got {self.learner}, "
                 f"{self.model}."
             )
-        if self.learner == "fixed" and self.model == "mlp" and self.n_heads is not None:
+        if is_fixed and self.model == "mlp" and self.n_heads is not None:
             raise ValueError(
                 "the learner fixed knows the MLP of infinite width only: n_heads must be None."
             )
@@ -102,9 +104,10 @@ class Cell:
 
         A mean of 1 is left out: cells in stores had no other before there was a field for it.
         """
-        return canonical(
-            {name: value for name, value in asdict(self).items() if (name, value) != ("mean", 1.0)}
-        )
+        fields = asdict(self)
+        if self.mean == 1.0:
+            del fields["mean"]
+        return canonical(fields)
 
     @property
     def key(self) -> str:
@@ -124,9 +127,8 @@ def canonical(fields: dict[str, Any]) -> str:
     )
 
 
-BUSY_SECONDS = (
-    60.0  # how long a writer waits for another one; a transaction of ours takes milliseconds
-)
+# how long a writer waits for another one; a transaction of ours takes milliseconds
+BUSY_SECONDS = 60.0
 
 _TABLES = {
     "results": (
@@ -198,6 +200,7 @@ class Store:
 
     @contextmanager
     def _in_words(self) -> Iterator[None]:
+        """Raise what SQLite raises as a `StoreError`."""
         try:
             yield
         except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
@@ -215,6 +218,7 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
+        """Commit what is done inside, or roll it back."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -238,26 +242,29 @@ class Store:
 
     def get(self, cells: Iterable[Cell]) -> dict[Cell, Values]:
         """Results of those of the cells that are there."""
-        found = {}
+        results = {}
         for cell in cells:
             with self._in_words():
                 row = self._db.execute(
                     "SELECT result FROM results WHERE key = ?", (cell.key,)
                 ).fetchone()
             if row is not None:
-                found[cell] = self._values(row[0])
-        return found
+                results[cell] = self._values(row[0])
+        return results
 
     def _values(self, text: Any) -> Values:
-        try:
-            values = json.loads(text) if isinstance(text, str) else None
-        except (ValueError, RecursionError):
-            values = None
-        if not isinstance(values, dict) or not all(
+        """The numbers in the text of a result; a file from elsewhere may hold anything."""
+        values: Any = None
+        if isinstance(text, str):
+            with suppress(ValueError, RecursionError):
+                values = json.loads(text)
+        is_result = isinstance(values, dict) and all(
             _is_result(name, value) for name, value in values.items()
-        ):
+        )
+        if not is_result:
             raise self._error(f"a result there is {text!r:.60}, and not numbers by name")
-        return values
+        numbers: Values = values
+        return numbers
 
     def keys(self, after: int = 0) -> tuple[int, list[str]]:
         """Keys written since the row ``after``, and the number of the last one.
@@ -268,15 +275,17 @@ class Store:
             rows = self._db.execute(
                 "SELECT rowid, key FROM results WHERE rowid > ? ORDER BY rowid", (after,)
             ).fetchall()
-        return (rows[-1][0] if rows else after), [key for _, key in rows]
+        last = after
+        if rows:
+            last, _ = rows[-1]
+        return last, [key for _, key in rows]
 
 
 def _is_result(name: str, value: Any) -> bool:
     """A finite number under a name that can head a column beside the fields of a cell."""
-    known = name == "key" or name in Cell.__dataclass_fields__
-    return (
-        name.isidentifier() and not known and type(value) in (int, float) and math.isfinite(value)
-    )
+    is_taken = name == "key" or name in Cell.__dataclass_fields__
+    is_number = type(value) in (int, float) and math.isfinite(value)
+    return name.isidentifier() and not is_taken and is_number
 
 
 def export(results: Mapping[Cell, Values], folder: Path) -> list[Path]:
@@ -285,26 +294,32 @@ def export(results: Mapping[Cell, Values], folder: Path) -> list[Path]:
     The same results are the same bytes, whoever computed them and when: floats read back to the
     same bits, and nothing of timings, machines or dates is in the files.
     """
-    values = dict.fromkeys(sorted({name for found in results.values() for name in found}))
-    ordered = sorted(results, key=lambda cell: cell.config)
-    rows = [{"key": cell.key, **asdict(cell), **values, **results[cell]} for cell in ordered]
+    # every row has a column for every name that any result has
+    names = sorted({name for values in results.values() for name in values})
+    no_values = dict.fromkeys(names)
+    rows = []
+    for cell in sorted(results, key=lambda cell: cell.config):
+        rows.append({"key": cell.key, **asdict(cell), **no_values, **results[cell]})
+
+    columns = ["key", *Cell.__dataclass_fields__, *names]
     return [
         write_whole(csv_bytes(rows), folder / "cells.csv"),
-        write_whole(
-            _parquet(rows, ["key", *Cell.__dataclass_fields__, *values]), folder / "cells.parquet"
-        ),
+        write_whole(_parquet(rows, columns), folder / "cells.parquet"),
     ]
 
 
 def _parquet(rows: list[dict[str, Any]], columns: list[str]) -> bytes:
+    """Rows as Parquet: the types of a cell's fields, and floats for the values."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    kinds = {"int": pa.int64(), "int | None": pa.int64(), "str": pa.string()}
-    types = {"key": "str"} | {
-        name: str(field.type) for name, field in Cell.__dataclass_fields__.items()
-    }
-    schema = pa.schema([(name, kinds.get(types.get(name, ""), pa.float64())) for name in columns])
+    arrow_types = {"int": pa.int64(), "int | None": pa.int64(), "str": pa.string()}
+    field_types = {"key": "str"}
+    for name, field in Cell.__dataclass_fields__.items():
+        field_types[name] = str(field.type)
+    schema = pa.schema(
+        [(name, arrow_types.get(field_types.get(name, ""), pa.float64())) for name in columns]
+    )
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), sink)
     return sink.getvalue()

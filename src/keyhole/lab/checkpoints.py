@@ -27,10 +27,9 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
+        # the library checks that types, shapes and offsets fit each other and the file
         try:
-            with safe_open(
-                str(self.path), framework="numpy"
-            ):  # types, shapes and offsets fit each other and the file
+            with safe_open(str(self.path), framework="numpy"):
                 pass
         except (SafetensorError, OSError) as error:
             raise ValueError(
@@ -38,6 +37,7 @@ class TensorFile:
                 f"not read ({str(error)[:300]}). It is truncated, damaged or of another format; "
                 "fetch it again, or convert it."
             ) from None
+        # eight bytes with the length of the header, the header as JSON, then the tensors
         with self.path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             self.entries: dict[str, dict[str, Any]] = json.loads(file.read(length))
@@ -50,13 +50,16 @@ class TensorFile:
         float64 as it is, all else as float32, on the way to which nothing is lost.
         """
         entry = self.entries[name]
-        dtype, (start, stop) = entry["dtype"], entry["data_offsets"]
+        dtype = entry["dtype"]
+        start, stop = entry["data_offsets"]
         if dtype not in _READABLE:
             raise ValueError(
                 f"weights must be stored as one of {', '.join(_READABLE)}: {name!r} in "
                 f"{self.path.name} is {dtype}. Quantised checkpoints are not read; use the one "
                 "they were made from."
             )
+
+        # the bytes of this tensor alone
         with self.path.open("rb") as file:
             file.seek(self._data + start)
             content = file.read(stop - start)
@@ -66,12 +69,16 @@ class TensorFile:
                 f"{len(content):,} of {stop - start:,}. The file shrank while it was read; fetch "
                 "it again."
             )
+
+        # bfloat16 is the upper half of a float32, and NumPy has no type for it
         array = np.frombuffer(content, _READABLE[dtype])
-        if (
-            dtype == "BF16"
-        ):  # the upper half of a float32, which is why safetensors has no NumPy array for it
+        if dtype == "BF16":
             array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        array = array.astype(np.float32 if dtype == "F16" else array.dtype).reshape(entry["shape"])
+        elif dtype == "F16":
+            array = array.astype(np.float32)
+        else:
+            array = array.astype(array.dtype)  # the buffer cannot be written to
+        array = array.reshape(entry["shape"])
         check_finite(array, f"{name} in {self.path.name}")
         return array
 
@@ -122,6 +129,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class _Place:
+    """Where a layer's weights are: the names of its tensors, and how they hold the two."""
+
     stack: str
     index: int
     query: str
@@ -135,7 +144,9 @@ class Checkpoint:
     def __init__(
         self, path: Path, files: dict[str, TensorFile], config: dict[str, Any], n_heads: int
     ) -> None:
-        self.path, self.config, self.n_heads = path, config, n_heads
+        self.path = path
+        self.config = config
+        self.n_heads = n_heads
         self._files = files
         self._places = _find_places(files, path)
 
@@ -146,7 +157,9 @@ class Checkpoint:
         With the name of the stack where there are several.
         """
         stacks = {place.stack for place in self._places}
-        return [str(p.index) if len(stacks) == 1 else f"{p.stack} {p.index}" for p in self._places]
+        if len(stacks) == 1:
+            return [str(place.index) for place in self._places]
+        return [f"{place.stack} {place.index}" for place in self._places]
 
     @property
     def model_type(self) -> str:
@@ -166,15 +179,17 @@ class Checkpoint:
             if norm is not None:
                 scale = self._scale(norm, query.shape[2]).astype(np.float64)
                 with np.errstate(over="ignore"):
-                    query, key = query * scale, key * scale
+                    query = query * scale
+                    key = key * scale
                 if not (np.isfinite(query).all() and np.isfinite(key).all()):
                     raise ValueError(
                         "weights times the scale of their layer norm must be numbers: with "
                         f"{norm!r} they overflow. Measure without it (--no-fold-norm)."
                     )
-            yield Layer(label, query, key, norm)
+            yield Layer(label=label, query=query, key=key, norm=norm)
 
     def _read(self, name: str, axes: int) -> np.ndarray:
+        """A tensor with so many axes."""
         array = self._files[name].read(name)
         if array.ndim != axes:
             raise ValueError(
@@ -184,63 +199,86 @@ class Checkpoint:
         return array
 
     def _weights(self, place: _Place) -> tuple[np.ndarray, np.ndarray]:
+        """Query weights (heads, r, d) and key weights (groups, r, d) of a layer."""
         weight = self._read(place.query, 2)
-        heads = self.n_heads
         if place.storage == "apart":
-            query, key = weight, self._read(place.key, 2)
-            if key.shape[1] != query.shape[1]:
-                raise _odd(
-                    place, f"queries act on {query.shape[1]} coordinates and keys on {key.shape[1]}"
-                )
-            return _by_head(query, heads, place), _by_groups(
-                key, query.shape[0] // heads, heads, place
-            )
+            return self._weights_apart(place, weight)
+        if place.storage == "interleaved":
+            return self._weights_interleaved(place, weight)
         if place.storage == "transposed":
             weight = weight.T
-        if place.storage == "interleaved":
-            if weight.shape[0] % (3 * heads):
-                raise _odd(
-                    place,
-                    f"{weight.shape[0]} rows are not query, key and value of {heads} heads each",
-                )
-            parts = weight.reshape(heads, 3, -1, weight.shape[1])
-            return parts[:, 0], parts[:, 1]
+        return self._weights_stacked(place, weight)
+
+    def _weights_apart(self, place: _Place, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Queries and keys are tensors of their own."""
+        key = self._read(place.key, 2)
+        if key.shape[1] != query.shape[1]:
+            raise _odd(
+                place, f"queries act on {query.shape[1]} coordinates and keys on {key.shape[1]}"
+            )
+        rank = query.shape[0] // self.n_heads
+        query_by_head = _by_head(query, self.n_heads, place)
+        return query_by_head, _by_groups(key, rank, self.n_heads, place)
+
+    def _weights_interleaved(
+        self, place: _Place, weight: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """One tensor has query, key and value of one head after the other."""
+        if weight.shape[0] % (3 * self.n_heads):
+            raise _odd(
+                place,
+                f"{weight.shape[0]} rows are not query, key and value of {self.n_heads} heads each",
+            )
+        parts = weight.reshape(self.n_heads, 3, -1, weight.shape[1])
+        return parts[:, 0], parts[:, 1]
+
+    def _weights_stacked(self, place: _Place, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """One tensor has all queries, then all keys, then all values."""
         # keys and values may have fewer heads than queries
+        heads = self.n_heads
         groups = _setting(self.config, ("num_key_value_heads",)) or heads
-        rank, left = divmod(weight.shape[0], heads + 2 * groups)
-        if left:
+        rank, remainder = divmod(weight.shape[0], heads + 2 * groups)
+        if remainder:
             words = f"{heads} heads of queries and {groups} each of keys and values"
             raise _odd(place, f"{weight.shape[0]} rows are not {words}")
-        query, key = weight[: heads * rank], weight[heads * rank : (heads + groups) * rank]
+        query = weight[: heads * rank]
+        key = weight[heads * rank : (heads + groups) * rank]
         return _by_head(query, heads, place), _by_groups(key, rank, heads, place)
 
     def _norm_before(self, place: _Place) -> str | None:
-        own, below = f"{place.stack}.{place.index}.", f"{place.stack}.{place.index - 1}."
-        root = (
-            place.stack.rpartition("encoder.layer")[0]
-            or place.stack.rpartition("transformer.layer")[0]
-        )
-        last = (
-            [below + name for name in _NORMS_AFTER]
-            if place.index
-            else [f"{root}embeddings.LayerNorm.weight"]
-        )
-        names = [own + name for name in _NORMS_BEFORE] + last
-        if (
-            self.model_type == "openai-gpt"
-        ):  # the first GPT has the names of the second, and its norms after the fact
-            names = [below + "ln_2.weight"]
-        return next((name for name in names if name in self._files), None)
+        """The name of the layer norm that attention's input comes from, if the file has it."""
+        this_layer = f"{place.stack}.{place.index}."
+        layer_below = f"{place.stack}.{place.index - 1}."
+        if self.model_type == "openai-gpt":
+            # the first GPT has the names of the second, and its norms after the fact
+            names = [layer_below + "ln_2.weight"]
+        else:
+            names = [this_layer + name for name in _NORMS_BEFORE]
+            if place.index > 0:
+                names += [layer_below + name for name in _NORMS_AFTER]
+            else:
+                # below the first layer lie the embeddings, beside its stack
+                root = (
+                    place.stack.rpartition("encoder.layer")[0]
+                    or place.stack.rpartition("transformer.layer")[0]
+                )
+                names.append(f"{root}embeddings.LayerNorm.weight")
+        for name in names:
+            if name in self._files:
+                return name
+        return None
 
     def _scale(self, name: str, dim: int) -> np.ndarray:
+        """The scale γ of a layer norm."""
         scale = self._read(name, 1)
         if scale.shape != (dim,):
             raise ValueError(
                 f"a layer norm must have a scale per coordinate: {name!r} has {scale.shape[0]}, "
                 f"the weights {dim}. Measure without it (--no-fold-norm)."
             )
-        # Gemma stores γ − 1
-        return 1.0 + scale if self.model_type.startswith("gemma") else scale
+        if self.model_type.startswith("gemma"):  # which stores γ − 1
+            return 1.0 + scale
+        return scale
 
 
 def open_checkpoint(path: Path, n_heads: int | None = None) -> Checkpoint:
@@ -253,55 +291,82 @@ def open_checkpoint(path: Path, n_heads: int | None = None) -> Checkpoint:
     """
     path = Path(path)
     files = _tensor_files(path)
-    beside = path if path.is_dir() else path.parent
-    config = _read_object(beside / "config.json") if (beside / "config.json").is_file() else {}
-    nested = config.get("text_config")
-    config = {**nested, **config} if isinstance(nested, dict) else config
-    heads = n_heads if n_heads is not None else _setting(config, _HEADS)
+
+    # the settings; those of a model of text and pictures are nested
+    folder = path if path.is_dir() else path.parent
+    config: dict[str, Any] = {}
+    if (folder / "config.json").is_file():
+        config = _read_object(folder / "config.json")
+    text_config = config.get("text_config")
+    if isinstance(text_config, dict):
+        config = {**text_config, **config}
+
+    # the number of heads
+    heads = n_heads
     if heads is None:
-        _find_places(files, path)  # a file without attention should hear of that first
-        where = (
-            "config.json does not say" if config else "there is no config.json beside the weights"
-        )
+        heads = _setting(config, _HEADS)
+    if heads is None:
+        _find_places(files, path)  # a file without attention should be told of that first
+        if config:
+            evidence = "config.json does not say"
+        else:
+            evidence = "there is no config.json beside the weights"
         raise ValueError(
-            f"the number of heads per layer must be known: {where}, and weights alone do not tell. "
-            "Give it: --n-heads H (n_heads in Python)."
+            f"the number of heads per layer must be known: {evidence}, and weights alone do not "
+            "tell. Give it: --n-heads H (n_heads in Python)."
         )
     return Checkpoint(path, files, config, check_count(heads, "n_heads"))
 
 
 def _tensor_files(path: Path) -> dict[str, TensorFile]:
     """Which file holds each tensor."""
-    index = path / "model.safetensors.index.json" if path.is_dir() else path
-    if path.is_dir() and not index.is_file():
-        found = sorted(path.glob("*.safetensors"))
-        single = path / "model.safetensors"
-        if single not in found and len(found) != 1:
-            raise ValueError(
-                f"a folder must hold model.safetensors, its index, or one safetensors file: {path} "
-                f"holds {len(found)}. Name the file itself."
-            )
-        index = single if single in found else found[0]
-    if not index.is_file():
+    file_path = path
+    if path.is_dir():
+        file_path = _file_in_folder(path)
+    if not file_path.is_file():
         raise ValueError(
             f"the checkpoint must be a file or a folder: {path} is neither. Check the path."
         )
-    if index.suffix != ".json":
-        file = TensorFile(index)
-        return dict.fromkeys(file.entries, file)
-    table = _read_object(index).get("weight_map")
-    if not isinstance(table, dict) or not all(
-        isinstance(n, str) and n == Path(n).name for n in table.values()
-    ):
+    if file_path.suffix == ".json":
+        return _indexed_files(file_path)
+    file = TensorFile(file_path)
+    return dict.fromkeys(file.entries, file)
+
+
+def _file_in_folder(folder: Path) -> Path:
+    """The index of a folder, else its model.safetensors, else its only safetensors file."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return index
+    candidates = sorted(folder.glob("*.safetensors"))
+    usual = folder / "model.safetensors"
+    if usual in candidates:
+        return usual
+    if len(candidates) != 1:
+        raise ValueError(
+            f"a folder must hold model.safetensors, its index, or one safetensors file: {folder} "
+            f"holds {len(candidates)}. Name the file itself."
+        )
+    return candidates[0]
+
+
+def _indexed_files(index: Path) -> dict[str, TensorFile]:
+    """Which file holds each tensor, by an index."""
+    # names of files beside the index, and no paths that lead elsewhere
+    table: Any = _read_object(index).get("weight_map")
+    is_table = isinstance(table, dict) and all(
+        isinstance(name, str) and name == Path(name).name for name in table.values()
+    )
+    if not is_table:
         raise ValueError(
             f"an index must map tensors to files beside it (weight_map): that of {index.name} does "
             "not. Name a safetensors file instead."
         )
+
     shards: dict[str, TensorFile] = {}
     for name in sorted(set(table.values())):
-        if not os.path.isfile(
-            index.parent / name
-        ):  # unlike pathlib's, it takes names that no system can have
+        # unlike pathlib's, os.path.isfile takes names that no system can have
+        if not os.path.isfile(index.parent / name):
             raise ValueError(
                 f"every file of an index must be there: {name:.200} is not. Fetch the missing part."
             )
@@ -312,40 +377,57 @@ def _tensor_files(path: Path) -> dict[str, TensorFile]:
 
 
 def _find_places(files: dict[str, TensorFile], path: Path) -> list[_Place]:
+    """The layers of a checkpoint, by the names of its tensors."""
     places = []
-    # no model has longer names, and the patterns should not be led astray by a file that does
-    for name in (name for name in files if len(name) <= _LONGEST_NAME):
+    for name in files:
+        # no model has longer names, and the patterns should not be led astray by a file that does
+        if len(name) > _LONGEST_NAME:
+            continue
         for pattern, twin, storage in _SCHEMES:
             match = pattern.fullmatch(name)
             if match is None:
                 continue
-            old, _, new = twin.partition(">")
-            key = name[: match.start("rest")] + match["rest"].replace(old, new) if twin else name
+            # the keys are in the same tensor, or in one whose name says key for query
+            key = name
+            if twin:
+                query_word, _, key_word = twin.partition(">")
+                prefix = name[: match.start("rest")]
+                key = prefix + match["rest"].replace(query_word, key_word)
             if key not in files:
                 raise ValueError(
                     f"queries need keys: {path.name} has {name!r} and no {key!r}. Part of the "
                     "checkpoint is missing."
                 )
-            places.append(_Place(match["stack"], int(match["layer"]), name, key, storage))
+            places.append(
+                _Place(
+                    stack=match["stack"],
+                    index=int(match["layer"]),
+                    query=name,
+                    key=key,
+                    storage=storage,
+                )
+            )
     if not places:
-        some = ", ".join(list(files)[:3]) or "none at all"
+        first_names = ", ".join(list(files)[:3]) or "none at all"
         raise ValueError(
             f"the checkpoint must hold query and key weights under a name known here: {path.name} "
-            f"has {len(files)} tensors ({some}, …). BERT-, GPT-, Llama- and T5-like names are "
-            "known; rename the tensors to one of them."
+            f"has {len(files)} tensors ({first_names}, …). BERT-, GPT-, Llama- and T5-like names "
+            "are known; rename the tensors to one of them."
         )
     return sorted(places, key=lambda place: (place.stack, place.index))
 
 
 def _by_head(weight: np.ndarray, heads: int, place: _Place) -> np.ndarray:
+    """Query weights as (heads, r, d)."""
     if weight.shape[0] % heads or not weight.shape[0]:
         raise _odd(place, f"{weight.shape[0]} rows do not divide into {heads} heads")
     return weight.reshape(heads, -1, weight.shape[1])
 
 
 def _by_groups(weight: np.ndarray, rank: int, heads: int, place: _Place) -> np.ndarray:
-    groups, left = divmod(weight.shape[0], rank)
-    if left or not groups or heads % groups:
+    """Key weights as (groups, r, d); a group serves equally many heads."""
+    groups, remainder = divmod(weight.shape[0], rank)
+    if remainder or not groups or heads % groups:
         raise _odd(
             place, f"{weight.shape[0]} rows of keys do not serve {heads} heads of {rank} rows each"
         )
@@ -353,6 +435,7 @@ def _by_groups(weight: np.ndarray, rank: int, heads: int, place: _Place) -> np.n
 
 
 def _odd(place: _Place, evidence: str) -> ValueError:
+    """What is raised where weights do not fit the number of heads."""
     return ValueError(
         f"weights must divide into heads: in {place.query!r} {evidence}. "
         "Give the right number of heads (--n-heads H; n_heads in Python)."
@@ -360,10 +443,16 @@ def _odd(place: _Place, evidence: str) -> ValueError:
 
 
 def _setting(config: dict[str, Any], names: tuple[str, ...]) -> int | None:
-    return next((config[n] for n in names if type(config.get(n)) is int and config[n] > 0), None)
+    """The first of the settings that is a positive whole number."""
+    for name in names:
+        value = config.get(name)
+        if type(value) is int and value > 0:
+            return value
+    return None
 
 
 def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object in a file."""
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -430,26 +519,35 @@ def lean_of_layer(
     heads, rank, dim = query.shape
     query = _about_one(query.astype(np.float64))
     key = np.repeat(_about_one(key.astype(np.float64)), heads // key.shape[0], axis=0)
+
+    # per head: the diagonal of W, its trace, |W|², and |(W + Wᵀ)/2|² = (|W|² + tr W²)/2
     diagonals = np.einsum("hrd,hrd->hd", query, key)
     traces = diagonals.sum(1)
     squares = np.maximum(np.einsum("hrs,hrs->h", query @ query.mT, key @ key.mT), 0.0)
     cross = key @ query.mT
     symmetric = (squares + np.einsum("hrs,hsr->h", cross, cross)) / 2
     norms = np.sqrt(squares)
+
+    # z = tr W √d / |W|: a random rotation between queries and keys gives it variance 1
     z = np.sqrt(dim) * _ratio(traces, norms)
+    z_signs = _ratio(traces, np.sqrt((diagonals**2).sum(1)))
+
+    # the layer: the sum of its heads, each divided by its norm
     weights = _ratio(np.ones(heads), norms)
     total = (weights[:, None, None] * query).reshape(-1, dim).T @ key.reshape(-1, dim)
     total_trace = np.array([np.trace(total)])
+    total_norm = np.array([np.linalg.norm(total)])
+    diagonal_norm = np.array([np.linalg.norm(np.diag(total))])
     return LayerLean(
         label=label,
         dim=dim,
         rank=rank,
         z=z,
-        z_signs=_ratio(traces, np.sqrt((diagonals**2).sum(1))),
+        z_signs=z_signs,
         alignment=z / np.sqrt(min(rank, dim) * dim),
         symmetric_share=_ratio(traces**2, dim * np.maximum(symmetric, 0.0)),
-        z_layer=float(np.sqrt(dim) * _ratio(total_trace, np.array([np.linalg.norm(total)]))[0]),
-        z_signs_layer=float(_ratio(total_trace, np.array([np.linalg.norm(np.diag(total))]))[0]),
+        z_layer=float(np.sqrt(dim) * _ratio(total_trace, total_norm)[0]),
+        z_signs_layer=float(_ratio(total_trace, diagonal_norm)[0]),
     )
 
 

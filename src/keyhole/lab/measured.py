@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -21,6 +21,7 @@ from keyhole.lab.cells import Cell, Values
 from keyhole.lab.report.document import Chart, Look, Row, Series, bars
 
 Results = Mapping[Cell, Values]
+Entry = TypeVar("Entry")
 
 RESAMPLES = 400  # draws of repetitions behind an uncertainty
 log_chart = partial(Chart, x_log=True, y_log=True)  # a chart with logarithmic axes
@@ -36,11 +37,13 @@ class CellSweep:
     @classmethod
     def over(cls, cell: Cell, field: str, values: Sequence[Any], repetitions: int) -> CellSweep:
         """A cell with each of the values in one of its fields, in every repetition."""
-        runs = (
-            tuple(replace(cell, repetition=r, **{field: value}) for value in values)
-            for r in range(repetitions)
-        )
-        return cls(tuple(math.inf if value is None else value for value in values), tuple(runs))
+        runs = []
+        for repetition in range(repetitions):
+            run = [_with(cell, field, value, repetition) for value in values]
+            runs.append(tuple(run))
+        # None stands for infinitely many heads
+        x = tuple(math.inf if value is None else value for value in values)
+        return cls(x=x, runs=tuple(runs))
 
     @property
     def cells(self) -> list[Cell]:
@@ -53,6 +56,15 @@ class CellSweep:
         for row, cells in zip(table, self.runs, strict=True):
             row[: len(cells)] = [value_of(results, cell, name) for cell in cells]
         return Curve(np.array(self.x, dtype=np.float64), table)
+
+
+def _with(cell: Cell, field: str, value: Any, repetition: int) -> Cell:
+    """A repetition of a cell with another number of samples or of heads."""
+    if field == "n_samples":
+        return replace(cell, repetition=repetition, n_samples=value)
+    if field == "n_heads":
+        return replace(cell, repetition=repetition, n_heads=value)
+    raise ValueError(f"a sweep goes over n_samples or n_heads: got {field!r}.")
 
 
 @dataclass(frozen=True)
@@ -82,11 +94,12 @@ class Curve:
 
     def series(self, name: str, role: str, look: Look = "points") -> Series:
         """To be drawn: bars of one standard error where there are several repetitions."""
-        spread = np.nan_to_num(self.error)
-        points = self.x.tolist(), self.mean.tolist()
-        if look == "points" and spread.any():
-            return bars(name, *points, spread.tolist(), role)
-        return Series(name, *points, look=look, role=role)
+        x = self.x.tolist()
+        mean = self.mean.tolist()
+        errors = np.nan_to_num(self.error)
+        if look == "points" and errors.any():
+            return bars(name, x, mean, errors.tolist(), role)
+        return Series(name, x, mean, look=look, role=role)
 
     def rows(
         self,
@@ -99,20 +112,24 @@ class Curve:
 
         What is common to all, where it is, and what was measured and predicted there.
         """
-        return [
-            {
-                **common,
-                axis: "∞" if math.isinf(x) else int(x),
-                "measured": float(mean),
-                "standard_error": float(error) if math.isfinite(error) else None,
-                "repetitions": int(np.isfinite(self.runs[:, i]).sum()),
-                "oracle": None if oracle is None else float(oracle.mean[i]),
-                "predicted": predicted.get(x),
-            }
-            for i, (x, mean, error) in enumerate(
-                zip(self.x.tolist(), self.mean, self.error, strict=True)
+        rows: list[Row] = []
+        means = self.mean
+        errors = self.error
+        repetitions = np.isfinite(self.runs).sum(axis=0)
+        for i, x in enumerate(self.x.tolist()):
+            error = float(errors[i])
+            rows.append(
+                {
+                    **common,
+                    axis: "∞" if math.isinf(x) else int(x),
+                    "measured": float(means[i]),
+                    "standard_error": error if math.isfinite(error) else None,
+                    "repetitions": int(repetitions[i]),
+                    "oracle": None if oracle is None else float(oracle.mean[i]),
+                    "predicted": predicted.get(x),
+                }
             )
-        ]
+        return rows
 
 
 def value_of(results: Results, cell: Cell, name: str = "error") -> float:
@@ -128,9 +145,10 @@ def value_of(results: Results, cell: Cell, name: str = "error") -> float:
 
 
 def _mean(runs: np.ndarray) -> np.ndarray:
-    known = np.isfinite(runs)
+    """Mean over repetitions, NaN where no repetition has the point."""
+    is_measured = np.isfinite(runs)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.where(known, runs, 0.0).sum(axis=0) / known.sum(axis=0))
+        return np.asarray(np.where(is_measured, runs, 0.0).sum(axis=0) / is_measured.sum(axis=0))
 
 
 @dataclass(frozen=True)
@@ -139,8 +157,8 @@ class Estimate:
 
     value: float | None
     spread: float = 0.0  # standard error
-    # end of a 95 % interval by Student's head distribution, whose tails say how few repetitions
-    # there are
+    # ends of a 95 % interval by Student's distribution, whose tails say how few repetitions there
+    # are
     low: float = math.nan
     high: float = math.nan
 
@@ -150,20 +168,20 @@ class Estimate:
 
         The end of the interval, the value where there is none, −∞ without a value.
         """
-        return (
-            self.low if math.isfinite(self.low) else -math.inf if self.value is None else self.value
-        )
+        if math.isfinite(self.low):
+            return self.low
+        if self.value is None:
+            return -math.inf
+        return self.value
 
     @property
     def upper(self) -> float:
         """What it surely stays below."""
-        return (
-            self.high
-            if math.isfinite(self.high)
-            else math.inf
-            if self.value is None
-            else self.value
-        )
+        if math.isfinite(self.high):
+            return self.high
+        if self.value is None:
+            return math.inf
+        return self.value
 
     def text(self, digits: int = 3, missing: str = "–") -> str:
         """Value ± standard error, or what stands for a missing one.
@@ -171,15 +189,20 @@ class Estimate:
         >>> Estimate(674.2, 12.34).text(), Estimate(1.01234, 0.0012).text(), Estimate(None).text()
         ('674 ± 12', '1.012 ± 0.001', '–')
         """
+        # without a value, without an error, or without decimals to count
         if self.value is None:
             return missing
         if not math.isfinite(self.spread):
             return f"{self.value:.{digits}g}"
         if self.value == 0 or not math.isfinite(self.value):
             return f"{self.value:g} ± {self.spread:.2g}"
+
+        # as many decimals as the value has digits, or as the first digit of its error needs:
+        # an error that rounds to zero says nothing
         places = max(0, digits - 1 - math.floor(math.log10(abs(self.value))))
-        if self.spread > 0:  # a spread that rounds to nothing says nothing
-            places = min(max(places, -math.floor(math.log10(self.spread))), 6)
+        if self.spread > 0:
+            first_digit = -math.floor(math.log10(self.spread))
+            places = min(max(places, first_digit), 6)
         return f"{self.value:.{places}f} ± {self.spread:.{places}f}"
 
 
@@ -205,11 +228,13 @@ def series_from_rows(
 
     With bars where there is a column of errors.
     """
-    known = [row for row in rows if row[x] is not None and row[y] is not None]
-    xs, ys = ([float(row[column] or 0) for row in known] for column in (x, y))
+    complete = [row for row in rows if row[x] is not None and row[y] is not None]
+    x_values = [float(row[x] or 0) for row in complete]
+    y_values = [float(row[y] or 0) for row in complete]
     if error:
-        return bars(name, xs, ys, [float(row[error] or 0) for row in known], role)
-    return Series(name, xs, ys, look=look, role=role)
+        errors = [float(row[error] or 0) for row in complete]
+        return bars(name, x_values, y_values, errors, role)
+    return Series(name, x_values, y_values, look=look, role=role)
 
 
 def resample(
@@ -226,22 +251,30 @@ def resample(
     value = statistic(list(tables))
     if value is None:
         return Estimate(None)
-    points = np.sum([np.isfinite(table).sum(axis=1) for table in tables], axis=0)
-    strata = [np.flatnonzero(points == level) for level in np.unique(points)]
+
+    # strata: the repetitions that have equally many points
+    n_points = np.sum([np.isfinite(table).sum(axis=1) for table in tables], axis=0)
+    strata = [np.flatnonzero(n_points == level) for level in np.unique(n_points)]
+
+    # the statistic of resampled repetitions, where it exists
     rng = np.random.default_rng(seed)
     draws = []
     for _ in range(RESAMPLES):
-        rows = np.concatenate([rng.choice(rows, size=len(rows)) for rows in strata])
-        drawn = statistic([table[rows] for table in tables])
-        if drawn is not None:
-            draws.append(drawn)
-    freedom = sum(len(rows) - 1 for rows in strata)
-    smallest = min(len(rows) for rows in strata)
+        rows = np.concatenate([rng.choice(stratum, size=len(stratum)) for stratum in strata])
+        draw = statistic([table[rows] for table in tables])
+        if draw is not None:
+            draws.append(draw)
+
+    # one repetition does not vary, and a statistic that often does not exist has no spread
+    smallest = min(len(stratum) for stratum in strata)
     if smallest < 2 or len(draws) < RESAMPLES // 2:
         return Estimate(value, math.nan)
+
+    # the standard error, corrected by r/(r−1), and a 95 % interval by Student's distribution
     spread = float(np.std(draws)) * math.sqrt(smallest / (smallest - 1))
+    freedom = sum(len(stratum) - 1 for stratum in strata)
     reach = float(stdtrit(freedom, 0.975)) * spread
-    return Estimate(value, spread, value - reach, value + reach)
+    return Estimate(value=value, spread=spread, low=value - reach, high=value + reach)
 
 
 def falls_to(x: np.ndarray, y: np.ndarray, level: float) -> float | None:
@@ -252,16 +285,21 @@ def falls_to(x: np.ndarray, y: np.ndarray, level: float) -> float | None:
     >>> round(falls_to(np.array([100.0, 200.0, 400.0]), np.array([0.4, 0.2, 0.1]), 0.2), 6)
     200.0
     """
-    known = np.isfinite(y)
-    x, y = x[known], y[known]
+    is_measured = np.isfinite(y)
+    x = x[is_measured]
+    y = y[is_measured]
     below = np.flatnonzero(y <= level)
     if len(below) == 0 or below[0] == 0:
         return None
+
+    # straight between the last point above the level and the first one below
     i = int(below[0])
-    share = (math.log(y[i - 1]) - math.log(level)) / (
-        math.log(y[i - 1]) - math.log(max(y[i], 1e-300))
-    )
-    return float(math.exp(math.log(x[i - 1]) + share * (math.log(x[i]) - math.log(x[i - 1]))))
+    log_x_above = math.log(x[i - 1])
+    log_x_below = math.log(x[i])
+    log_y_above = math.log(y[i - 1])
+    log_y_below = math.log(max(y[i], 1e-300))
+    share = (log_y_above - math.log(level)) / (log_y_above - log_y_below)
+    return float(math.exp(log_x_above + share * (log_x_below - log_x_above)))
 
 
 def rises_through(x: np.ndarray, y: np.ndarray, level: float) -> float | None:
@@ -274,7 +312,8 @@ def rises_through(x: np.ndarray, y: np.ndarray, level: float) -> float | None:
     if len(above) == 0 or above[0] == 0:
         return None
     i = int(above[0])
-    return float(x[i - 1] + (level - y[i - 1]) / (y[i] - y[i - 1]) * (x[i] - x[i - 1]))
+    share = (level - y[i - 1]) / (y[i] - y[i - 1])
+    return float(x[i - 1] + share * (x[i] - x[i - 1]))
 
 
 def samples_measured(curve: Curve, level: float, seed: int = 0) -> Estimate:
@@ -289,67 +328,78 @@ def samples_row(
 
     None what is not known.
     """
-    found, oracle = Estimate(None), Estimate(None)
+    samples = Estimate(None)
+    oracle = Estimate(None)
     if sweep.x:
-        found, oracle = (
-            samples_measured(sweep.curve(results, name), level, seed)
-            for name in ("error", "oracle")
-        )
-    known = found.value is not None and math.isfinite(found.spread)
+        samples = samples_measured(sweep.curve(results, "error"), level, seed)
+        oracle = samples_measured(sweep.curve(results, "oracle"), level, seed)
+    standard_error = None
+    if samples.value is not None and math.isfinite(samples.spread):
+        standard_error = samples.spread
     return {
-        "measured": found.value,
-        "standard_error": found.spread if known else None,
+        "measured": samples.value,
+        "standard_error": standard_error,
         "oracle": oracle.value,
     }
 
 
 def samples_text(row: Row, missing: str = "–") -> dict[str, Any]:
     """The same beside the prediction, for a table."""
-    found = Estimate(None)
+    samples = Estimate(None)
     if row["measured"] is not None:
-        found = Estimate(float(row["measured"]), float(row["standard_error"] or math.nan))
-    told = row["predicted"]
+        samples = Estimate(float(row["measured"]), float(row["standard_error"] or math.nan))
+    predicted = row["predicted"]
     return {
         "d": row["d"],
         "N": row["N"],
-        "n, measured": found.text(missing=missing),
-        "n, predicted": count_text(None if told is None else int(told)),
+        "n, measured": samples.text(missing=missing),
+        "n, predicted": count_text(None if predicted is None else int(predicted)),
     }
 
 
 def apart(series: Series) -> Series:
-    """The points with gaps between them.
+    """The points with missing values between them.
 
     So that no line joins what has nothing to do with each other.
     """
+    return replace(
+        series,
+        x=_interleaved(series.x, math.nan),
+        y=_interleaved(series.y, math.nan),
+        low=None if series.low is None else _interleaved(series.low, math.nan),
+        high=None if series.high is None else _interleaved(series.high, math.nan),
+        hover=None if series.hover is None else _interleaved(series.hover, ""),
+    )
 
-    def gaps(values: Any, gap: Any) -> Any:
-        return (
-            None if values is None else [entry for value in values for entry in (value, gap)][:-1]
-        )
 
-    numbers = {name: gaps(getattr(series, name), math.nan) for name in ("x", "y", "low", "high")}
-    return replace(series, **numbers, hover=gaps(series.hover, ""))
+def _interleaved(values: Sequence[Entry], between: Entry) -> list[Entry]:
+    """The values with another one between every two of them."""
+    entries: list[Entry] = []
+    for value in values:
+        entries += [value, between]
+    return entries[:-1]
 
 
 def ratio_at(upper: Curve, lower: Curve, x: float, seed: int = 0) -> Estimate:
     """Ratio of two mean errors at one point, over the same repetitions."""
-    i = int(np.flatnonzero(upper.x == x)[0])
 
     def statistic(tables: list[np.ndarray]) -> float:
         return float(_mean(tables[0])[0] / _mean(tables[1])[0])
 
-    known = np.isfinite(upper.runs[:, i]) & np.isfinite(lower.runs[:, i])
-    return resample(statistic, [upper.runs[known, i : i + 1], lower.runs[known, i : i + 1]], seed)
+    i = int(np.flatnonzero(upper.x == x)[0])
+    in_both = np.isfinite(upper.runs[:, i]) & np.isfinite(lower.runs[:, i])
+    tables = [upper.runs[in_both, i : i + 1], lower.runs[in_both, i : i + 1]]
+    return resample(statistic, tables, seed)
 
 
 def quotient(upper: Estimate, lower: Estimate) -> Estimate:
     """The quotient of two independent estimates, with an interval of two standard errors."""
     if upper.value is None or lower.value is None:
         return Estimate(None)
+    # relative errors add up in squares
     ratio = upper.value / lower.value
     spread = ratio * math.hypot(upper.spread / upper.value, lower.spread / lower.value)
-    return Estimate(ratio, spread, ratio - 2 * spread, ratio + 2 * spread)
+    return Estimate(value=ratio, spread=spread, low=ratio - 2 * spread, high=ratio + 2 * spread)
 
 
 def samples_ratio(upper: Curve, lower: Curve, level: float, seed: int = 0) -> Estimate:
@@ -359,11 +409,11 @@ def samples_ratio(upper: Curve, lower: Curve, level: float, seed: int = 0) -> Es
     """
 
     def statistic(tables: list[np.ndarray]) -> float | None:
-        needed = [
-            falls_to(c.x, _mean(table), level)
-            for c, table in zip((upper, lower), tables, strict=True)
-        ]
-        return needed[0] / needed[1] if needed[0] and needed[1] else None
+        upper_samples = falls_to(upper.x, _mean(tables[0]), level)
+        lower_samples = falls_to(lower.x, _mean(tables[1]), level)
+        if not upper_samples or not lower_samples:
+            return None
+        return upper_samples / lower_samples
 
     return resample(statistic, [upper.runs, lower.runs], seed)
 
@@ -386,9 +436,12 @@ def deviation_text(rows: Sequence[Row]) -> str:
     >>> deviation_text([{"predicted": 1.1, "measured": 1.0}, {"predicted": None, "measured": 1.0}])
     '10.0 % (1 points)'
     """
-    off = [
-        abs(float(predicted) / float(measured) - 1)
-        for predicted, measured in ((row.get("predicted"), row.get("measured")) for row in rows)
-        if predicted is not None and measured is not None
-    ]
-    return f"{100 * float(np.median(off)):.1f} % ({len(off)} points)" if off else "no prediction"
+    deviations = []
+    for row in rows:
+        predicted = row.get("predicted")
+        measured = row.get("measured")
+        if predicted is not None and measured is not None:
+            deviations.append(abs(float(predicted) / float(measured) - 1))
+    if not deviations:
+        return "no prediction"
+    return f"{100 * float(np.median(deviations)):.1f} % ({len(deviations)} points)"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,8 @@ class TheoryQuestion:
     ridge: float = 1e-5
     noise: float = 0.0
     model: str = "both"
-    error: float | None = (
-        None  # squared error for the samples and heads needed; a tenth of Var f* if not given
-    )
+    # squared error for the samples and heads needed; a tenth of Var f* if not given
+    error: float | None = None
     delta: float = 0.05
     constant: float = 1.0
     levels: int = 8
@@ -54,12 +54,15 @@ class TheoryQuestion:
 
     def distribution(self, model: str = "attention") -> GaussianHeads | None:
         """The head distribution of a model; None for zero mean and for the MLP."""
-        return GaussianHeads(mean=self.bias) if self.bias and model == "attention" else None
+        if model != "attention" or not self.bias:
+            return None
+        return GaussianHeads(mean=self.bias)
 
     def describe(self) -> str:
         """Return the settings in a line."""
         heads = "∞" if math.isinf(self.n_heads) else f"{self.n_heads:g}"
-        heads += f", mean c = {self.bias:g}" if self.bias else ""
+        if self.bias:
+            heads += f", mean c = {self.bias:g}"
         return (
             f"d = {self.dim}, N = {self.n_keys}, M = {heads}, ridge λ = {self.ridge:g}, noise "
             f"variance {self.noise:g}"
@@ -78,18 +81,20 @@ class _Sheet:
     error: float | None = None
     unavailable: dict[str, str] = field(default_factory=dict)
 
-    def ask(self, name: str, question: Callable[..., Any], *arguments: Any) -> Any:
+    def ask(self, name: str, question: Callable[[], Any]) -> Any:
+        """What the theory says; None where it refuses, with the reason under the name."""
         try:
             with (
                 np.errstate(all="ignore"),
                 limits(seconds=self.config.time_limit, remedy="raise --time-limit"),
             ):
-                return question(*arguments)
+                return question()
         except (ValueError, OverflowError, ArithmeticError) as error:
             self.unavailable[name] = str(error) or type(error).__name__
             return None
 
     def needed_error(self) -> float:
+        """The error at which samples and heads are counted; a ValueError where there is none."""
         if self.error is None:
             raise ValueError("the target has no variance to take a tenth of. Pass --error.")
         return self.error
@@ -100,57 +105,82 @@ def run(config: TheoryQuestion) -> dict[str, Any]:
     sheet = _Sheet(config, parse_target(config.target, config.dim))
     _check_cost(sheet.read, config.time_limit)
     target = sheet.read.target
-    powers = sheet.ask("variance", pair_powers, target)
-    variance = None if powers is None else target_variance(target, config.n_keys)
-    moments = {
-        "squared_mean": None if powers is None else float(powers[0, 0]),
-        "variance": variance,
-    }
-    sheet.error = config.error or (0.1 * variance if variance else None)
-    biased = sheet.ask(
-        "biased_norm_bound",
-        _biased_norm,
-        sheet,
-    )
-    norms = sheet.ask("coefficient_norms", target.coefficient_norms) or {}
-    settings = ("dim", "n_keys", "n_heads", "ridge", "noise", "error", "delta", "bias")
     models = MODELS[config.model]
+
+    # mean and variance of the target, and the error at which samples and heads are counted
+    powers = sheet.ask("variance", lambda: pair_powers(target))
+    squared_mean = None
+    variance = None
+    if powers is not None:
+        squared_mean = float(powers[0, 0])
+        variance = target_variance(target, config.n_keys)
+    if config.error:
+        sheet.error = config.error
+    elif variance:
+        sheet.error = 0.1 * variance
+
+    # the questions, in the order in which refusals are listed
+    complexity: dict[str, Any] = {}
+    biased_norm_bound = _biased_norm_bound(sheet)
+    coefficient_norms = sheet.ask("coefficient_norms", target.coefficient_norms) or {}
+    complexity["paper_complexity"] = sheet.ask(
+        "paper_complexity", lambda: theory.paper_complexity(target)
+    )
+    complexity["rkhs_norm_bound"] = sheet.ask(
+        "rkhs_norm_bound", lambda: theory.rkhs_norm_bound(target)
+    )
+    complexity["rkhs_norm"] = sheet.ask(
+        "rkhs_norm", lambda: theory.rkhs_norm(target, config.distribution())
+    )
+    complexity["biased_norm_bound"] = biased_norm_bound
+    complexity["mlp_norm"] = sheet.ask("mlp_norm", lambda: theory.mlp_norm(target, config.n_keys))
     report = {
-        "target": {"notation": config.target, "expanded": sheet.read.text, **moments},
-        "settings": {name: getattr(config, name) for name in settings} | {"error": sheet.error},
+        "target": {
+            "notation": config.target,
+            "expanded": sheet.read.text,
+            "squared_mean": squared_mean,
+            "variance": variance,
+        },
+        "settings": {
+            "dim": config.dim,
+            "n_keys": config.n_keys,
+            "n_heads": config.n_heads,
+            "ridge": config.ridge,
+            "noise": config.noise,
+            "error": sheet.error,
+            "delta": config.delta,
+            "bias": config.bias,
+        },
         "coefficient_norms": [
-            {"query_degree": r, "key_degree": s, "squared_norm": value}
-            for (r, s), value in norms.items()
+            {"query_degree": r, "key_degree": s, "squared_norm": squared_norm}
+            for (r, s), squared_norm in coefficient_norms.items()
         ],
-        "complexity": {
-            "paper_complexity": sheet.ask("paper_complexity", theory.paper_complexity, target),
-            "rkhs_norm_bound": sheet.ask("rkhs_norm_bound", theory.rkhs_norm_bound, target),
-            "rkhs_norm": sheet.ask("rkhs_norm", theory.rkhs_norm, target, config.distribution()),
-            "biased_norm_bound": biased
-            and {"squared_norm": biased.norm, "error": biased.error, "mean": biased.mean},
-            "mlp_norm": sheet.ask("mlp_norm", theory.mlp_norm, target, config.n_keys),
-        },
-        "spectrum": {
-            model: sheet.ask(f"spectrum.{model}", _levels, sheet, model) for model in models
-        },
+        "complexity": complexity,
+        "spectrum": {model: _spectrum(sheet, model) for model in models},
         "learning_curve": {
             model: [_curve_row(sheet, model, n) for n in config.samples] for model in models
         },
-        "risk_bound": [
-            row
-            for n in config.samples
-            for kind in ("paper", "kernel")
-            if (row := sheet.ask(f"risk_bound.{kind}", _bound_row, sheet, kind, n)) is not None
-        ],
+        "risk_bound": _bound_rows(sheet),
         "needed": _needed(sheet, models),
         "unavailable": sheet.unavailable,
     }
     return dict(_plain(report))
 
 
+def _biased_norm_bound(sheet: _Sheet) -> dict[str, Any] | None:
+    """The norm of a function near the target, for heads with a mean."""
+    bound = sheet.ask("biased_norm_bound", lambda: _biased_norm(sheet))
+    if bound is None:
+        return None
+    return {"squared_norm": bound.norm, "error": bound.error, "mean": bound.mean}
+
+
 def _biased_norm(sheet: _Sheet) -> BiasedNorm:
-    target, config = sheet.read.target, sheet.config
-    if (seconds := biased_norm_seconds(target)) > config.time_limit:
+    """The bound itself; a ValueError where it would take too long."""
+    target = sheet.read.target
+    config = sheet.config
+    seconds = biased_norm_seconds(target)
+    if seconds > config.time_limit:
         raise ValueError(
             f"it takes about {seconds:,.0f} s, and {config.time_limit:g} s are allowed. Lower the "
             "target's powers, or raise --time-limit."
@@ -159,6 +189,7 @@ def _biased_norm(sheet: _Sheet) -> BiasedNorm:
 
 
 def _check_cost(read: Notation, limit: float) -> None:
+    """Raise a ValueError where the harmonic parts of the target would take too long."""
     seconds = pair_powers_seconds(read.target)
     if seconds > limit:
         raise ValueError(
@@ -168,26 +199,46 @@ def _check_cost(read: Notation, limit: float) -> None:
         )
 
 
-def _levels(sheet: _Sheet, model: str) -> dict[str, Any]:
-    """The largest levels of the spectrum, irreps (a, b) for biased heads.
-
-    For attention with the target's powers.
-    """
-    config, target, attention = sheet.config, sheet.read.target, model == "attention"
-    degree = max(4, *(part + 1 for part in target.degrees)) if attention else 4
-    powers: Any = None
-    if attention:
-        spectrum, powers = target_levels(
-            target, config.n_keys, bias_of(config.distribution(), config.dim), degree
+def _spectrum(sheet: _Sheet, model: str) -> dict[str, Any] | None:
+    """The spectrum of a model; None where the theory refuses."""
+    if model == "attention":
+        spectrum: dict[str, Any] | None = sheet.ask(
+            "spectrum.attention", lambda: _attention_levels(sheet)
         )
     else:
-        spectrum = theory.mlp_spectrum(config.dim, config.n_keys, degree)
+        spectrum = sheet.ask("spectrum.mlp", lambda: _mlp_levels(sheet))
+    return spectrum
+
+
+def _attention_levels(sheet: _Sheet) -> dict[str, Any]:
+    """The largest levels of attention, irreps (a, b) for biased heads, with the target's powers."""
+    config = sheet.config
+    target = sheet.read.target
+    degree = max(4, *(part + 1 for part in target.degrees))
+    mean = bias_of(config.distribution(), config.dim)
+    spectrum, powers = target_levels(target, config.n_keys, mean, degree)
     levels = [
         {
-            "degrees": [int(part) for part in degrees if attention or part],
+            "degrees": [int(part) for part in degrees],
             "eigenvalue": float(spectrum.eigenvalues[i]),
             "multiplicity": float(spectrum.multiplicities[i]),
-            "target_power": None if powers is None else float(powers[i]),
+            "target_power": float(powers[i]),
+        }
+        for i, degrees in enumerate(spectrum.degrees[: config.levels].tolist())
+    ]
+    return {"trace": spectrum.trace, "levels": levels}
+
+
+def _mlp_levels(sheet: _Sheet) -> dict[str, Any]:
+    """The largest levels of the MLP; tokens in which a level is constant are not listed."""
+    config = sheet.config
+    spectrum = theory.mlp_spectrum(config.dim, config.n_keys, 4)
+    levels = [
+        {
+            "degrees": [int(part) for part in degrees if part],
+            "eigenvalue": float(spectrum.eigenvalues[i]),
+            "multiplicity": float(spectrum.multiplicities[i]),
+            "target_power": None,
         }
         for i, degrees in enumerate(spectrum.degrees[: config.levels].tolist())
     ]
@@ -195,10 +246,36 @@ def _levels(sheet: _Sheet, model: str) -> dict[str, Any]:
 
 
 def _curve_row(sheet: _Sheet, model: str, n: int) -> dict[str, Any]:
-    config, target, name = sheet.config, sheet.read.target, f"learning_curve.{model}.{n}"
-    rest = (config.noise, config.n_heads, model, config.distribution(model))
-    best = sheet.ask(f"{name}.best_ridge", theory.best_ridge_curve, target, n, config.n_keys, *rest)
-    error = sheet.ask(name, theory.learning_curve, target, n, config.n_keys, config.ridge, *rest)
+    """The predicted error at one n, with the penalty of the question and with the best one."""
+    config = sheet.config
+    target = sheet.read.target
+    distribution = config.distribution(model)
+    name = f"learning_curve.{model}.{n}"
+    best = sheet.ask(
+        f"{name}.best_ridge",
+        lambda: theory.best_ridge_curve(
+            target,
+            n,
+            config.n_keys,
+            noise=config.noise,
+            n_heads=config.n_heads,
+            model=model,
+            heads=distribution,
+        ),
+    )
+    error = sheet.ask(
+        name,
+        lambda: theory.learning_curve(
+            target,
+            n,
+            config.n_keys,
+            config.ridge,
+            noise=config.noise,
+            n_heads=config.n_heads,
+            model=model,
+            heads=distribution,
+        ),
+    )
     return {
         "n": n,
         "error": None if error is None else float(error),
@@ -207,11 +284,23 @@ def _curve_row(sheet: _Sheet, model: str, n: int) -> dict[str, Any]:
     }
 
 
+def _bound_rows(sheet: _Sheet) -> list[dict[str, Any]]:
+    """Both bounds at every n, where they exist."""
+    rows = []
+    for n in sheet.config.samples:
+        for kind in ("paper", "kernel"):
+            row = sheet.ask(f"risk_bound.{kind}", partial(_bound_row, sheet, kind, n))
+            if row is not None:
+                rows.append(row)
+    return rows
+
+
 def _bound_row(sheet: _Sheet, kind: str, n: int) -> dict[str, Any]:
     """The paper's bound, or the one without hidden constants."""
-    config, target = sheet.config, sheet.read.target
+    config = sheet.config
+    target = sheet.read.target
     if kind == "kernel":
-        found = theory.kernel_risk_bound(
+        bound = theory.kernel_risk_bound(
             target, n, config.n_keys, config.delta, config.distribution()
         )
     elif math.isinf(config.n_heads):
@@ -219,36 +308,54 @@ def _bound_row(sheet: _Sheet, kind: str, n: int) -> dict[str, Any]:
             "the paper's bound grows with log(dM): it needs finitely many heads. Pass --n-heads."
         )
     else:
-        found = theory.risk_bound(target, n, config.n_heads, config.delta, config.constant)
-    names = ("approximation", "estimation", "total", "constant", "statement")
-    return {"kind": kind, "n": n, **{name: getattr(found, name) for name in names}}
+        bound = theory.risk_bound(target, n, config.n_heads, config.delta, config.constant)
+    return {
+        "kind": kind,
+        "n": n,
+        "approximation": bound.approximation,
+        "estimation": bound.estimation,
+        "total": bound.total,
+        "constant": bound.constant,
+        "statement": bound.statement,
+    }
 
 
 def _needed(sheet: _Sheet, models: Sequence[str]) -> dict[str, Any]:
-    config, target = sheet.config, sheet.read.target
+    """Samples and heads that the error of the sheet needs."""
+    config = sheet.config
+    target = sheet.read.target
 
     def samples_of(model: str) -> int:
-        rest = (model, config.noise, config.n_heads, config.distribution(model))
-        return theory.samples_needed(target, config.n_keys, sheet.needed_error(), *rest)
+        return theory.samples_needed(
+            target,
+            config.n_keys,
+            sheet.needed_error(),
+            model=model,
+            noise=config.noise,
+            n_heads=config.n_heads,
+            heads=config.distribution(model),
+        )
 
-    samples = {model: sheet.ask(f"needed.samples.{model}", samples_of, model) for model in models}
-    both = samples.get("attention") and samples.get("mlp")
+    def heads_bound() -> Any:
+        return theory.heads_needed(target, sheet.needed_error(), config.delta, config.constant)
+
+    def heads_predicted() -> int:
+        return theory.heads_predicted(
+            target, config.n_keys, sheet.needed_error(), heads=config.distribution()
+        )
+
+    samples = {}
+    for model in models:
+        samples[model] = sheet.ask(f"needed.samples.{model}", partial(samples_of, model))
+    ratio = None
+    if samples.get("attention") and samples.get("mlp"):
+        ratio = samples["mlp"] / samples["attention"]
     return {
         "error": sheet.error,
         "samples": samples,
-        "mlp_to_attention": samples["mlp"] / samples["attention"] if both else None,
-        "heads_bound": sheet.ask(
-            "needed.heads_bound",
-            lambda: theory.heads_needed(
-                target, sheet.needed_error(), config.delta, config.constant
-            ),
-        ),
-        "heads_predicted": sheet.ask(
-            "needed.heads_predicted",
-            lambda: theory.heads_predicted(
-                target, config.n_keys, sheet.needed_error(), heads=config.distribution()
-            ),
-        ),
+        "mlp_to_attention": ratio,
+        "heads_bound": sheet.ask("needed.heads_bound", heads_bound),
+        "heads_predicted": sheet.ask("needed.heads_predicted", heads_predicted),
     }
 
 
@@ -265,47 +372,45 @@ def _plain(value: Any) -> Any:
 
 def tables(report: dict[str, Any]) -> list[Table]:
     """The answer as tables to be read."""
-    complexity, needed, bounds = report["complexity"], report["needed"], report["risk_bound"]
-    biased = complexity["biased_norm_bound"] or {}
-    near = f", of a function within {number(biased['error'])}" if biased else ""
-    norms = {
-        "paper's B(f*)": complexity["paper_complexity"],
-        "bound with named constants": complexity["rkhs_norm_bound"],
-        "exact, sphere distribution": complexity["rkhs_norm"],
-        f"bound for biased heads{near}": biased.get("squared_norm"),
-        "MLP, exact": complexity["mlp_norm"],
-    }
-    found = [
-        Table("norms", "coefficient norms", _renamed(report["coefficient_norms"], _NORMS)),
-        Table(
-            "complexity",
-            "squared norms",
-            [{"complexity": name, "": value} for name, value in norms.items()],
-        ),
+    # norms
+    norm_rows = _renamed(report["coefficient_norms"], _NORMS)
+    blocks = [
+        Table("norms", "coefficient norms", norm_rows),
+        Table("complexity", "squared norms", _complexity_rows(report["complexity"])),
     ]
+
+    # spectra
     for model, spectrum in report["spectrum"].items():
-        if spectrum is not None:
-            title = f"spectrum of {model}, largest levels; trace {number(spectrum['trace'])}"
-            rows = _renamed(spectrum["levels"], _LEVELS if model == "attention" else _MLP_LEVELS)
-            rows = [{**row, "degrees": str(tuple(row["degrees"]))} for row in rows]
-            found.append(Table(f"spectrum-{model}", title, rows))
-    for model, rows in report["learning_curve"].items():
+        if spectrum is None:
+            continue
+        names = _LEVELS if model == "attention" else _MLP_LEVELS
+        rows = _renamed(spectrum["levels"], names)
+        for row in rows:
+            row["degrees"] = str(tuple(row["degrees"]))
+        title = f"spectrum of {model}, largest levels; trace {number(spectrum['trace'])}"
+        blocks.append(Table(f"spectrum-{model}", title, rows))
+
+    # learning curves and bounds
+    for model, curve in report["learning_curve"].items():
         title = f"predicted test error of {model} (noise included)"
-        found.append(Table(f"curve-{model}", title, _renamed(rows, _CURVE)))
+        blocks.append(Table(f"curve-{model}", title, _renamed(curve, _CURVE)))
+    bounds = report["risk_bound"]
     if bounds:
         statements = dict.fromkeys(f"{row['kind']}: {row['statement']}" for row in bounds)
         rows = _renamed(bounds, _BOUND)
-        found.append(Table("bounds", "excess risk is at most", rows, note="\n".join(statements)))
-    sizes = {f"samples, {model}, predicted": value for model, value in needed["samples"].items()}
+        blocks.append(Table("bounds", "excess risk is at most", rows, note="\n".join(statements)))
+
+    # what suffices
+    needed = report["needed"]
+    sizes = {f"samples, {model}, predicted": count for model, count in needed["samples"].items()}
     if needed["mlp_to_attention"] is not None:
         sizes["samples of the MLP over attention's"] = needed["mlp_to_attention"]
     sizes["heads, predicted (any number of samples)"] = needed["heads_predicted"]
     sizes["heads, paper's bound"] = needed["heads_bound"]
     title = f"needed for a squared error of {number(needed['error'])}"
-    return [
-        *found,
-        Table("needed", title, [{"of": name, "number": value} for name, value in sizes.items()]),
-    ]
+    size_rows = [{"of": name, "number": size} for name, size in sizes.items()]
+    blocks.append(Table("needed", title, size_rows))
+    return blocks
 
 
 _NORMS = {"query_degree": "degree in x_0", "key_degree": "in x_i", "squared_norm": "|f_rs|²"}
@@ -317,13 +422,39 @@ _CURVE = {
     "error_at_best_ridge": "at the best ridge",
     "best_ridge": "that ridge",
 }
-_BOUND = {"kind": "bound"} | {
-    name: name for name in ("n", "approximation", "estimation", "total", "constant")
+
+
+def _complexity_rows(complexity: dict[str, Any]) -> list[dict[str, Any]]:
+    """The squared norms by the names a reader sees."""
+    biased = complexity["biased_norm_bound"]
+    biased_name = "bound for biased heads"
+    biased_value = None
+    if biased:
+        biased_name += f", of a function within {number(biased['error'])}"
+        biased_value = biased["squared_norm"]
+    norms = {
+        "paper's B(f*)": complexity["paper_complexity"],
+        "bound with named constants": complexity["rkhs_norm_bound"],
+        "exact, sphere distribution": complexity["rkhs_norm"],
+        biased_name: biased_value,
+        "MLP, exact": complexity["mlp_norm"],
+    }
+    return [{"complexity": name, "": value} for name, value in norms.items()]
+
+
+_BOUND = {
+    "kind": "bound",
+    "n": "n",
+    "approximation": "approximation",
+    "estimation": "estimation",
+    "total": "total",
+    "constant": "constant",
 }
 
 
 def _renamed(rows: Sequence[dict[str, Any]], names: dict[str, str]) -> list[dict[str, Any]]:
-    return [{words: row[name] for name, words in names.items()} for row in rows]
+    """The named fields of every row, under the headings that a reader sees."""
+    return [{heading: row[name] for name, heading in names.items()} for row in rows]
 
 
 def curve_rows(config: TheoryQuestion, points: int = 30) -> list[dict[str, Any]]:
@@ -332,18 +463,23 @@ def curve_rows(config: TheoryQuestion, points: int = 30) -> list[dict[str, Any]]
     What `plot` draws.
     """
     read = parse_target(config.target, config.dim)
-    sizes = np.unique(
-        np.geomspace(min(config.samples), max(config.samples), points).round().astype(np.int64)
-    )
+    spaced = np.geomspace(min(config.samples), max(config.samples), points)
+    sizes = np.unique(spaced.round().astype(np.int64))
     rows = []
     for model in MODELS[config.model]:
-        rest = (config.ridge, config.noise, config.n_heads, model, config.distribution(model))
         with np.errstate(all="ignore"):
-            errors = theory.learning_curve(read.target, sizes, config.n_keys, *rest)
-        points_of = zip(sizes.tolist(), errors.tolist(), strict=True)
-        rows += [
-            {"target": read.text, "model": model, "n": n, "error": error} for n, error in points_of
-        ]
+            errors = theory.learning_curve(
+                read.target,
+                sizes,
+                config.n_keys,
+                config.ridge,
+                noise=config.noise,
+                n_heads=config.n_heads,
+                model=model,
+                heads=config.distribution(model),
+            )
+        for n, error in zip(sizes.tolist(), errors.tolist(), strict=True):
+            rows.append({"target": read.text, "model": model, "n": n, "error": error})
     return rows
 
 
@@ -353,11 +489,24 @@ def plot(rows: Sequence[dict[str, Any]], config: TheoryQuestion, folder: Path) -
 
     series = []
     for model in MODELS[config.model]:
-        own = [row for row in rows if row["model"] == model]
-        points = [row["n"] for row in own], [row["error"] for row in own]
-        series.append(Series(model, *points, look="line", role=model))
-    title = f"{rows[0]['target']}: {config.describe()}"
-    labels = ("training sets n", "predicted test error")
-    return write_chart(
-        Chart("theory", title, *labels, series, rows, x_log=True, y_log=True), folder
+        model_rows = [row for row in rows if row["model"] == model]
+        series.append(
+            Series(
+                name=model,
+                x=[row["n"] for row in model_rows],
+                y=[row["error"] for row in model_rows],
+                look="line",
+                role=model,
+            )
+        )
+    chart = Chart(
+        name="theory",
+        title=f"{rows[0]['target']}: {config.describe()}",
+        x_label="training sets n",
+        y_label="predicted test error",
+        series=series,
+        rows=rows,
+        x_log=True,
+        y_log=True,
     )
+    return write_chart(chart, folder)

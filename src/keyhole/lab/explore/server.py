@@ -25,8 +25,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from contextvars import Context, copy_context
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -53,7 +53,7 @@ from keyhole.lab.explore.views import (
     show,
 )
 from keyhole.lab.jobs import Plan, RunError, Timer, WorkerPool, cell_costs, run_local
-from keyhole.lab.report.document import Report, Section
+from keyhole.lab.report.document import Chart, HeatMap, Report, Section, Table
 from keyhole.lab.report.html import as_json, asset, fragment, library, one_page, page_of
 
 MOST_BYTES = 2**25  # of an upload
@@ -61,12 +61,10 @@ MOST_WAITING = 64  # requests at a time; the page has two
 MOST_COMPUTING = 4
 MOST_LISTENING = 32  # tabs that hear of progress
 MOST_UPLOADS = 2  # tables on their way, of which one is looked at
-BODY_SECONDS = (
-    30.0  # that an upload may take to arrive; on the loopback address 32 MiB take less than one
-)
-MEASURE_SECONDS = (
-    600.0  # of a measurement, by the clock; what is asked for must be half of it by estimate
-)
+# that an upload may take to arrive; on the loopback address 32 MiB take less than one
+BODY_SECONDS = 30.0
+# of a measurement, by the clock; what is asked for must be half of it by estimate
+MEASURE_SECONDS = 600.0
 MEASURE_MEMORY = 2**30  # bytes of a job
 DATA_SECONDS = 60.0  # of a look at an uploaded table
 DATA_BUDGET = 15.0  # of which it plans to use so much
@@ -104,12 +102,15 @@ ASSETS = {
 
 
 def _own(name: str) -> str:
+    """A file of the explorer's page."""
     return resources.files("keyhole.lab.explore").joinpath(name).read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=16)
 def _asset(name: str) -> str:
-    return ASSETS[name][1]()
+    """The text of one of the `ASSETS`, read once."""
+    _, read = ASSETS[name]
+    return read()
 
 
 class PortTakenError(RuntimeError):
@@ -138,7 +139,9 @@ class Bench:
         self._store = Store(path)
         self._file = _file_identity(path)
         self._lock = threading.Lock()  # of everything below
-        self._last, self._keys, self._known = 0, set[str](), dict[str, Values]()
+        self._last_row = 0  # of the store that was read
+        self._finished_keys: set[str] = set()
+        self._values: dict[str, Values] = {}  # by key, of the cells that a page has shown
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._timer: Timer | None = None
@@ -146,22 +149,23 @@ class Bench:
 
     def results(self, cells: list[Cell]) -> dict[Cell, Values]:
         """Finished ones of the cells."""
-        found = {}
+        results = {}
         with self._lock:
             self._read_keys()
             for cell in cells:
                 key = _key(cell)
-                if key in self._keys:
-                    if key not in self._known:
-                        self._known[key] = self._store.get([cell])[cell]
-                    found[cell] = self._known[key]
-        return found
+                if key not in self._finished_keys:
+                    continue
+                if key not in self._values:
+                    self._values[key] = self._store.get([cell])[cell]
+                results[cell] = self._values[key]
+        return results
 
     def _read_keys(self) -> None:
         """Take notice of what was written to the store since."""
         self._check_store()
-        self._last, news = self._store.keys(self._last)
-        self._keys.update(news)
+        self._last_row, new_keys = self._store.keys(self._last_row)
+        self._finished_keys.update(new_keys)
 
     def _check_store(self) -> None:
         """Open the store anew where its file was removed or replaced.
@@ -180,14 +184,17 @@ class Bench:
                 f"the store {path} must stay where it is: it was removed, and a new one cannot be "
                 f"made ({error.strerror}). Put its folder back, or start `keyhole explore` again."
             ) from error
+        # nothing that was read from the old file holds for the new one
         self._file = _file_identity(path)
-        self._last, self._keys, self._known = 0, set(), {}
+        self._last_row = 0
+        self._finished_keys = set()
+        self._values = {}
         self._message = f"the store was removed or replaced: {path} has been opened anew"
 
     @property
     def finished(self) -> int:
         """How many cells were in the store when it was last looked at."""
-        return len(self._keys)
+        return len(self._finished_keys)
 
     def _planned(self, state: ExploreState) -> tuple[Plan, dict[Cell, float], str]:
         """What is missing of a state, and why it may not be measured.
@@ -197,24 +204,11 @@ class Bench:
         cells = cells_of(state)
         self._check_store()
         plan = Plan.of(cells, self._store)
-        costs = {
-            cell: cost for job in plan.jobs for cell, cost in cell_costs(plan.wanted(job)).items()
-        }
-        seconds, memory = sum(costs.values()), max((job.memory for job in plan.jobs), default=0)
-        most, room = MEASURE_SECONDS / 2, MEASURE_MEMORY
-        rules = {
-            "click places on the surface first": not cells and state.view == "surface",
-            "there is nothing to measure here": not cells,
-            f"fits need a penalty λ of {LEAST_RIDGE:g} at least": state.ridge < LEAST_RIDGE,
-            (
-                f"these fits take about {seconds:,.0f} s, and {most:g} s are allowed: lower d, N "
-                "or M"
-            ): seconds > most,
-            (
-                f"these fits take {memory / 2**30:.1f} GiB, and {room / 2**30:g} GiB are allowed"
-            ): memory > room,
-        }
-        return plan, costs, next((why for why, holds in rules.items() if holds), "")
+        costs: dict[Cell, float] = {}
+        for job in plan.jobs:
+            costs.update(cell_costs(plan.wanted(job)))
+        memory = max((job.memory for job in plan.jobs), default=0)
+        return plan, costs, self._refusal(state, cells, sum(costs.values()), memory)
 
     def offer(self, state: ExploreState) -> dict[str, Any]:
         """What measuring this state would take, and why not if not."""
@@ -228,6 +222,28 @@ class Bench:
             "refused": refused,
         }
 
+    @staticmethod
+    def _refusal(state: ExploreState, cells: list[Cell], seconds: float, memory: int) -> str:
+        """Why the cells of a state may not be measured; empty where they may."""
+        most_seconds = MEASURE_SECONDS / 2
+        if not cells and state.view == "surface":
+            return "click places on the surface first"
+        if not cells:
+            return "there is nothing to measure here"
+        if state.ridge < LEAST_RIDGE:
+            return f"fits need a penalty λ of {LEAST_RIDGE:g} at least"
+        if seconds > most_seconds:
+            return (
+                f"these fits take about {seconds:,.0f} s, and {most_seconds:g} s are allowed: "
+                "lower d, N or M"
+            )
+        if memory > MEASURE_MEMORY:
+            return (
+                f"these fits take {memory / 2**30:.1f} GiB, and {MEASURE_MEMORY / 2**30:g} GiB are "
+                "allowed"
+            )
+        return ""
+
     def start(self, state: ExploreState) -> None:
         """Measure what is missing; a ValueError where that is not allowed."""
         with self._lock:
@@ -238,19 +254,20 @@ class Bench:
                 raise ValueError(
                     "one measurement runs at a time: stop the one that does, or wait for it."
                 )
-            self._timer, self._message = (
-                Timer(plan, {cell.key: cost for cell, cost in costs.items()}),
-                "",
-            )
+            timer = Timer(plan, {cell.key: cost for cell, cost in costs.items()})
+            self._timer = timer
+            self._message = ""
             self._stop.clear()
-            self._thread = threading.Thread(target=self._run, args=(plan, self._timer), daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(plan, timer), daemon=True)
             self._thread.start()
 
     def _run(self, plan: Plan, timer: Timer) -> None:
+        """What the thread of a measurement does."""
         path = self._store.path
         file = _file_identity(path)
 
         def report(keys: Any) -> None:
+            """Count finished cells, and end the measurement where it must not go on."""
             timer.finish(keys)
             if self._stop.is_set():
                 raise RunError("stopped")
@@ -266,9 +283,8 @@ class Bench:
         try:
             with Store(path) as store:
                 run_local(plan, store, None, report)
-        except (
-            Exception
-        ) as error:  # whatever a fit dies of is told in the page, and the server goes on
+        except Exception as error:
+            # whatever a fit dies of is told in the page, and the server goes on
             self._message = str(error) or type(error).__name__
 
     def stop(self) -> None:
@@ -310,7 +326,8 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
-        self.app, self.token = app, token
+        self.app = app
+        self.token = token
         self.hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
         self.busy: Counter[str] = Counter()  # requests that are being answered, by lane
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -318,27 +335,29 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self.app(scope, receive, send)
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
             return
+        if scope["type"] != "http":
+            return
+
+        # refuse whoever is not our own page
         sealed = _Sealed(send)
         refusal = self._refusal(scope)
         if refusal is not None:
             await refusal(scope, receive, sealed)
             return
         scope["state"][ADMITTED] = True
-        # the token is no business of the routes
+
+        # refuse what would be too much at a time; the token is no business of the routes
         path = scope["path"][1 + len(self.token) :]
         lane, most = _lane(path)
         if self.busy[lane] >= most:
-            await _plain(f"at most {most} such requests are answered at a time. Ask again.", 503)(
-                scope, receive, sealed
-            )
+            busy = _plain(f"at most {most} such requests are answered at a time. Ask again.", 503)
+            await busy(scope, receive, sealed)
             return
-        await self._answer(
-            {**scope, "path": path, "raw_path": path.encode()}, receive, sealed, lane
-        )
+        inner_scope = {**scope, "path": path, "raw_path": path.encode()}
+        await self._answer(inner_scope, receive, sealed, lane)
 
     async def _answer(self, scope: Scope, receive: Receive, sealed: _Sealed, lane: str) -> None:
         """Answer a request, unless the client leaves or the server ends."""
@@ -368,35 +387,50 @@ class Guard:
             task.cancel()
 
     def _refusal(self, scope: Scope) -> Response | None:
+        """Why a request is not answered; None where it is."""
+        # a header may stand several times, which our own page does not do
         headers: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
-        host, origin = headers.get("host", []), headers.get("origin", [])
-        if len(host) != 1 or host[0] not in self.hosts:
+
+        # the host must be ours, or the name of another site leads here (DNS rebinding)
+        hosts = headers.get("host", [])
+        if len(hosts) != 1 or hosts[0] not in self.hosts:
             return _plain("this server answers to its own address only.", 421)
-        if origin and origin != [f"http://{host[0]}"]:
+
+        # browsers say which page a request comes from
+        origins = headers.get("origin", [])
+        if origins and origins != [f"http://{hosts[0]}"]:
             return _plain("requests of other pages are not answered.", 403)
         if headers.get("sec-fetch-site", ["same-origin"])[0] not in ("same-origin", "none"):
             return _plain("requests of other pages are not answered.", 403)
-        first, slash, _ = scope["path"][1:].partition("/")
-        if not hmac.compare_digest(first.encode("utf-8", "surrogateescape"), self.token.encode()):
+
+        # compared in constant time, so that nobody guesses the token letter by letter
+        token, slash, _ = scope["path"][1:].partition("/")
+        if not hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self.token.encode()):
             return _plain(
                 "the address must have its token: copy all of the line that `keyhole explore` "
                 "printed.",
                 403,
             )
+
+        # without its last slash the names of the page's files would take the place of the token
         if not slash:
-            # without its last slash the names of the page's files would take the place of the token
+            location = f"/{self.token}/"
             query = scope["query_string"].decode("latin-1")
-            location = f"/{self.token}/" + (f"?{query}" if query else "")
+            if query:
+                location += f"?{query}"
             return Response(status_code=307, headers={"Location": location})
         return None
 
 
 def _lane(path: str) -> tuple[str, int]:
     """What a request competes with, and how many of these are answered at a time."""
-    lanes = {"/events": MOST_LISTENING, "/data": MOST_UPLOADS}
-    return (path, lanes[path]) if path in lanes else ("", MOST_WAITING)
+    if path == "/events":
+        return path, MOST_LISTENING
+    if path == "/data":
+        return path, MOST_UPLOADS
+    return "", MOST_WAITING
 
 
 class _Sealed:
@@ -425,7 +459,17 @@ class _Sealed:
 
 
 def _plain(text: str, status: int) -> Response:
+    """An answer in plain words."""
     return Response(text, status, media_type="text/plain")
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A piece of work for a thread, and where its result goes."""
+
+    context: Context
+    future: Future[Any]
+    work: Callable[[], Any]
 
 
 class DaemonThreads:
@@ -436,10 +480,7 @@ class DaemonThreads:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._work: queue.SimpleQueue[
-            tuple[Context, Future[Any], Callable[..., Any], tuple[Any, ...]]
-        ]
-        self._work = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
     async def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -448,47 +489,47 @@ class DaemonThreads:
             thread = threading.Thread(target=self._serve, daemon=True)
             self._threads.append(thread)
             thread.start()
-        future: Future[Any] = Future()
-        self._work.put((copy_context(), future, work, arguments))
-        return await asyncio.wrap_future(future)
+        task = _Task(context=copy_context(), future=Future(), work=partial(work, *arguments))
+        self._tasks.put(task)
+        return await asyncio.wrap_future(task.future)
 
     def _serve(self) -> None:
+        """What a thread does: one piece of work after the other."""
         while True:
-            context, future, work, arguments = self._work.get()
-            if not future.set_running_or_notify_cancel():
+            task = self._tasks.get()
+            if not task.future.set_running_or_notify_cancel():
                 continue  # nobody waits for it any more
             try:
-                result = context.run(work, *arguments)
+                result = task.context.run(task.work)
             except BaseException as error:
-                future.set_exception(error)
+                task.future.set_exception(error)
             else:
-                future.set_result(result)
+                task.future.set_result(result)
 
 
 class Explorer:
     """The application: the page, its views, measurements, uploads."""
 
     def __init__(self, bench: Bench, ended: Callable[[], bool] = lambda: False) -> None:
-        self.bench, self.ended = bench, ended
-        self.listening, self.looking = 0, threading.Lock()
+        self.bench = bench
+        self.ended = ended
+        self.listening = 0  # tabs
+        self.looking = threading.Lock()  # held while a table is looked at
         self._threads = DaemonThreads(MOST_COMPUTING)
         self._look_threads = DaemonThreads(MOST_UPLOADS)
         self._slots = asyncio.Semaphore(MOST_COMPUTING)
         self._look_pool: WorkerPool | None = None
-        computed = (self.view, self.offer)
-        changing = (self.measure, self.stop)
         routes = [
             Route("/", self.page),
             Route("/events", self.events),
             Route("/save", self.save),
+            Route("/view", self._end_point(self.view)),
+            Route("/offer", self._end_point(self.offer)),
             Route("/data", self.data, methods=["POST"]),
-            *(Route(f"/{work.__name__}", self._answers(work)) for work in computed),
-            *(
-                Route(f"/{work.__name__}", self._answers(work), methods=["POST"])
-                for work in changing
-            ),
-            *(Route(f"/{name}", self.asset) for name in ASSETS),
+            Route("/measure", self._end_point(self.measure), methods=["POST"]),
+            Route("/stop", self._end_point(self.stop), methods=["POST"]),
         ]
+        routes += [Route(f"/{name}", self.asset) for name in ASSETS]
         self.app = Starlette(routes=routes)
         # Starlette knows nothing of the token, and would redirect to an address without it
         self.app.router.redirect_slashes = False
@@ -510,63 +551,66 @@ class Explorer:
     async def _answered(self, work: Awaitable[Any]) -> Response:
         """JSON of what a piece of work gives, or of why it does not."""
         try:
-            found = await work
+            result = await work
         except (ValueError, ArithmeticError, RunError, StoreError) as error:
             return JSONResponse({"error": str(error) or type(error).__name__}, 422)
-        return (
-            found
-            if isinstance(found, Response)
-            else Response(as_json(found), media_type="application/json")
-        )
-
-    def _answers(
-        self, work: Callable[[dict[str, str]], Any]
-    ) -> Callable[[Request], Awaitable[Response]]:
-        """An end point for what is computed from the state in an address."""
-
-        async def answer(request: Request) -> Response:
-            return await self._answered(self._computed(request, work, dict(request.query_params)))
-
-        return answer
+        if isinstance(result, Response):
+            return result
+        return Response(as_json(result), media_type="application/json")
 
     async def asset(self, request: Request) -> Response:
         """One of the files of the page, by its exact name."""
         name = request.url.path.rpartition("/")[2]
         return Response(_asset(name), media_type=ASSETS[name][0])
 
+    def _end_point(
+        self, work: Callable[[dict[str, str]], Any]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """An end point for what is computed from the state in an address."""
+
+        async def respond(request: Request) -> Response:
+            return await self._answered(self._computed(request, work, dict(request.query_params)))
+
+        return respond
+
     async def page(self, request: Request) -> Response:
         """The page itself; a state that cannot be read is shown as the page shows a slip."""
-        links = [
-            f'<link rel="stylesheet" href="{name}">' for name in ASSETS if name.endswith(".css")
+        # the browser takes no icon, the style sheets, the data of no charts yet, and the scripts
+        head = ['<link rel="icon" href="data:,">']
+        scripts = [
+            '<script type="application/json" id="keyhole:data">{"inks":{},"charts":{}}</script>'
         ]
-        scripts = [f'<script src="{name}"></script>' for name in ASSETS if name.endswith(".js")]
-        data = '<script type="application/json" id="keyhole:data">{"inks":{},"charts":{}}</script>'
-        header, _, body = (
-            Template(_own("explore.html")).substitute(version=__version__).partition("\n\n")
-        )
-        head = "\n".join(['<link rel="icon" href="data:,">', *links])
+        for name in ASSETS:
+            if name.endswith(".css"):
+                head.append(f'<link rel="stylesheet" href="{name}">')
+            else:
+                scripts.append(f'<script src="{name}"></script>')
+
+        # the template has the header, an empty line, and the body
+        template = Template(_own("explore.html")).substitute(version=__version__)
+        header, _, body = template.partition("\n\n")
         page = page_of(
-            "explore", "keyhole explore", head, header, body, "\n".join([data, *scripts])
+            kind="explore",
+            title="keyhole explore",
+            head="\n".join(head),
+            header=header,
+            body=body,
+            scripts="\n".join(scripts),
         )
         return Response(page, media_type="text/html")
 
     def view(self, query: dict[str, str]) -> dict[str, Any]:
         """A view of the state in the address."""
         state = ExploreState.read(query)
-        answer = self._answer(state)
+        view = self._view(state)
         return {
-            **fragment(answer.blocks),
-            "notes": answer.notes,
-            "pending": answer.pending,
-            "python": "\n".join(answer.lines),
+            **fragment(view.blocks),
+            "notes": view.notes,
+            "pending": view.pending,
+            "python": "\n".join(view.lines),
             "expanded": state.text,
             "finished": self.bench.finished,
         }
-
-    def _answer(self, state: ExploreState) -> View:
-        """What is known of a view by now."""
-        answer_by.set(time.monotonic() + PATIENCE_SECONDS)
-        return show(state, self.bench.results(cells_of(state)))
 
     def offer(self, query: dict[str, str]) -> dict[str, Any]:
         """What measuring would take."""
@@ -582,6 +626,11 @@ class Explorer:
         self.bench.stop()
         return self.bench.news()
 
+    def _view(self, state: ExploreState) -> View:
+        """What can be shown of a view by now."""
+        answer_by.set(time.monotonic() + PATIENCE_SECONDS)
+        return show(state, self.bench.results(cells_of(state)))
+
     async def events(self, request: Request) -> Response:
         """Server-sent events: how far the measurement is, whenever that changes.
 
@@ -592,14 +641,17 @@ class Explorer:
 
         async def stream() -> AsyncIterator[str]:
             self.listening += 1
-            told, quiet = None, 0.0
+            last_news = None
+            quiet_seconds = 0.0
             try:
                 while not self.ended():
+                    # the same news again after a while, so that the connection is seen to live
                     news = as_json(await self._threads.run(self.bench.news))
-                    if news != told or quiet > 15:
-                        told, quiet = news, 0.0
+                    if news != last_news or quiet_seconds > 15:
+                        last_news = news
+                        quiet_seconds = 0.0
                         yield f"data: {news}\n\n"
-                    quiet += NEWS_SECONDS
+                    quiet_seconds += NEWS_SECONDS
                     await asyncio.sleep(NEWS_SECONDS)
             finally:
                 self.listening -= 1
@@ -615,60 +667,66 @@ class Explorer:
 
         No thread is held meanwhile.
         """
+        # look again and again, until nothing is missing or time is up
         state = await self._computed(request, ExploreState.read, query)
         end = time.monotonic() + SAVE_SECONDS
-        view = await self._computed(request, self._answer, state)
+        view = await self._computed(request, self._view, state)
         while view.pending and time.monotonic() < end:
             await asyncio.sleep(NEWS_SECONDS)
-            view = await self._computed(request, self._answer, state)
+            view = await self._computed(request, self._view, state)
+
+        # a file does not complete itself as the page does
         missing = (
             f"was not known after {SAVE_SECONDS:g} s: look at the view until it is complete, and "
             "save it then."
         )
         view = replace(view, notes=[note.replace(MEANWHILE, missing) for note in view.notes])
         content = await self._computed(request, saved_page, state, view)
-        name = {"Content-Disposition": f'attachment; filename="keyhole-{state.view}.html"'}
-        return Response(content, media_type="text/html", headers=name)
+        headers = {"Content-Disposition": f'attachment; filename="keyhole-{state.view}.html"'}
+        return Response(content, media_type="text/html", headers=headers)
 
     async def data(self, request: Request) -> Response:
         """Look at an uploaded table.
 
         It lives in memory, in a process of its own, and is never written.
         """
+        # receive it, within bounds of size and time
         content = bytearray()
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for part in request.stream():
                     content += part
                     if len(content) > MOST_BYTES:
-                        size = (
+                        words = (
                             f"a table on this page must be at most {MOST_BYTES >> 20} MiB: this "
-                            "one is larger"
+                            "one is larger. Use `keyhole lens`."
                         )
-                        return JSONResponse({"error": f"{size}. Use `keyhole lens`."}, 413)
+                        return JSONResponse({"error": words}, 413)
         except TimeoutError:
             words = (
                 f"a table must arrive within {BODY_SECONDS:g} s: {len(content)} bytes had come by "
                 "then. Send it again."
             )
             return JSONResponse({"error": words}, 408)
+
         query = dict(request.query_params)
         return await self._answered(self._look_threads.run(self._look, bytes(content), query))
 
     def _look(self, content: bytes, query: dict[str, str]) -> dict[str, Any]:
+        """What the page shows of an upload: the blocks of its report, and its sentences."""
         if not self.looking.acquire(blocking=False):
             raise ValueError("one table is looked at at a time: wait for the one before.")
         try:
             report = self._look_apart(content, query)
         finally:
             self.looking.release()
-        blocks = [block for section in report.sections for block in section.blocks]
-        sentences = [
-            f"{section.title} {section.verdict.sentence}"
-            for section in report.sections
-            if section.verdict
-        ]
-        return {**fragment(blocks), "notes": [report.lead, *sentences]}
+        blocks: list[Chart | HeatMap | Table] = []
+        notes = [report.lead]
+        for section in report.sections:
+            blocks += section.blocks
+            if section.verdict is not None:
+                notes.append(f"{section.title} {section.verdict.sentence}")
+        return {**fragment(blocks), "notes": notes}
 
     def _look_apart(self, content: bytes, query: dict[str, str]) -> Report:
         """Look at a table in a process of its own."""
@@ -696,14 +754,27 @@ class Explorer:
 
 def saved_page(state: ExploreState, view: View) -> str:
     """A view as one HTML file."""
-    lines = ["`" + line.replace("`", "'") + "`" for line in view.lines if line]
-    section = Section(
-        state.view, view.title, "", view.blocks, settings=state.describe(), text=view.notes
+    view_section = Section(
+        slug=state.view,
+        title=view.title,
+        claim="",
+        blocks=view.blocks,
+        settings=state.describe(),
+        text=view.notes,
     )
-    python = Section("python", "The same in Python", "", text=lines)
-    lead = f"A view of `keyhole explore`: {state.describe()}."
-    provenance = {"keyhole": __version__, "NumPy": np.__version__, "address": f"?{state.address}"}
-    return one_page(Report(view.title, lead, [section, python], provenance))
+    lines = ["`" + line.replace("`", "'") + "`" for line in view.lines if line]
+    python_section = Section(slug="python", title="The same in Python", claim="", text=lines)
+    report = Report(
+        title=view.title,
+        lead=f"A view of `keyhole explore`: {state.describe()}.",
+        sections=[view_section, python_section],
+        provenance={
+            "keyhole": __version__,
+            "NumPy": np.__version__,
+            "address": f"?{state.address}",
+        },
+    )
+    return one_page(report)
 
 
 def look_at(content: bytes, query: dict[str, str]) -> Report:
@@ -722,6 +793,7 @@ def looked(content: bytes, query: dict[str, str]) -> Report:
     """Read an upload in memory, and look at it as `keyhole lens` does."""
     from keyhole.data.reader import read_table, table_in_memory
 
+    # read the table
     unknown = set(query) - {"name", "set", "target"}
     if unknown:
         raise ValueError(
@@ -736,35 +808,32 @@ def looked(content: bytes, query: dict[str, str]) -> Report:
             "a table must have a target to learn: no column target, label, class or y. Name it "
             "above."
         )
-    # what is costly to import waits until there is something to look at
+
+    # what is expensive to import waits until there is something to look at
     from keyhole.lab.lens.findings import LensConfig
     from keyhole.lab.lens.look import likely_task, look
     from keyhole.lab.lens.page import report_of
 
-    return report_of(
-        look(
-            data,
-            LensConfig(
-                likely_task(data.target), DATA_BUDGET, n_heads=128, max_samples=800, steps=0
-            ),
-        )
+    config = LensConfig(
+        likely_task(data.target), DATA_BUDGET, n_heads=128, max_samples=800, steps=0
     )
+    return report_of(look(data, config))
 
 
 def listen(port: int) -> socket.socket:
     """A socket on the loopback address; port 0 is any that is free."""
-    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(("127.0.0.1", port))
-        found.listen(128)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(128)
     except OSError as error:
-        found.close()
+        listener.close()
         raise PortTakenError(
             f"port {port} of this machine cannot be had ({error.strerror}). Choose another --port, "
             "or leave it out."
         ) from None
-    return found
+    return listener
 
 
 class _Uvicorn(uvicorn.Server):
@@ -793,14 +862,18 @@ class ExploreServer:
     """A running server; `address` is what opens the page."""
 
     def __init__(self, store: Path, port: int = 0) -> None:
+        # a store that cannot be opened must not keep the port
         self.socket = listen(port)
         try:
             self.bench = Bench(store)
         except BaseException:
             self.socket.close()
             raise
-        self.port, self.token = self.socket.getsockname()[1], secrets.token_urlsafe(24)
+        self.port = self.socket.getsockname()[1]
+        self.token = secrets.token_urlsafe(24)
         self.address = f"http://127.0.0.1:{self.port}/{self.token}/"
+
+        # the application behind its guard, on the loopback address and with nothing else enabled
         self.explorer = Explorer(self.bench, lambda: self.server.should_exit)
         guard = Guard(self.explorer.app, self.token, self.port)
         config = uvicorn.Config(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 from scipy.stats import rankdata
@@ -84,8 +85,18 @@ class Config:
 
     def sweep(self, target: str, dim: int, n_keys: int) -> CellSweep:
         """Error against n."""
-        most = self.largest
-        cell = Cell("attention", target, dim, n_keys, None, most, most, self.n_test, self.seed, 0)
+        cell = Cell(
+            model="attention",
+            target=target,
+            dim=dim,
+            n_keys=n_keys,
+            n_heads=None,
+            n_samples=self.largest,
+            most_samples=self.largest,
+            n_test=self.n_test,
+            seed=self.seed,
+            repetition=0,
+        )
         return CellSweep.over(cell, "n_samples", self.sizes, self.repetitions)
 
 
@@ -97,18 +108,22 @@ PRESETS = {
 
 def cells(config: Config) -> list[Cell]:
     """What has to be known."""
-    return [cell for problem in config.problems for cell in config.sweep(*problem).cells]
+    cells = []
+    for target, dim, n_keys in config.problems:
+        cells += config.sweep(target, dim, n_keys).cells
+    return cells
 
 
 def section(config: Config, results: Results) -> Section:
     """The figure and its verdict."""
-    rows = [_row(config, results, *problem) for problem in config.problems]
+    rows = [_row(config, results, target, dim, n_keys) for target, dim, n_keys in config.problems]
     reached = [row for row in rows if row["measured"] is not None]
     ranks = {name: _rank(reached, name, config.seed) for name in MEASURES}
-    table = Table(
-        "complexity-ranks",
-        "Which complexity puts the targets in the order of their sample sizes",
-        [
+    charts = [_chart(config, reached, name) for name in MEASURES]
+    ranks_table = Table(
+        name="complexity-ranks",
+        title="Which complexity puts the targets in the order of their sample sizes",
+        rows=[
             {"complexity": words, "rank correlation": ranks[name].text(), "points": len(reached)}
             for name, words in MEASURES.items()
         ],
@@ -117,34 +132,36 @@ def section(config: Config, results: Results) -> Section:
             "by resampling."
         ),
     )
-    charts = [_chart(config, reached, name) for name in MEASURES]
-    details = Table("complexity-targets", "Every target", [_readable(row) for row in rows])
+    targets_table = Table("complexity-targets", "Every target", [_readable(row) for row in rows])
     return Section(
-        "complexity",
-        "Sample size against complexity",
-        "The complexity of a target orders the number of samples it takes to learn it.",
-        [*charts, table, details],
-        _verdict(config, rows, reached, ranks),
-        config.describe(),
+        slug="complexity",
+        title="Sample size against complexity",
+        claim="The complexity of a target orders the number of samples it takes to learn it.",
+        blocks=[*charts, ranks_table, targets_table],
+        verdict=_verdict(config, rows, reached, ranks),
+        settings=config.describe(),
     )
 
 
 def _row(config: Config, results: Results, target: str, dim: int, n_keys: int) -> Row:
+    """Samples measured and predicted for a problem, and its complexities over Var f*."""
     polynomial = read_target(target, dim)
-    spread = target_variance(polynomial, n_keys)
+    variance = target_variance(polynomial, n_keys)
+    sweep = config.sweep(target, dim, n_keys)
     return {
         "target": target,
         "d": dim,
         "N": n_keys,
-        **samples_row(config.sweep(target, dim, n_keys), results, config.level, config.seed),
+        **samples_row(sweep, results, config.level, config.seed),
         "predicted": predicted_samples(target, dim, n_keys, config.level, "attention"),
-        "norm": rkhs_norm(polynomial) / spread,
-        "bound": rkhs_norm_bound(polynomial) / spread,
-        "paper": paper_complexity(polynomial) / spread,
+        "norm": rkhs_norm(polynomial) / variance,
+        "bound": rkhs_norm_bound(polynomial) / variance,
+        "paper": paper_complexity(polynomial) / variance,
     }
 
 
 def _readable(row: Row) -> Row:
+    """A row as text."""
     return {
         "target": f"`{row['target']}`",
         **samples_text(row, missing="not reached"),
@@ -155,6 +172,7 @@ def _readable(row: Row) -> Row:
 
 
 def _rank(rows: list[Row], name: str, seed: int) -> Estimate:
+    """Rank correlation of a complexity with the samples measured, by resampling targets."""
     pairs = np.array(
         [
             [float(row[name] or 0), float(row["measured"] or 0)]
@@ -165,43 +183,57 @@ def _rank(rows: list[Row], name: str, seed: int) -> Estimate:
     if len(pairs) < 4:
         return Estimate(None)
     rng = np.random.default_rng(seed)
-    draws = [_spearman(pairs[rng.integers(len(pairs), size=len(pairs))]) for _ in range(RESAMPLES)]
-    value = _spearman(pairs)
+    draws = []
+    for _ in range(RESAMPLES):
+        drawn_rows = rng.integers(len(pairs), size=len(pairs))
+        draws.append(_spearman(pairs[drawn_rows]))
     low, high = np.nanquantile(draws, [0.025, 0.975])
-    return Estimate(value, float(np.nanstd(draws)), float(low), float(high))
+    return Estimate(
+        value=_spearman(pairs),
+        spread=float(np.nanstd(draws)),
+        low=float(low),
+        high=float(high),
+    )
 
 
 def _spearman(pairs: np.ndarray) -> float:
     """Correlation of the ranks of two columns, NaN where one is constant."""
     ranks = rankdata(pairs, axis=0)
     ranks -= ranks.mean(axis=0)
-    sizes = np.linalg.norm(ranks, axis=0)
-    return float(ranks[:, 0] @ ranks[:, 1] / sizes.prod()) if sizes.all() else math.nan
+    norms = np.linalg.norm(ranks, axis=0)
+    if not norms.all():
+        return math.nan
+    return float(ranks[:, 0] @ ranks[:, 1] / norms.prod())
 
 
 def _chart(config: Config, rows: list[Row], name: str) -> Chart:
+    """Samples measured against one of the complexities, a colour per (d, N)."""
     series = []
-    for dim in config.dims:
-        for n_keys in config.keys:
-            own = [
-                row
-                for row in rows
-                if (row["d"], row["N"]) == (dim, n_keys) and row[name] is not None
-            ]
-            own.sort(key=lambda row: float(row[name] or 0))
-            label = f"d = {dim}, N = {n_keys}"
-            curve = series_from_rows(
-                own, name, "measured", label, role=label, error="standard_error"
+    for dim, n_keys in product(config.dims, config.keys):
+        shape_rows = [
+            row for row in rows if row["d"] == dim and row["N"] == n_keys and row[name] is not None
+        ]
+        shape_rows.sort(key=lambda row: float(row[name] or 0))
+        label = f"d = {dim}, N = {n_keys}"
+        curve = series_from_rows(
+            shape_rows, name, "measured", label, role=label, error="standard_error"
+        )
+        series.append(apart(replace(curve, hover=[str(row["target"]) for row in shape_rows])))
+
+    # a prediction can be right; the other complexities have other units
+    x_label = f"{MEASURES[name]} over Var f*"
+    if name == "predicted":
+        x_label = "predicted n"
+        if rows:
+            samples = [float(row["measured"] or 1) for row in rows]
+            ends = [min(samples), max(samples)]
+            series.append(
+                Series("measured = predicted", ends, ends, look="dashed", role="prediction")
             )
-            series.append(apart(replace(curve, hover=[str(row["target"]) for row in own])))
-    if name == "predicted" and rows:
-        found = [float(row["measured"] or 1) for row in rows]
-        ends = [min(found), max(found)]
-        series.append(Series("measured = predicted", ends, ends, look="dashed", role="prediction"))
     return log_chart(
         f"complexity-{name}",
         f"Samples for {config.level:.0%} error against {MEASURES[name]}",
-        "predicted n" if name == "predicted" else f"{MEASURES[name]} over Var f*",
+        x_label,
         "samples n, measured",
         series,
         rows=rows,
@@ -212,25 +244,33 @@ def _chart(config: Config, rows: list[Row], name: str) -> Chart:
 def _verdict(
     config: Config, rows: list[Row], reached: list[Row], ranks: dict[str, Estimate]
 ) -> Verdict:
-    numbers = {
-        f"rank correlation with {words}": ranks[name].text() for name, words in MEASURES.items()
-    }
+    """The claim holds where all complexities correlate with the samples beyond error bars."""
+    numbers = {}
+    for name, words in MEASURES.items():
+        numbers[f"rank correlation with {words}"] = ranks[name].text()
     numbers["targets that reach the error"] = f"{len(reached)} of {len(rows)}"
     numbers[DEVIATION] = deviation_text(reached)
-    known = {name: rank for name, rank in ranks.items() if rank.value is not None}
-    if not known:
+
+    # the best of all, and the best of the complexities
+    correlations = {name: rank.value for name, rank in ranks.items() if rank.value is not None}
+    if not correlations:
         return Verdict(
             "not tested", "Too few targets reach the error at these sizes to be ranked.", numbers
         )
-    best = max(known, key=lambda name: known[name].value or 0.0)
-    complexities = [name for name in known if name != "predicted"]
-    top = max(complexities, key=lambda name: known[name].value or 0.0)
-    paper = known.get("paper", Estimate(0.0))
-    positive = all(known[name].low > 0 for name in complexities)
-    state: State = "holds" if positive else "partly" if known[best].low > 0 else "does not show"
+    complexities = {name: value for name, value in correlations.items() if name != "predicted"}
+    best = max(correlations, key=lambda name: correlations[name])
+    best_complexity = max(complexities, key=lambda name: complexities[name])
+    state: State
+    if all(ranks[name].low > 0 for name in complexities):
+        state = "holds"
+    elif ranks[best].low > 0:
+        state = "partly"
+    else:
+        state = "does not show"
     sentence = (
         f"Of all, {MEASURES[best]} orders the {len(reached)} sample sizes best (rank correlation "
-        f"{known[best].value:.3f}); among the complexities it is {MEASURES[top]} "
-        f"({known[top].value:.2f}), and the paper's B(f*) has {paper.value:.2f}."
+        f"{correlations[best]:.3f}); among the complexities it is {MEASURES[best_complexity]} "
+        f"({correlations[best_complexity]:.2f}), and the paper's B(f*) has "
+        f"{correlations.get('paper', 0.0):.2f}."
     )
     return Verdict(state, sentence, numbers)

@@ -54,7 +54,10 @@ class Config(CurveConfig):
 
     def reach(self, model: str, *, exact: bool) -> int:
         """The largest n at which a model is run."""
-        return self.largest if exact and model in BOTH else min(self.others_up_to, self.largest)
+        is_compared = exact and model in BOTH
+        if is_compared:
+            return self.largest
+        return min(self.others_up_to, self.largest)
 
 
 PRESETS = {
@@ -74,7 +77,9 @@ PRESETS = {
 
 def notation(q: int) -> str:
     """f_{2,q} in words that can be read back."""
-    return "corr * token" if q == 1 else f"corr^{q} * token"
+    if q == 1:
+        return "corr * token"
+    return f"corr^{q} * token"
 
 
 def cells(config: Config) -> list[Cell]:
@@ -97,24 +102,27 @@ def section(config: Config, results: Results) -> Section:
         for q in config.powers
     ]
     table = Table(
-        "correlation-samples",
-        f"Samples for {config.level:.0%} error, infinitely many heads, N = {config.n_keys}",
-        rows,
+        name="correlation-samples",
+        title=f"Samples for {config.level:.0%} error, infinitely many heads, N = {config.n_keys}",
+        rows=rows,
         note=(
             "Measured: read between the sizes run on logarithmic axes, ± standard error over "
             "resampled repetitions. Each power is read at the sample size that it needs. Other "
             "dimensions: theory."
         ),
     )
+    deviation = deviation_text([row for chart in charts for row in chart.rows])
     return Section(
-        "correlation",
-        "Correlation-weighted functions",
-        "Heads with a non-zero mean, E W = W_0, learn correlation-weighted functions f_{2,q} = "
-        "(1/N) Σ ⟨x₀, xᵢ⟩^{q} ⟨β, xᵢ⟩ from fewer samples than heads of mean zero, and the more so "
-        "the higher q.",
-        [_ratio_chart(config, ratios, rows), *charts, table],
-        _verdict(config, ratios, deviation_text([row for chart in charts for row in chart.rows])),
-        config.describe(),
+        slug="correlation",
+        title="Correlation-weighted functions",
+        claim=(
+            "Heads with a non-zero mean, E W = W_0, learn correlation-weighted functions f_{2,q} = "
+            "(1/N) Σ ⟨x₀, xᵢ⟩^{q} ⟨β, xᵢ⟩ from fewer samples than heads of mean zero, and the more "
+            "so the higher q."
+        ),
+        blocks=[_ratio_chart(config, ratios, rows), *charts, table],
+        verdict=_verdict(config, ratios, deviation),
+        settings=config.describe(),
     )
 
 
@@ -123,72 +131,80 @@ def _ratio(config: Config, results: Results, q: int) -> Estimate:
 
     Heads are infinitely many of both.
     """
-    zero, biased = (
-        measured_curve(config, results, model, notation(q), exact=True) for model in BOTH
-    )
-    return samples_ratio(zero, biased, config.level, config.seed)
+    zero_mean = measured_curve(config, results, "attention", notation(q), exact=True)
+    biased = measured_curve(config, results, "biased", notation(q), exact=True)
+    return samples_ratio(zero_mean, biased, config.level, config.seed)
 
 
 def _predicted(config: Config, q: int, dim: int) -> list[int | None]:
+    """Samples predicted for zero-mean and for biased heads."""
     return [
         predicted_samples(notation(q), dim, config.n_keys, config.level, model) for model in BOTH
     ]
 
 
 def _predicted_ratio(config: Config, q: int, dim: int) -> float | None:
-    zero, biased = _predicted(config, q, dim)
-    return zero / biased if zero and biased else None
+    """Samples predicted for zero-mean heads over those for biased ones, where theory has both."""
+    zero_mean, biased = _predicted(config, q, dim)
+    if not zero_mean or not biased:
+        return None
+    return zero_mean / biased
 
 
 def _row(config: Config, results: Results, dim: int, q: int, ratio: Estimate) -> Row:
+    """A row of the table; measured is one dimension only."""
+    is_measured = dim == config.dim
     row: dict[str, str] = {"d": str(dim), "target": f"f_{{2,{q}}}"}
-    here = dim == config.dim
-    for model, words, told in zip(
-        BOTH, ("zero-mean", "biased"), _predicted(config, q, dim), strict=True
-    ):
-        found = samples_measured(
-            measured_curve(config, results, model, notation(q), exact=True), config.level
-        )
-        row[words] = found.text(missing=f"> {config.largest}") if here else "–"
-        row[f"{words}, predicted"] = count_text(told)
-    told_ratio = _predicted_ratio(config, q, dim)
-    row["ratio"] = ratio.text() if here else "–"
-    return {**row, "ratio, predicted": "–" if told_ratio is None else f"{told_ratio:.3g}"}
+    predicted = _predicted(config, q, dim)
+    for model, words, n_predicted in zip(BOTH, ("zero-mean", "biased"), predicted, strict=True):
+        row[words] = "–"
+        if is_measured:
+            curve = measured_curve(config, results, model, notation(q), exact=True)
+            samples = samples_measured(curve, config.level)
+            row[words] = samples.text(missing=f"> {config.largest}")
+        row[f"{words}, predicted"] = count_text(n_predicted)
+    row["ratio"] = ratio.text() if is_measured else "–"
+    predicted_ratio = _predicted_ratio(config, q, dim)
+    row["ratio, predicted"] = "–" if predicted_ratio is None else f"{predicted_ratio:.3g}"
+    return dict(row)
 
 
 def _ratio_chart(config: Config, ratios: dict[int, Estimate], rows: list[Row]) -> Chart:
-    found = {q: ratio for q, ratio in ratios.items() if ratio.value is not None}
-    values, spreads = (
-        [float(getattr(r, name) or 0.0) for r in found.values()] for name in ("value", "spread")
-    )
-    series = [
-        bars(
-            f"measured, d = {config.dim}",
-            list(found),
-            values,
-            np.nan_to_num(spreads).tolist(),
-            "biased",
-        )
-    ]
+    """The ratio of samples against the power q, measured and predicted."""
+    # measured, where both kinds of heads reach the error
+    powers = []
+    values = []
+    errors = []
+    for q, ratio in ratios.items():
+        if ratio.value is not None:
+            powers.append(q)
+            values.append(float(ratio.value))
+            errors.append(float(np.nan_to_num(ratio.spread)))
+    series = [bars(f"measured, d = {config.dim}", powers, values, errors, "biased")]
+
+    # predicted, in this and in higher dimensions
     for dim in (config.dim, *config.far_dims):
-        told = {
-            q: ratio
-            for q in config.powers
-            if (ratio := _predicted_ratio(config, q, dim)) is not None
-        }
-        role = "biased" if dim == config.dim else f"d = {dim}"
+        predicted = {}
+        for q in config.powers:
+            predicted_ratio = _predicted_ratio(config, q, dim)
+            if predicted_ratio is not None:
+                predicted[q] = predicted_ratio
         series.append(
             Series(
-                f"predicted, d = {dim}", list(told), list(told.values()), look="dashed", role=role
+                name=f"predicted, d = {dim}",
+                x=list(predicted),
+                y=list(predicted.values()),
+                look="dashed",
+                role="biased" if dim == config.dim else f"d = {dim}",
             )
         )
     return Chart(
-        "correlation-ratio",
-        f"How many times the samples of biased heads zero-mean heads need, {config.level:.0%} "
-        "error",
-        "power q",
-        "ratio of samples",
-        [one for one in series if len(one.x)],
+        name="correlation-ratio",
+        title=f"How many times the samples of biased heads zero-mean heads need, "
+        f"{config.level:.0%} error",
+        x_label="power q",
+        y_label="ratio of samples",
+        series=[curve for curve in series if len(curve.x)],
         rows=rows,
         y_log=True,
         note=(
@@ -200,43 +216,49 @@ def _ratio_chart(config: Config, ratios: dict[int, Estimate], rows: list[Row]) -
 
 
 def _verdict(config: Config, ratios: dict[int, Estimate], deviation: str) -> Verdict:
+    """The claim holds where the ratio grows with q, and its last interval lies above the first."""
+    # the numbers
     numbers = {}
     for q, ratio in ratios.items():
-        told = _predicted_ratio(config, q, config.dim)
-        beside = "no prediction" if told is None else f"predicted {told:.2f}"
-        numbers[f"samples of zero-mean over biased heads, f_{{2,{q}}}"] = (
-            f"{ratio.text()} ({beside})"
-        )
+        predicted = _predicted_ratio(config, q, config.dim)
+        prediction = "no prediction" if predicted is None else f"predicted {predicted:.2f}"
+        name = f"samples of zero-mean over biased heads, f_{{2,{q}}}"
+        numbers[name] = f"{ratio.text()} ({prediction})"
     numbers[DEVIATION] = deviation
+
+    # what cannot be compared
     missing = [q for q, ratio in ratios.items() if ratio.value is None]
-    if missing or len(ratios) < 2:
-        needed = (
-            ", ".join(count_text(n) for n in _predicted(config, missing[0], config.dim))
-            if missing
-            else ""
-        )
+    if missing:
+        q = missing[0]
+        needed = ", ".join(count_text(n) for n in _predicted(config, q, config.dim))
         sentence = (
             f"{config.level:.0%} error is not measured by both kinds of heads up to n = "
-            f"{config.largest} on f_{{2,{missing[0]}}}, for which theory asks {needed} samples."
-            if missing
-            else "Growth with q needs more than one power."
+            f"{config.largest} on f_{{2,{q}}}, for which theory asks {needed} samples."
         )
         return Verdict("not tested", sentence, numbers)
-    values = [ratio.value or 0.0 for ratio in ratios.values()]
-    first, last = (list(ratios.values())[i] for i in (0, -1))
-    grows = all(a < b for a, b in pairwise(values))
-    sure = last.lower > max(first.upper, 1.0)
-    state: State = (
-        "holds"
-        if grows and sure
-        else "partly"
-        if values[-1] > max(values[0], 1.0)
-        else "does not show"
-    )
+    if len(ratios) < 2:
+        return Verdict("not tested", "Growth with q needs more than one power.", numbers)
+
+    # the state
+    estimates = list(ratios.values())
+    first = estimates[0]
+    last = estimates[-1]
+    values = [ratio.value or 0.0 for ratio in estimates]
+    grows = all(value < next_value for value, next_value in pairwise(values))
+    is_sure = last.lower > max(first.upper, 1.0)
+    state: State
+    if grows and is_sure:
+        state = "holds"
+    elif values[-1] > max(values[0], 1.0):
+        state = "partly"
+    else:
+        state = "does not show"
+
+    # the sentence
     listed = ", ".join(f"{value:.2f} (q = {q})" for q, value in zip(ratios, values, strict=True))
+    growth = "grows with q" if grows else "does not grow with q throughout"
     sentence = (
         f"For {config.level:.0%} error zero-mean heads need {listed} times the samples of biased "
-        "heads: at the size that each power needs the advantage "
-        f"{'grows with q' if grows else 'does not grow with q throughout'}."
+        f"heads: at the size that each power needs the advantage {growth}."
     )
     return Verdict(state, sentence, numbers)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 
 from keyhole.lab.cells import Cell
 from keyhole.lab.figures.learning_curves import DEVIATION, MODELS, predicted_samples
@@ -51,19 +52,32 @@ class Config:
             "around the prediction."
         )
 
+    @property
+    def longest(self) -> int:
+        """The largest N of all, measured or predicted."""
+        return max(self.far_keys, default=max(self.keys))
+
     def sweep(self, model: str, dim: int, n_keys: int) -> CellSweep:
         """Error against n, at powers of √2 around the prediction; at none if it is out of reach."""
         predicted = predicted_samples(self.target, dim, n_keys, self.level, model)
         if predicted is None or predicted > self.largest:
-            return CellSweep((), ())
+            return CellSweep(x=(), runs=())
+        low = predicted / WINDOW
+        high = min(predicted * WINDOW, 1.5 * self.largest)
         powers = [round(2 ** (k / 2)) for k in range(4, 60)]
-        sizes = [
-            n
-            for n in powers
-            if predicted / WINDOW <= n <= min(predicted * WINDOW, 1.5 * self.largest)
-        ]
-        most = max(sizes)
-        cell = Cell(model, self.target, dim, n_keys, None, most, most, self.n_test, self.seed, 0)
+        sizes = [n for n in powers if low <= n <= high]
+        cell = Cell(
+            model=model,
+            target=self.target,
+            dim=dim,
+            n_keys=n_keys,
+            n_heads=None,
+            n_samples=max(sizes),
+            most_samples=max(sizes),
+            n_test=self.n_test,
+            seed=self.seed,
+            repetition=0,
+        )
         return CellSweep.over(cell, "n_samples", sizes, self.repetitions)
 
 
@@ -82,50 +96,56 @@ off by twice.
 
 def cells(config: Config) -> list[Cell]:
     """What has to be known."""
-    shapes = dict.fromkeys(
-        [*((d, config.n_keys) for d in config.dims), *((config.dim, n) for n in config.keys)]
-    )
-    return [
-        cell for shape in shapes for model in SHOWN for cell in config.sweep(model, *shape).cells
-    ]
+    # d varies at one N and N at one d; where the two meet is one shape
+    shapes = [(dim, config.n_keys) for dim in config.dims]
+    shapes += [(config.dim, n_keys) for n_keys in config.keys]
+    cells = []
+    for dim, n_keys in dict.fromkeys(shapes):
+        for model in SHOWN:
+            cells += config.sweep(model, dim, n_keys).cells
+    return cells
 
 
 def section(config: Config, results: Results) -> Section:
     """The figure and its verdict."""
-    by_dim = [
-        _row(config, results, model, d, config.n_keys)
-        for model in SHOWN
-        for d in (*config.dims, *config.far_dims)
-    ]
-    by_keys = [
-        _row(config, results, model, config.dim, n)
-        for model in SHOWN
-        for n in (*config.keys, *config.far_keys)
-    ]
+    by_dim = []
+    by_keys = []
+    for model in SHOWN:
+        for dim in (*config.dims, *config.far_dims):
+            by_dim.append(_row(config, results, model, dim, config.n_keys))
+        for n_keys in (*config.keys, *config.far_keys):
+            by_keys.append(_row(config, results, model, config.dim, n_keys))
     charts = [
         _chart(config, by_dim, "d", f"Against the dimension, N = {config.n_keys}", "dimension d"),
         _chart(config, by_keys, "N", f"Against the length, d = {config.dim}", "keys N"),
     ]
     table = Table(
-        "dimension-samples",
-        f"Samples for {config.level:.0%} relative error on `{config.target}`",
-        [{"model": MODELS[str(row["model"])], **samples_text(row)} for row in (*by_dim, *by_keys)],
+        name="dimension-samples",
+        title=f"Samples for {config.level:.0%} relative error on `{config.target}`",
+        rows=[
+            {"model": MODELS[str(row["model"])], **samples_text(row)} for row in (*by_dim, *by_keys)
+        ],
     )
     return Section(
-        "dimension",
-        "Dimension and length",
-        "Attention reads a set token by token, so that its need for samples hardly depends on how "
-        "many tokens there are; an MLP on the flattened input has to learn every place anew.",
-        [*charts, table],
-        _verdict(config, by_dim, by_keys),
-        config.describe(),
+        slug="dimension",
+        title="Dimension and length",
+        claim=(
+            "Attention reads a set token by token, so that its need for samples hardly depends on "
+            "how many tokens there are; an MLP on the flattened input has to learn every place "
+            "anew."
+        ),
+        blocks=[*charts, table],
+        verdict=_verdict(config, by_dim, by_keys),
+        settings=config.describe(),
     )
 
 
 def _row(config: Config, results: Results, model: str, dim: int, n_keys: int) -> Row:
+    """Samples measured, where that is within reach, and predicted."""
     sweep = config.sweep(model, dim, n_keys)
-    if len(sweep.x) < 2 or not all(cell in results for cell in sweep.cells):
-        sweep = CellSweep((), ())
+    is_measured = len(sweep.x) >= 2 and all(cell in results for cell in sweep.cells)
+    if not is_measured:
+        sweep = CellSweep(x=(), runs=())
     return {
         "model": model,
         "d": dim,
@@ -136,18 +156,22 @@ def _row(config: Config, results: Results, model: str, dim: int, n_keys: int) ->
 
 
 def _chart(config: Config, rows: list[Row], axis: str, title: str, label: str) -> Chart:
+    """Samples of both models against d or N: measured, predicted, with the oracle's penalty."""
     series = []
     for model in SHOWN:
-        own, words = [row for row in rows if row["model"] == model], MODELS[model]
-        series.append(
-            series_from_rows(own, axis, "measured", words, role=model, error="standard_error")
-        )
-        series.append(
-            series_from_rows(own, axis, "predicted", f"{words}, predicted", "dashed", model)
-        )
-        series.append(
-            series_from_rows(own, axis, "oracle", f"{words}, oracle penalty", "thin", model)
-        )
+        words = MODELS[model]
+        model_rows = [row for row in rows if row["model"] == model]
+        series += [
+            series_from_rows(
+                model_rows, axis, "measured", words, role=model, error="standard_error"
+            ),
+            series_from_rows(
+                model_rows, axis, "predicted", f"{words}, predicted", look="dashed", role=model
+            ),
+            series_from_rows(
+                model_rows, axis, "oracle", f"{words}, oracle penalty", look="thin", role=model
+            ),
+        ]
     return log_chart(
         f"dimension-{axis}",
         title,
@@ -163,30 +187,30 @@ def _chart(config: Config, rows: list[Row], axis: str, title: str, label: str) -
 
 
 def _growth(rows: list[Row], model: str, axis: str, column: str) -> float | None:
-    """Exponent between the ends of what is known."""
-    known = [row for row in rows if row["model"] == model and row[column] is not None]
-    if len(known) < 2:
+    """Exponent of n against d or N, between the ends of what is known."""
+    complete = [row for row in rows if row["model"] == model and row[column] is not None]
+    if len(complete) < 2:
         return None
-    ends = [(float(row[axis] or 1), float(row[column] or 1)) for row in (known[0], known[-1])]
-    return math.log(ends[1][1] / ends[0][1]) / math.log(ends[1][0] / ends[0][0])
+    first = complete[0]
+    last = complete[-1]
+    growth_of_samples = float(last[column] or 1) / float(first[column] or 1)
+    growth_of_axis = float(last[axis] or 1) / float(first[axis] or 1)
+    return math.log(growth_of_samples) / math.log(growth_of_axis)
 
 
 def _verdict(config: Config, by_dim: list[Row], by_keys: list[Row]) -> Verdict:
+    """The claim holds where the MLP's samples grow with N faster, by half a power at least."""
     numbers = {}
-    growth = {}
     for axis, rows in (("d", by_dim), ("N", by_keys)):
-        for model in SHOWN:
-            for column in ("measured", "predicted"):
-                value = growth[axis, model, column] = _growth(rows, model, axis, column)
-                name = f"n grows like {axis} to the power, {MODELS[model]}, {column}"
-                numbers[name] = "–" if value is None else f"{value:.2f}"
+        for model, column in product(SHOWN, ("measured", "predicted")):
+            exponent = _growth(rows, model, axis, column)
+            name = f"n grows like {axis} to the power, {MODELS[model]}, {column}"
+            numbers[name] = "–" if exponent is None else f"{exponent:.2f}"
     numbers[DEVIATION] = deviation_text([*by_dim, *by_keys])
-    far = {
-        row["model"]: row
-        for row in by_keys
-        if row["N"] == max(config.far_keys, default=max(config.keys))
-    }
-    attention, mlp = (growth["N", model, "measured"] for model in SHOWN)
+
+    # how the samples grow with N
+    attention = _growth(by_keys, "attention", "N", "measured")
+    mlp = _growth(by_keys, "mlp", "N", "measured")
     if attention is None or mlp is None:
         sentence = (
             "Too few sizes are within reach to tell how the samples grow with N for both models; "
@@ -197,14 +221,21 @@ def _verdict(config: Config, by_dim: list[Row], by_keys: list[Row]) -> Verdict:
         f"Measured, the samples grow like N^{{{attention:.2f}}} for attention and N^{{{mlp:.2f}}} "
         "for the MLP."
     )
-    predicted = [far.get(model, {}).get("predicted") for model in SHOWN]
-    if all(value is not None for value in predicted):
-        n_keys = max(config.far_keys, default=max(config.keys))
+
+    # what theory asks for at the largest N
+    far = {row["model"]: row["predicted"] for row in by_keys if row["N"] == config.longest}
+    far_attention = far.get("attention")
+    far_mlp = far.get("mlp")
+    if far_attention is not None and far_mlp is not None:
         sentence += (
-            f" At N = {n_keys} theory asks for {int(predicted[0] or 0):,} and "
-            f"{int(predicted[1] or 0):,}."
+            f" At N = {config.longest} theory asks for {int(far_attention):,} and {int(far_mlp):,}."
         )
-    state: State = (
-        "holds" if mlp > attention + 0.5 else "partly" if mlp > attention else "does not show"
-    )
+
+    state: State
+    if mlp > attention + 0.5:
+        state = "holds"
+    elif mlp > attention:
+        state = "partly"
+    else:
+        state = "does not show"
     return Verdict(state, sentence, numbers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -57,8 +58,18 @@ class Config:
 
     def sweep(self, model: str, target: str, n: int) -> CellSweep:
         """Error against M at one n."""
-        most = max(self.sizes)
-        cell = Cell(model, target, self.dim, self.n_keys, None, n, most, self.n_test, self.seed, 0)
+        cell = Cell(
+            model=model,
+            target=target,
+            dim=self.dim,
+            n_keys=self.n_keys,
+            n_heads=None,
+            n_samples=n,
+            most_samples=max(self.sizes),
+            n_test=self.n_test,
+            seed=self.seed,
+            repetition=0,
+        )
         return CellSweep.over(cell, "n_heads", sorted(self.heads), self.repetitions)
 
     def limit(self, model: str, target: str, n: int) -> CellSweep:
@@ -71,9 +82,21 @@ class Config:
 
         Few enough for the samples to show their approximation error.
         """
-        dim, n = self.slope_dim, self.slope_samples
-        heads = [m for m in sorted(self.slope_heads) if PLENTY * m * (dim + 1) <= n]
-        cell = Cell("attention", target, dim, dim, None, n, n, self.n_test, self.seed, 0)
+        n = self.slope_samples
+        n_features = self.slope_dim + 1  # of a head
+        heads = [m for m in sorted(self.slope_heads) if PLENTY * m * n_features <= n]
+        cell = Cell(
+            model="attention",
+            target=target,
+            dim=self.slope_dim,
+            n_keys=self.slope_dim,
+            n_heads=None,
+            n_samples=n,
+            most_samples=n,
+            n_test=self.n_test,
+            seed=self.seed,
+            repetition=0,
+        )
         return CellSweep.over(cell, "n_heads", heads, self.repetitions)
 
 
@@ -100,13 +123,10 @@ ENDLESS = 1e12
 
 def cells(config: Config) -> list[Cell]:
     """What has to be known."""
-    asked = [
-        (model, t, n)
-        for model in ("attention", "biased")
-        for t in config.targets
-        for n in config.sizes
-    ]
-    sweeps = [sweep for name in asked for sweep in (config.sweep(*name), config.limit(*name))]
+    sweeps = []
+    for model, target, n in product(("attention", "biased"), config.targets, config.sizes):
+        sweeps.append(config.sweep(model, target, n))
+        sweeps.append(config.limit(model, target, n))
     sweeps += [config.slope_sweep(target) for target in config.targets]
     return [cell for sweep in sweeps for cell in sweep.cells]
 
@@ -125,71 +145,86 @@ class Slopes:
     @property
     def range(self) -> str:
         """The heads, in words."""
-        return f"{self.heads[0]} … {self.heads[-1]}" if self.heads else "–"
+        if not self.heads:
+            return "–"
+        return f"{self.heads[0]} … {self.heads[-1]}"
 
 
 def section(config: Config, results: Results) -> Section:
     """The figure and its verdict."""
-    charts = [
-        _error_chart(config, results, target, n)
-        for target in config.targets
-        for n in sorted(config.sizes)
-    ]
+    # errors of every target and size, then approximation errors of every target
+    charts = []
+    for target, n in product(config.targets, sorted(config.sizes)):
+        charts.append(_error_chart(config, results, target, n))
     charts += [_approximation_chart(config, results, target) for target in config.targets]
+
     slopes = {target: _slopes(config, results, target) for target in config.targets}
+    slope_rows: list[Row] = [
+        {
+            "target": f"`{target}`",
+            "slope, measured": target_slopes.measured.text(),
+            "slope, predicted": f"{target_slopes.predicted:.2f}",
+            "slope of the theorem": "-1",
+            "heads": target_slopes.range,
+        }
+        for target, target_slopes in slopes.items()
+    ]
     table = Table(
-        "heads-slopes",
-        "How fast the approximation error falls with the number of heads",
-        [
-            {
-                "target": f"`{target}`",
-                "slope, measured": found.measured.text(),
-                "slope, predicted": f"{found.predicted:.2f}",
-                "slope of the theorem": "-1",
-                "heads": found.range,
-            }
-            for target, found in slopes.items()
-        ],
+        name="heads-slopes",
+        title="How fast the approximation error falls with the number of heads",
+        rows=slope_rows,
         note=(
             "Slopes on logarithmic axes, from the first M that explains half of the target to the "
             f"last for which n = {config.slope_samples} is at least {PLENTY} times the number "
             "M(d+1) of features."
         ),
     )
+    deviation = deviation_text([row for chart in charts for row in chart.rows])
     return Section(
-        "head-count",
-        "How many heads",
-        "M random heads approximate a target with a squared error that falls like 1/M; beyond "
-        "that, more heads bring a finite layer to its infinite-head kernel.",
-        [*charts, table],
-        _verdict(
-            config, results, slopes, deviation_text([row for chart in charts for row in chart.rows])
+        slug="head-count",
+        title="How many heads",
+        claim=(
+            "M random heads approximate a target with a squared error that falls like 1/M; beyond "
+            "that, more heads bring a finite layer to its infinite-head kernel."
         ),
-        config.describe(),
+        blocks=[*charts, table],
+        verdict=_verdict(config, results, slopes, deviation),
+        settings=config.describe(),
     )
 
 
 def _error_chart(config: Config, results: Results, target: str, n: int) -> Chart:
+    """Error against M at one n, for zero-mean and biased heads."""
     heads = sorted(config.heads)
     series: list[Series] = []
     rows: list[Row] = []
     for model in ("attention", "biased"):
-        words, sweep = MODELS[model], config.sweep(model, target, n)
-        curve, oracle = sweep.curve(results), sweep.curve(results, "oracle")
+        words = MODELS[model]
+        sweep = config.sweep(model, target, n)
+        curve = sweep.curve(results)
+        oracle = sweep.curve(results, "oracle")
         limit = config.limit(model, target, n).curve(results)
-        series.append(curve.series(words, model))
-        asked = {
-            m: predicted_error(target, config.dim, config.n_keys, n, m, model)
-            for m in (*heads, math.inf)
-        }
-        known = {m: error for m, error in asked.items() if error is not None}
-        told = [known.get(m, math.nan) for m in heads]
-        series.append(Series(f"{words}, predicted", heads, told, look="dashed", role=model))
-        series.append(oracle.series(f"{words}, oracle penalty", model, "thin"))
-        ends, level = [heads[0], heads[-1]], float(limit.mean[0])
-        series.append(Series(f"{words}, ∞ heads", ends, [level, level], look="line", role=model))
+
+        # what theory predicts, where its spectrum is fine enough
+        predicted: dict[float, float] = {}
+        for m in (*heads, math.inf):
+            error = predicted_error(target, config.dim, config.n_keys, n, m, model)
+            if error is not None:
+                predicted[m] = error
+        predicted_line = [predicted.get(m, math.nan) for m in heads]
+
+        # measured, predicted, with the oracle's penalty, and the level of infinitely many heads
+        ends = [heads[0], heads[-1]]
+        level = float(limit.mean[0])
+        series += [
+            curve.series(words, model),
+            Series(f"{words}, predicted", heads, predicted_line, look="dashed", role=model),
+            oracle.series(f"{words}, oracle penalty", model, "thin"),
+            Series(f"{words}, ∞ heads", ends, [level, level], look="line", role=model),
+        ]
         common: Row = {"target": target, "model": words, "n": n}
-        rows += [*curve.rows("heads", common, known, oracle), *limit.rows("heads", common, known)]
+        rows += curve.rows("heads", common, predicted, oracle)
+        rows += limit.rows("heads", common, predicted)
     return log_chart(
         f"heads-{_slug(target)}-n{n}",
         f"`{target}` at n = {n}",
@@ -207,46 +242,54 @@ def _slopes(config: Config, results: Results, target: str) -> Slopes:
     Before, there is nothing to fall from.
     """
     curve = config.slope_sweep(target).curve(results)
-    first = (
-        int(np.argmax(curve.mean <= EXPLAINED)) if (curve.mean <= EXPLAINED).any() else len(curve.x)
-    )
-    kept = Curve(curve.x[first:], curve.runs[:, first:])
-    if len(kept.x) < 2:
-        return Slopes(Estimate(None), math.nan, [])
-    predicted = [_approximation(config, target, int(m)) for m in kept.x]
-    told = float(np.polyfit(np.log(kept.x), np.log(predicted), 1)[0])
-    return Slopes(slope(kept, config.seed), told, [int(m) for m in kept.x])
+    is_explained = curve.mean <= EXPLAINED
+    first = len(curve.x)
+    if is_explained.any():
+        first = int(np.argmax(is_explained))
+    tail = Curve(curve.x[first:], curve.runs[:, first:])
+    if len(tail.x) < 2:
+        return Slopes(measured=Estimate(None), predicted=math.nan, heads=[])
+    heads = [int(m) for m in tail.x]
+    errors = [_approximation(config, target, m) for m in heads]
+    predicted = float(np.polyfit(np.log(tail.x), np.log(errors), 1)[0])
+    return Slopes(measured=slope(tail, config.seed), predicted=predicted, heads=heads)
 
 
 def _approximation(config: Config, target: str, heads: int, n: float = ENDLESS) -> float:
+    """Predicted error of M heads, for n → ∞ that of approximation; NaN where theory has none."""
     error = predicted_error(target, config.slope_dim, config.slope_dim, n, heads)
-    return math.nan if error is None else error
+    if error is None:
+        return math.nan
+    return error
 
 
 def _approximation_chart(config: Config, results: Results, target: str) -> Chart:
-    heads, dim, n = sorted(config.slope_heads), config.slope_dim, config.slope_samples
+    """The approximation error against M: measured, predicted, and the slope of the theorem."""
+    heads = sorted(config.slope_heads)
+    dim = config.slope_dim
+    n = config.slope_samples
     polynomial = read_target(target, dim)
+    variance = target_variance(polynomial, dim)
+
     curve = config.slope_sweep(target).curve(results)
-    here, limit = (
-        [_approximation(config, target, m, size) for m in heads] for size in (n, ENDLESS)
-    )
-    bounds = [approximation_bound(polynomial, m) / target_variance(polynomial, dim) for m in heads]
+    predicted = [_approximation(config, target, m, n) for m in heads]
+    predicted_limit = [_approximation(config, target, m) for m in heads]
+    bounds = [approximation_bound(polynomial, m) / variance for m in heads]
     start = float(curve.mean[0])
+    one_over_heads = [start * heads[0] / m for m in heads]
     series = [
         curve.series(f"measured at n = {n}", "attention"),
-        Series(f"predicted at n = {n}", heads, here, look="dashed", role="attention"),
-        Series("predicted for n → ∞", heads, limit, look="dashed", role="prediction"),
-        Series(
-            "slope of 1/M", heads, [start * heads[0] / m for m in heads], look="thin", role="oracle"
-        ),
+        Series(f"predicted at n = {n}", heads, predicted, look="dashed", role="attention"),
+        Series("predicted for n → ∞", heads, predicted_limit, look="dashed", role="prediction"),
+        Series("slope of 1/M", heads, one_over_heads, look="thin", role="oracle"),
     ]
     rows: list[Row] = [
         {
             "target": target,
             "heads": m,
             "measured": float(curve.mean[i]) if i < len(curve.x) else None,
-            "predicted": here[i],
-            "predicted_limit": limit[i],
+            "predicted": predicted[i],
+            "predicted_limit": predicted_limit[i],
             "paper_bound": bounds[i],
         }
         for i, m in enumerate(heads)
@@ -267,42 +310,54 @@ def _approximation_chart(config: Config, results: Results, target: str) -> Chart
 
 
 def _slug(target: str) -> str:
+    """A target as part of a file's name."""
     return "".join(c if c.isalnum() else "-" for c in target).strip("-").replace("---", "-")
 
 
 def _verdict(
     config: Config, results: Results, slopes: dict[str, Slopes], deviation: str
 ) -> Verdict:
-    numbers = {
-        f"slope on `{target}`, M = {found.range}": (
-            f"{found.measured.text()} (predicted {found.predicted:.2f})"
+    """The claim holds where every slope is −1 or steeper by its whole interval."""
+    # the numbers: slopes, and how near the largest number of heads comes to infinitely many
+    numbers = {}
+    for target, target_slopes in slopes.items():
+        numbers[f"slope on `{target}`, M = {target_slopes.range}"] = (
+            f"{target_slopes.measured.text()} (predicted {target_slopes.predicted:.2f})"
         )
-        for target, found in slopes.items()
-    }
-    n, most = max(config.sizes), max(config.heads)
-    gaps = []
+    n = max(config.sizes)
+    most = max(config.heads)
+    ratios = []
     for target in config.targets:
         finite, _ = config.sweep("attention", target, n).curve(results).at(most)
-        gaps.append(finite / float(config.limit("attention", target, n).curve(results).mean[0]))
-        numbers[f"{most} heads over ∞ heads on `{target}`, n = {n}"] = f"{gaps[-1]:.2f}"
+        infinite = float(config.limit("attention", target, n).curve(results).mean[0])
+        ratios.append(finite / infinite)
+        numbers[f"{most} heads over ∞ heads on `{target}`, n = {n}"] = f"{ratios[-1]:.2f}"
     numbers[DEVIATION] = deviation
-    known = [found.measured for found in slopes.values() if found.measured.value is not None]
-    if not known:
+
+    # the state
+    estimates = [item.measured for item in slopes.values() if item.measured.value is not None]
+    if not estimates:
         sentence = (
             "No number of heads here explains half of a target and has few enough features for n "
             "to show its slope."
         )
         return Verdict("not tested", sentence, numbers)
-    values = [estimate.value or 0.0 for estimate in known]
-    shallowest = max(estimate.upper for estimate in known)
-    state: State = (
-        "holds" if shallowest <= -1 else "partly" if max(values) <= -1 else "does not show"
-    )
+    values = [estimate.value or 0.0 for estimate in estimates]
+    shallowest = max(estimate.upper for estimate in estimates)
+    state: State
+    if shallowest <= -1:
+        state = "holds"
+    elif max(values) <= -1:
+        state = "partly"
+    else:
+        state = "does not show"
+
+    # the sentence
     sentence = (
         "Once half of the target is explained, the approximation error falls with slopes between "
         f"{min(values):.2f} and {max(values):.2f} in M, where the theorem's bound has −1; with "
-        f"{most} heads the error at n = {n} is {min(gaps):.2f} to {max(gaps):.2f} times that of "
-        "infinitely many."
+        f"{most} heads the error at n = {n} is {min(ratios):.2f} to {max(ratios):.2f} times that "
+        "of infinitely many."
     )
     if state != "holds":
         sentence += (
@@ -318,7 +373,8 @@ def _steep_from(config: Config) -> int:
     It more than halves every predicted approximation error.
     """
 
-    def steep(target: str, m: int) -> bool:
+    def is_steep(target: str, m: int) -> bool:
         return 2 * _approximation(config, target, 2 * m) < _approximation(config, target, m)
 
-    return next(2**k for k in range(1, 40) if all(steep(target, 2**k) for target in config.targets))
+    powers = (2**k for k in range(1, 40))
+    return next(m for m in powers if all(is_steep(target, m) for target in config.targets))

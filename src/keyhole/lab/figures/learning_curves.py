@@ -57,11 +57,9 @@ class CurveConfig:
 
     def describe(self) -> str:
         """The settings in a sentence or two."""
-        more = (
-            f", {self.more_repetitions} more up to n = {self.more_up_to}"
-            if self.more_repetitions
-            else ""
-        )
+        more = ""
+        if self.more_repetitions:
+            more = f", {self.more_repetitions} more up to n = {self.more_up_to}"
         return (
             f"Our settings: query and keys uniform on the unit sphere, d = {self.dim}, N = "
             f"{self.n_keys}, M = {self.n_heads} heads, MLP of width M(d+1) = "
@@ -79,25 +77,42 @@ class CurveConfig:
         self, model: str, target: str, sizes: Sequence[int], *, exact: bool = False
     ) -> CellSweep:
         """Error against n of one model on one target, in every repetition up to its largest n."""
-        heads, reach = None if exact else self.n_heads, self.reach(model, exact=exact)
+        n_heads = None if exact else self.n_heads
+        reach = self.reach(model, exact=exact)
         runs = []
-        for r in range(self.repetitions + self.more_repetitions):
-            most = reach if r < self.repetitions else min(self.more_up_to, reach)
-            shape, rest = (self.dim, self.n_keys, heads), (most, self.n_test, self.seed, r)
-            runs.append(tuple(Cell(model, target, *shape, n, *rest) for n in sizes if n <= most))
-        return CellSweep(tuple(n for n in sizes if n <= reach), tuple(runs))
+        for repetition in range(self.repetitions + self.more_repetitions):
+            # the first repetitions go all the way, the others end earlier
+            most_samples = reach
+            if repetition >= self.repetitions:
+                most_samples = min(self.more_up_to, reach)
+            run = [
+                Cell(
+                    model=model,
+                    target=target,
+                    dim=self.dim,
+                    n_keys=self.n_keys,
+                    n_heads=n_heads,
+                    n_samples=n,
+                    most_samples=most_samples,
+                    n_test=self.n_test,
+                    seed=self.seed,
+                    repetition=repetition,
+                )
+                for n in sizes
+                if n <= most_samples
+            ]
+            runs.append(tuple(run))
+        return CellSweep(x=tuple(n for n in sizes if n <= reach), runs=tuple(runs))
 
 
 def curve_cells(
     config: CurveConfig, targets: Iterable[str], sizes: Sequence[int] | None = None
 ) -> list[Cell]:
     """Every model, finite and infinite, on every target, size and repetition."""
-    asked = product(targets, (False, True), MODELS)
-    sweeps = (
-        config.sweep(model, target, sizes or config.sizes, exact=exact)
-        for target, exact, model in asked
-    )
-    return [cell for sweep in sweeps for cell in sweep.cells]
+    cells = []
+    for target, exact, model in product(targets, (False, True), MODELS):
+        cells += config.sweep(model, target, sizes or config.sizes, exact=exact).cells
+    return cells
 
 
 def measured_curve(
@@ -121,13 +136,17 @@ def predicted_curve(
     exact: bool = False,
     sizes: Sequence[int] | None = None,
 ) -> dict[float, float]:
-    """Relative error predicted from exact spectra at the best ridge, by n."""
-    heads = math.inf if exact else config.n_heads
-    errors = {
-        n: predicted_error(target, config.dim, config.n_keys, n, heads, model)
-        for n in sizes or config.sizes
-    }
-    return {n: error for n, error in errors.items() if error is not None}
+    """Relative error predicted from exact spectra at the best ridge, by n.
+
+    Sizes for which theory keeps no spectrum fine enough are left out.
+    """
+    n_heads = math.inf if exact else config.n_heads
+    errors: dict[float, float] = {}
+    for n in sizes or config.sizes:
+        error = predicted_error(target, config.dim, config.n_keys, n, n_heads, model)
+        if error is not None:
+            errors[n] = error
+    return errors
 
 
 @lru_cache(maxsize=16384)
@@ -145,12 +164,21 @@ def predicted_error(
     None where the finest spectrum that is kept is not fine enough for so many samples.
     """
     polynomial = read_target(target, dim)
-    spread = target_variance(polynomial, n_keys)
+    variance = target_variance(polynomial, n_keys)
+    kind, distribution = _theory_of(model)
     try:
-        best = best_ridge_curve(polynomial, n, n_keys, noise * spread, heads, *_theory_of(model))
+        best = best_ridge_curve(
+            polynomial,
+            n,
+            n_keys,
+            noise=noise * variance,
+            n_heads=heads,
+            model=kind,
+            heads=distribution,
+        )
     except ValueError:
         return None
-    return float(best.error) / spread - noise
+    return float(best.error) / variance - noise
 
 
 @lru_cache(maxsize=4096)
@@ -162,16 +190,21 @@ def predicted_samples(
     None where theory finds none or keeps no spectrum fine enough.
     """
     polynomial = read_target(target, dim)
-    error, (kind, distribution) = level * target_variance(polynomial, n_keys), _theory_of(model)
+    error = level * target_variance(polynomial, n_keys)
+    kind, distribution = _theory_of(model)
     try:
-        return samples_needed(polynomial, n_keys, error, kind, n_heads=heads, heads=distribution)
+        return samples_needed(
+            polynomial, n_keys, error, model=kind, n_heads=heads, heads=distribution
+        )
     except ValueError:
         return None
 
 
 def _theory_of(model: str) -> tuple[str, GaussianHeads | None]:
-    """A model as the theory names it, and the head distribution of its heads."""
-    return ("mlp", None) if model == "mlp" else ("attention", DISTRIBUTIONS[model])
+    """A model as the theory names it, and its head distribution."""
+    if model == "mlp":
+        return "mlp", None
+    return "attention", DISTRIBUTIONS[model]
 
 
 def curve_rows(
@@ -182,15 +215,12 @@ def curve_rows(
     for model, words in MODELS.items():
         for exact in (False, True):
             sweep = config.sweep(model, target, sizes or config.sizes, exact=exact)
+            measured = sweep.curve(results)
+            oracle = sweep.curve(results, "oracle")
             predicted = predicted_curve(config, model, target, exact=exact, sizes=sizes)
-            common = {
-                "target": target,
-                "model": words,
-                "heads": "∞" if exact else str(config.n_heads),
-            }
-            rows += sweep.curve(results).rows(
-                "n", common, predicted, sweep.curve(results, "oracle")
-            )
+            heads = "∞" if exact else str(config.n_heads)
+            common = {"target": target, "model": words, "heads": heads}
+            rows += measured.rows("n", common, predicted, oracle)
     return rows
 
 
@@ -198,23 +228,29 @@ def curve_chart(
     config: CurveConfig, results: Results, target: str, name: str, title: str, level: float
 ) -> Chart:
     """Error against n of all models: measured, oracle, predicted, and infinitely many heads."""
-    measured, predicted, limits, oracles = [], [], [], []
+    measured = []
+    predicted = []
+    limits = []
+    oracles = []
     for model, words in MODELS.items():
         measured.append(measured_curve(config, results, model, target).series(words, model))
-        if told := predicted_curve(config, model, target):
+
+        # theory may keep no spectrum fine enough for any of the sizes
+        errors = predicted_curve(config, model, target)
+        if errors:
             predicted.append(
                 Series(
-                    f"{words}, predicted",
-                    list(told),
-                    list(told.values()),
+                    name=f"{words}, predicted",
+                    x=list(errors),
+                    y=list(errors.values()),
                     look="dashed",
                     role=model,
                 )
             )
+
         limit = measured_curve(config, results, model, target, exact=True)
-        limits.append(
-            limit.series(f"{words}, ∞ {'units' if model == 'mlp' else 'heads'}", model, "line")
-        )
+        unit = "units" if model == "mlp" else "heads"
+        limits.append(limit.series(f"{words}, ∞ {unit}", model, "line"))
         oracle = measured_curve(config, results, model, target, name="oracle")
         oracles.append(oracle.series(f"{words}, oracle penalty", model, "thin"))
     return log_chart(
@@ -238,4 +274,6 @@ def power(base: str, exponent: int) -> str:
     >>> power("⟨β, xᵢ⟩", 2), power("⟨β, xᵢ⟩", 1)
     ('⟨β, xᵢ⟩^{2}', '⟨β, xᵢ⟩')
     """
-    return base if exponent == 1 else f"{base}^{{{exponent}}}"
+    if exponent == 1:
+        return base
+    return f"{base}^{{{exponent}}}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -65,36 +66,35 @@ def cells(config: Config) -> list[Cell]:
 
 def section(config: Config, results: Results) -> Section:
     """The figure and its verdict."""
-    rows: list[Row] = [
-        {"gamma": gamma, **row}
-        for gamma in config.gammas
-        for row in curve_rows(config, results, notation(gamma), config.shown)
-    ]
-    crossings = {
-        (n, exact): _crossing(config, results, n, exact)
-        for n in config.shown
-        for exact in (False, True)
-    }
+    rows: list[Row] = []
+    for gamma in config.gammas:
+        for row in curve_rows(config, results, notation(gamma), config.shown):
+            rows.append({"gamma": gamma, **row})
+    crossings = {}
+    for n, exact in product(config.shown, (False, True)):
+        crossings[n, exact] = _crossing(config, results, n, exact)
     table = Table(
-        "rotation-crossings",
-        "The turn γ at which biased heads become a handicap",
-        [_crossing_row(config, results, n, crossings) for n in config.shown],
+        name="rotation-crossings",
+        title="The turn γ at which biased heads become a handicap",
+        rows=[_crossing_row(config, results, n, crossings) for n in config.shown],
         note=(
             "Where the mean error of biased heads overtakes that of zero-mean heads, read between "
             "the turns run; ± standard error over resampled repetitions that have a crossing. The "
             "last columns are the ratio of errors at the last turn."
         ),
     )
-    errors = [_error_chart(config, results, n, rows) for n in reversed(config.shown)]
+    error_charts = [_error_chart(config, results, n, rows) for n in reversed(config.shown)]
     return Section(
-        "rotation",
-        "Rotation away from the identity",
-        "The advantage of heads whose mean is the identity fades as the correlation turns away "
-        "from it, f_{3,γ} = (1/N) Σ ⟨x₀, S_{γ} xᵢ⟩^{3} ⟨β, xᵢ⟩ with S_{γ} = (1 − γ) I + γ P, P a "
-        "rotation without fixed directions.",
-        [_ratio_chart(config, results, rows), *errors, table],
-        _verdict(config, results, crossings, deviation_text(rows)),
-        config.describe(),
+        slug="rotation",
+        title="Rotation away from the identity",
+        claim=(
+            "The advantage of heads whose mean is the identity fades as the correlation turns away "
+            "from it, f_{3,γ} = (1/N) Σ ⟨x₀, S_{γ} xᵢ⟩^{3} ⟨β, xᵢ⟩ with S_{γ} = (1 − γ) I + γ P, P "
+            "a rotation without fixed directions."
+        ),
+        blocks=[_ratio_chart(config, results, rows), *error_charts, table],
+        verdict=_verdict(config, results, crossings, deviation_text(rows)),
+        settings=config.describe(),
     )
 
 
@@ -108,9 +108,14 @@ def _curve(
     name: str = "error",
 ) -> Curve:
     """Error against γ at one n."""
-    sweeps = (config.sweep(model, notation(gamma), (n,), exact=exact) for gamma in config.gammas)
-    table = np.stack([sweep.curve(results, name).runs[:, 0] for sweep in sweeps], axis=1)
-    return Curve(np.array(config.gammas), table[np.isfinite(table).all(axis=1)])
+    columns = []
+    for gamma in config.gammas:
+        sweep = config.sweep(model, notation(gamma), (n,), exact=exact)
+        columns.append(sweep.curve(results, name).runs[:, 0])
+    table = np.stack(columns, axis=1)
+    # the repetitions that reach this n, of all turns
+    is_complete = np.isfinite(table).all(axis=1)
+    return Curve(np.array(config.gammas), table[is_complete])
 
 
 def _pair(config: Config, results: Results, n: int, exact: bool) -> list[np.ndarray]:
@@ -121,41 +126,45 @@ def _pair(config: Config, results: Results, n: int, exact: bool) -> list[np.ndar
 
 
 def _mean_ratio(tables: list[np.ndarray]) -> np.ndarray:
+    """Mean error of biased over that of zero-mean heads, at every turn."""
     return np.asarray(tables[0].mean(axis=0) / tables[1].mean(axis=0))
 
 
 def _crossing(config: Config, results: Results, n: int, exact: bool) -> Estimate:
+    """The turn from which on biased heads have the larger error."""
     turns = np.array(config.gammas)
-    pair = _pair(config, results, n, exact)
-    return resample(
-        lambda tables: rises_through(turns, _mean_ratio(tables), 1.0), pair, config.seed
-    )
+
+    def statistic(tables: list[np.ndarray]) -> float | None:
+        return rises_through(turns, _mean_ratio(tables), 1.0)
+
+    return resample(statistic, _pair(config, results, n, exact), config.seed)
 
 
 def _ratio(config: Config, results: Results, n: int, exact: bool, turn: int = -1) -> Estimate:
     """Ratio of errors at one of the turns."""
-    return resample(
-        lambda tables: float(_mean_ratio(tables)[turn]),
-        _pair(config, results, n, exact),
-        config.seed,
-    )
+
+    def statistic(tables: list[np.ndarray]) -> float:
+        return float(_mean_ratio(tables)[turn])
+
+    return resample(statistic, _pair(config, results, n, exact), config.seed)
 
 
 def _ratio_chart(config: Config, results: Results, rows: list[Row]) -> Chart:
+    """The ratio of errors against γ, at every n shown, for finitely and infinitely many heads."""
     series = []
     looks: dict[bool, Look] = {False: "points", True: "thin"}
     for exact, look in looks.items():
+        heads = "∞" if exact else config.n_heads
         for n in config.shown:
-            biased, zero = _pair(config, results, n, exact)
-            heads = "∞" if exact else config.n_heads
-            curve = Curve(np.array(config.gammas), biased / zero)
+            biased, zero_mean = _pair(config, results, n, exact)
+            curve = Curve(np.array(config.gammas), biased / zero_mean)
             series.append(curve.series(f"n = {n}, {heads} heads", f"n = {n}", look))
     return Chart(
-        "rotation-ratio",
-        "Error of biased over zero-mean heads",
-        "turn γ",
-        "ratio of test errors",
-        series,
+        name="rotation-ratio",
+        title="Error of biased over zero-mean heads",
+        x_label="turn γ",
+        y_label="ratio of test errors",
+        series=series,
         rows=rows,
         note=(
             "Below 1 the identity mean helps, above it is a handicap. Means of the ratios of "
@@ -166,29 +175,40 @@ def _ratio_chart(config: Config, results: Results, rows: list[Row]) -> Chart:
 
 
 def _error_chart(config: Config, results: Results, n: int, rows: list[Row]) -> Chart:
-    measured, predicted, others = [], [], []
+    """Errors of all models against γ at one n."""
+    measured = []
+    predicted = []
+    others = []
     for model, words in MODELS.items():
         measured.append(_curve(config, results, model, n).series(words, model))
-        told = {
-            g: predicted_curve(config, model, notation(g), sizes=(n,)).get(n) for g in config.gammas
-        }
-        known = {g: value for g, value in told.items() if value is not None}
-        if known:
-            label = f"{words}, predicted"
+
+        # what theory predicts, where its spectrum is fine enough
+        errors = {}
+        for gamma in config.gammas:
+            error = predicted_curve(config, model, notation(gamma), sizes=(n,)).get(n)
+            if error is not None:
+                errors[gamma] = error
+        if errors:
             predicted.append(
-                Series(label, list(known), list(known.values()), look="dashed", role=model)
+                Series(
+                    name=f"{words}, predicted",
+                    x=list(errors),
+                    y=list(errors.values()),
+                    look="dashed",
+                    role=model,
+                )
             )
-        others.append(
-            _curve(config, results, model, n, exact=True).series(f"{words}, ∞ heads", model, "line")
-        )
+
+        limit = _curve(config, results, model, n, exact=True)
+        others.append(limit.series(f"{words}, ∞ heads", model, "line"))
         oracle = _curve(config, results, model, n, name="oracle")
         others.append(oracle.series(f"{words}, oracle penalty", model, "thin"))
     return Chart(
-        f"rotation-n{n}",
-        f"Error against the turn at n = {n}",
-        "turn γ",
-        "relative test error",
-        [*measured, *predicted, *others],
+        name=f"rotation-n{n}",
+        title=f"Error against the turn at n = {n}",
+        x_label="turn γ",
+        y_label="relative test error",
+        series=[*measured, *predicted, *others],
         rows=[row for row in rows if row["n"] == n],
         note=(
             "In even dimension S_{γ} is a multiple of a rotation, so theory gives zero-mean heads "
@@ -200,48 +220,65 @@ def _error_chart(config: Config, results: Results, n: int, rows: list[Row]) -> C
 def _crossing_row(
     config: Config, results: Results, n: int, crossings: dict[tuple[int, bool], Estimate]
 ) -> Row:
-    heads = {False: str(config.n_heads), True: "∞"}
+    """Crossing and last ratio at one n, of finitely and infinitely many heads."""
     last = f"ratio at γ = {config.gammas[-1]:g}"
     return {
         "n": n,
-        **{
-            f"crossing, {words} heads": crossings[n, exact].text() for exact, words in heads.items()
-        },
-        **{
-            f"{last}, {words} heads": _ratio(config, results, n, exact).text()
-            for exact, words in heads.items()
-        },
+        f"crossing, {config.n_heads} heads": crossings[n, False].text(),
+        "crossing, ∞ heads": crossings[n, True].text(),
+        f"{last}, {config.n_heads} heads": _ratio(config, results, n, exact=False).text(),
+        f"{last}, ∞ heads": _ratio(config, results, n, exact=True).text(),
     }
 
 
 def _verdict(
     config: Config, results: Results, crossings: dict[tuple[int, bool], Estimate], deviation: str
 ) -> Verdict:
+    """The claim holds where biased heads help at the first turn and their advantage fades.
+
+    It fades where the ratio of errors grows by more than two standard errors.
+    """
+    # the ratio at both ends, at the largest n
     n = config.shown[-1]
-    first, last = (f"γ = {config.gammas[i]:g}" for i in (0, -1))
-    start, end = (_ratio(config, results, n, exact=False, turn=i) for i in (0, -1))
-    crossing = crossings[n, False]
+    first = f"γ = {config.gammas[0]:g}"
+    last = f"γ = {config.gammas[-1]:g}"
+    start = _ratio(config, results, n, exact=False, turn=0)
+    end = _ratio(config, results, n, exact=False, turn=-1)
     numbers = {
         f"ratio at {first}, n = {n}": start.text(),
         f"ratio at {last}, n = {n}": end.text(),
-        **{f"crossing at n = {size}": crossings[size, False].text() for size in config.shown},
-        f"crossing at n = {n}, ∞ heads": crossings[n, True].text(),
-        DEVIATION: deviation,
     }
-    spread = math.hypot(
-        *(found.spread if math.isfinite(found.spread) else 0.0 for found in (start, end))
-    )
-    fades = (end.value or 0.0) - (start.value or 0.0) > 2 * spread
+    for size in config.shown:
+        numbers[f"crossing at n = {size}"] = crossings[size, False].text()
+    numbers[f"crossing at n = {n}, ∞ heads"] = crossings[n, True].text()
+    numbers[DEVIATION] = deviation
+
+    # the state
+    spreads = [ratio.spread for ratio in (start, end) if math.isfinite(ratio.spread)]
+    fades = (end.value or 0.0) - (start.value or 0.0) > 2 * math.hypot(*spreads)
+    state: State
+    if start.upper < 1 and fades:
+        state = "holds"
+    elif fades:
+        state = "partly"
+    else:
+        state = "does not show"
+
+    # the sentence
     sentence = (
         f"At n = {n} biased heads have {start.text()} times the error of zero-mean heads at "
         f"{first} and {end.text()} times at {last}."
     )
+    crossing = crossings[n, False]
     if crossing.value is None:
         sentence += " Between these turns they do not become a handicap at this size."
     else:
         sentence += f" They become a handicap at γ = {crossing.text(2)}"
-        sure = math.isfinite(end.low) and end.low > 1
-        size = ", a small one." if (end.value or 0.0) <= SMALL else "."
-        sentence += size if sure else "; at the last turn it is still within error bars of none."
-    state: State = "holds" if start.upper < 1 and fades else "partly" if fades else "does not show"
+        is_sure = math.isfinite(end.low) and end.low > 1
+        if not is_sure:
+            sentence += "; at the last turn it is still within error bars of none."
+        elif (end.value or 0.0) <= SMALL:
+            sentence += ", a small one."
+        else:
+            sentence += "."
     return Verdict(state, sentence, numbers)

@@ -22,6 +22,21 @@ LEARNERS = {
 
 
 @dataclass(frozen=True)
+class Panel:
+    """A target, and the share of its labels that are outliers."""
+
+    target: str
+    outliers: float
+
+    @property
+    def words(self) -> str:
+        """What is wrong with the labels."""
+        if self.outliers:
+            return "label noise and outliers"
+        return "label noise"
+
+
+@dataclass(frozen=True)
 class Config:
     """Sizes; noise and outliers in units of the variance and the standard deviation of f*."""
 
@@ -49,24 +64,34 @@ class Config:
         )
 
     @property
-    def panels(self) -> list[tuple[str, float]]:
-        """Every target, without and with outliers: their share."""
-        return [(target, share) for target in self.targets for share in (0.0, self.outliers)]
+    def panels(self) -> list[Panel]:
+        """Every target, without and with outliers."""
+        panels = []
+        for target in self.targets:
+            panels.append(Panel(target=target, outliers=0.0))
+            panels.append(Panel(target=target, outliers=self.outliers))
+        return panels
 
-    def sweep(self, learner: str, target: str, share: float) -> CellSweep:
+    def sweep(self, learner: str, panel: Panel) -> CellSweep:
         """Error against n of one learner."""
         sizes = sorted(self.sizes)
-        shape, rest = (
-            (self.dim, self.n_keys, self.n_heads),
-            (sizes[-1], sizes[-1], self.n_test, self.seed, 0),
+        cell = Cell(
+            model="attention",
+            target=panel.target,
+            dim=self.dim,
+            n_keys=self.n_keys,
+            n_heads=self.n_heads,
+            n_samples=sizes[-1],
+            most_samples=sizes[-1],
+            n_test=self.n_test,
+            seed=self.seed,
+            repetition=0,
+            learner=learner,
+            noise=self.noise,
+            outliers=panel.outliers,
+            outlier_size=self.outlier_size if panel.outliers else 0.0,
         )
-        labels = (self.noise, share, self.outlier_size if share else 0.0)
-        return CellSweep.over(
-            Cell("attention", target, *shape, *rest, learner, *labels),
-            "n_samples",
-            sizes,
-            self.repetitions,
-        )
+        return CellSweep.over(cell, "n_samples", sizes, self.repetitions)
 
 
 PRESETS = {
@@ -83,110 +108,138 @@ def cells(config: Config) -> list[Cell]:
         cell
         for learner in LEARNERS
         for panel in config.panels
-        for cell in config.sweep(learner, *panel).cells
+        for cell in config.sweep(learner, panel).cells
     ]
 
 
-def _words(share: float) -> str:
-    return "label noise and outliers" if share else "label noise"
+CONSTRAINED = ("huber", "absolute")
+"""The learners that are compared with ridge."""
+
+Ratios = dict[tuple[Panel, str], Estimate]
+"""Errors over that of ridge, by panel and constrained learner."""
 
 
 def section(config: Config, results: Results) -> Section:
     """The figure and its verdict."""
-    charts = [_chart(config, results, *panel) for panel in config.panels]
-    n, others = max(config.sizes), [learner for learner in LEARNERS if learner != "ridge"]
-    ratios = {}
+    charts = [_chart(config, results, panel) for panel in config.panels]
+
+    # errors of the constrained learners over that of ridge, at the largest n
+    n = max(config.sizes)
+    ratios: Ratios = {}
+    rows: list[Row] = []
     for panel in config.panels:
-        ridge = config.sweep("ridge", *panel).curve(results)
-        for learner in others:
-            curve = config.sweep(learner, *panel).curve(results)
-            ratios[*panel, learner] = ratio_at(curve, ridge, n, config.seed)
+        row = {"target": f"`{panel.target}`", "labels": panel.words}
+        ridge = config.sweep("ridge", panel).curve(results)
+        for learner in CONSTRAINED:
+            curve = config.sweep(learner, panel).curve(results)
+            ratio = ratio_at(curve, ridge, n, config.seed)
+            ratios[panel, learner] = ratio
+            label, _ = LEARNERS[learner]
+            row[label] = ratio.text()
+        rows.append(dict(row))
     table = Table(
-        "learner-ratios",
-        f"Error over that of ridge at n = {n}",
-        [
-            {
-                "target": f"`{target}`",
-                "labels": _words(share),
-                **{
-                    LEARNERS[learner][0]: ratios[target, share, learner].text()
-                    for learner in others
-                },
-            }
-            for target, share in config.panels
-        ],
+        name="learner-ratios",
+        title=f"Error over that of ridge at n = {n}",
+        rows=rows,
         note="Below 1 the constrained learner is better. Means over the same sets and heads.",
     )
+    deviation = deviation_text([row for chart in charts for row in chart.rows])
     return Section(
-        "learner",
-        "The learner of the theorems",
-        "The theorems are about a constrained learner: a convex 1-Lipschitz loss minimised over { "
-        "Σ |v_m| ≤ K_1, Σ |v_m|^{2} ≤ K_2/M }. It learns what ridge learns, and its loss shrugs "
-        "off wild labels.",
-        [*charts, table],
-        _verdict(config, ratios, deviation_text([row for chart in charts for row in chart.rows])),
-        config.describe(),
+        slug="learner",
+        title="The learner of the theorems",
+        claim=(
+            "The theorems are about a constrained learner: a convex 1-Lipschitz loss minimised "
+            "over { Σ |v_m| ≤ K_1, Σ |v_m|^{2} ≤ K_2/M }. It learns what ridge learns, and its "
+            "loss shrugs off wild labels."
+        ),
+        blocks=[*charts, table],
+        verdict=_verdict(config, ratios, deviation),
+        settings=config.describe(),
     )
 
 
-def _chart(config: Config, results: Results, target: str, share: float) -> Chart:
+def _chart(config: Config, results: Results, panel: Panel) -> Chart:
+    """Error against n of all learners."""
+    # theory has a prediction for ridge; outliers enter it as noise of their variance
+    noise = config.noise + panel.outliers * config.outlier_size**2
+    predicted: dict[float, float] = {}
+    for n in sorted(config.sizes):
+        error = predicted_error(
+            panel.target, config.dim, config.n_keys, n, config.n_heads, noise=noise
+        )
+        if error is not None:
+            predicted[n] = error
+
+    # measured, beside the prediction for ridge and its oracle
     series: list[Series] = []
     rows: list[Row] = []
-    # outliers enter the prediction as noise of their variance
-    noise = config.noise + share * config.outlier_size**2
-    told = {
-        n: predicted_error(target, config.dim, config.n_keys, n, config.n_heads, noise=noise)
-        for n in sorted(config.sizes)
-    }
-    predicted = {n: error for n, error in told.items() if error is not None}
     for learner, (label, role) in LEARNERS.items():
-        curve = config.sweep(learner, target, share).curve(results)
+        curve = config.sweep(learner, panel).curve(results)
         series.append(curve.series(label, role))
-        common = {"target": target, "labels": _words(share), "learner": label}
+        common = {"target": panel.target, "labels": panel.words, "learner": label}
         rows += curve.rows("n", common, predicted if learner == "ridge" else {})
     series.append(
         Series(
-            "ridge, predicted",
-            list(predicted),
-            list(predicted.values()),
+            name="ridge, predicted",
+            x=list(predicted),
+            y=list(predicted.values()),
             look="dashed",
             role="ridge",
         )
     )
-    oracle = config.sweep("ridge", target, share).curve(results, "oracle")
+    oracle = config.sweep("ridge", panel).curve(results, "oracle")
     series.append(oracle.series("ridge, oracle penalty", "ridge", "thin"))
-    letters = "".join(c for c in target if c.isalnum())
+
+    letters = "".join(c for c in panel.target if c.isalnum())
+    if panel.outliers:
+        suffix = "outliers"
+        note = "Outliers enter the prediction as noise of their variance."
+    else:
+        suffix = "noise"
+        note = "The prediction is that of ridge; theory has none for the norm ball."
     return log_chart(
-        f"learner-{letters}-{'outliers' if share else 'noise'}",
-        f"`{target}`, {_words(share)}",
+        f"learner-{letters}-{suffix}",
+        f"`{panel.target}`, {panel.words}",
         "training sets n",
         "relative test error",
         series,
         rows=rows,
-        note="Outliers enter the prediction as noise of their variance."
-        if share
-        else "The prediction is that of ridge; theory has none for the norm ball.",
+        note=note,
     )
 
 
-def _verdict(
-    config: Config, ratios: dict[tuple[str, float, str], Estimate], deviation: str
-) -> Verdict:
-    clean, wild = (
-        [ratio for (_, share, _), ratio in ratios.items() if bool(share) == outliers]
-        for outliers in (False, True)
-    )
-    numbers = {
-        f"{LEARNERS[learner][0]} / ridge on `{target}`, {_words(share)}": ratio.text()
-        for (target, share, learner), ratio in ratios.items()
-    }
+def _verdict(config: Config, ratios: Ratios, deviation: str) -> Verdict:
+    """The claim holds where the constrained learner is close to ridge, and better with outliers.
+
+    Close is 1.5 times its error at most; better is a ratio below 1 by its whole interval.
+    """
+    # with noise alone, and with outliers
+    numbers = {}
+    clean = []
+    wild = []
+    for (panel, learner), ratio in ratios.items():
+        label, _ = LEARNERS[learner]
+        numbers[f"{label} / ridge on `{panel.target}`, {panel.words}"] = ratio.text()
+        if panel.outliers:
+            wild.append(ratio)
+        else:
+            clean.append(ratio)
     numbers[DEVIATION] = deviation
-    values = [[ratio.value or math.nan for ratio in group] for group in (clean, wild)]
+
+    clean_values = [ratio.value or math.nan for ratio in clean]
+    wild_values = [ratio.value or math.nan for ratio in wild]
     sentence = (
         f"At n = {max(config.sizes)} with noise alone the constrained learner has "
-        f"{min(values[0]):.2f} to {max(values[0]):.2f} times the error of ridge; with outliers "
-        f"{min(values[1]):.2f} to {max(values[1]):.2f} times."
+        f"{min(clean_values):.2f} to {max(clean_values):.2f} times the error of ridge; with "
+        f"outliers {min(wild_values):.2f} to {max(wild_values):.2f} times."
     )
-    robust, close = all(ratio.upper < 1 for ratio in wild), max(values[0]) <= 1.5
-    state: State = "holds" if robust and close else "partly" if robust or close else "does not show"
+    is_robust = all(ratio.upper < 1 for ratio in wild)
+    is_close = max(clean_values) <= 1.5
+    state: State
+    if is_robust and is_close:
+        state = "holds"
+    elif is_robust or is_close:
+        state = "partly"
+    else:
+        state = "does not show"
     return Verdict(state, sentence, numbers)

