@@ -17,17 +17,22 @@ from beartype import BeartypeConf, beartype
 CHECKED_CALLS = 200
 
 UNCHECKED = {
-    f"{estimator}.__init__"
-    for estimator in (
+    f"{constructor}.__init__"
+    for constructor in (
         "AttentionRegressor",
         "AttentionClassifier",
         "AttentionFeatures",
         "NormBallRegressor",
         "NormBallClassifier",
+        "GaussianHeads",
+        "QueryKeyHeads",
+        "IdentityHeads",
+        "LearnedHeads",
+        "HeadDraw",
     )
 }
 """Constructors that take whatever they are given: scikit-learn asks that ``fit`` checks
-parameters.
+parameters, `HeadDraw` checks its own.
 """
 
 checker = beartype(conf=BeartypeConf(is_pep484_tower=True))

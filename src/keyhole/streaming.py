@@ -103,9 +103,7 @@ def check_rows(features: Float[np.ndarray, "n p"], data: TrainingSet, others: Su
 
 @dataclass(frozen=True)
 class Yardstick:
-    """How large the samples are whose features were computed.
-
-    What is not much larger needs no test.
+    """How large the samples are whose features were computed: others no larger need no test.
 
     ``largest`` is the largest number among their keys, queries and extras, and at least 1;
     ``square`` their largest |φ|².
@@ -125,10 +123,10 @@ class Yardstick:
 
 @dataclass(frozen=True)
 class KeptSamples:
-    """A sample of the samples: those k distinct ones whose hashes are least.
+    """A part of the samples: those k distinct ones whose hashes are least.
 
     Which ones they are is a function of the data alone, whatever the batches and their order, so
-    that two of these merge like any sum. Copies of a sample are one of their joint weight.
+    that two of these merge like any sum. Duplicates are one sample of their joint weight.
     ``limit`` is k, ``hashes`` increase, ``sets`` is None if there are none yet.
     """
 
@@ -141,41 +139,64 @@ class KeptSamples:
     @classmethod
     def none(cls, limit: int, n_outputs: int) -> KeptSamples:
         """None yet, of at most ``limit``."""
-        return cls(limit, np.zeros(0, np.uint64), None, np.zeros((0, n_outputs)), np.zeros(0))
+        return cls(
+            limit=limit,
+            hashes=np.zeros(0, np.uint64),
+            sets=None,
+            columns=np.zeros((0, n_outputs)),
+            weights=np.zeros(0),
+        )
 
     def put(self, sets: SampleBatch, columns: np.ndarray, weights: np.ndarray) -> KeptSamples:
         """Keep these samples too, as far as they are among the least."""
         if self.limit == 0:
             return self
         hashes = hash_samples(sets, columns)
+
+        # once the limit is reached, most samples are beyond the largest hash kept
         if len(self.hashes) == self.limit:
             rows = np.flatnonzero(hashes <= self.hashes[-1])
-            if not len(rows):
+            if len(rows) == 0:
                 return self
-            hashes, sets, columns, weights = hashes[rows], sets[rows], columns[rows], weights[rows]
-        new = KeptSamples(self.limit, hashes, sets, columns, weights)
-        return new._least() if self.sets is None else self + new
+            hashes = hashes[rows]
+            sets = sets[rows]
+            columns = columns[rows]
+            weights = weights[rows]
+
+        new = KeptSamples(
+            limit=self.limit, hashes=hashes, sets=sets, columns=columns, weights=weights
+        )
+        if self.sets is None:
+            return new._least()
+        return self + new
 
     def __add__(self, other: KeptSamples) -> KeptSamples:
         """The least of both."""
-        if other.sets is None or self.sets is None:
-            return self if other.sets is None else other
+        if other.sets is None:
+            return self
+        if self.sets is None:
+            return other
         both = KeptSamples(
-            self.limit,
-            np.concatenate([self.hashes, other.hashes]),
-            concatenate([self.sets, other.sets]),
-            np.concatenate([self.columns, other.columns]),
-            np.concatenate([self.weights, other.weights]),
+            limit=self.limit,
+            hashes=np.concatenate([self.hashes, other.hashes]),
+            sets=concatenate([self.sets, other.sets]),
+            columns=np.concatenate([self.columns, other.columns]),
+            weights=np.concatenate([self.weights, other.weights]),
         )
         return both._least()
 
     def _least(self) -> KeptSamples:
-        hashes, first, group = np.unique(self.hashes, return_index=True, return_inverse=True)
-        weights = np.bincount(group.reshape(-1), weights=self.weights)[: self.limit]
-        rows = first[: self.limit]
+        """The samples of least hash, at most ``limit``; duplicates joined."""
         assert self.sets is not None
+        hashes, first, group = np.unique(self.hashes, return_index=True, return_inverse=True)
+        weights = np.bincount(group.reshape(-1), weights=self.weights)
+        rows = first[: self.limit]
         return KeptSamples(
-            self.limit, hashes[: self.limit], self.sets[rows], self.columns[rows], weights
+            limit=self.limit,
+            hashes=hashes[: self.limit],
+            sets=self.sets[rows],
+            columns=self.columns[rows],
+            weights=weights[: self.limit],
         )
 
 
@@ -195,7 +216,7 @@ class LayerSums:
         return self
 
     def __add__(self, other: LayerSums) -> LayerSums:
-        return LayerSums(self.moments + other.moments, self.kept + other.kept)
+        return LayerSums(moments=self.moments + other.moments, kept=self.kept + other.kept)
 
 
 @dataclass(frozen=True)
@@ -239,7 +260,8 @@ class LayerRecipe:
         moments = DesignMoments.empty(
             self.n_columns, self.n_outputs, fit_intercept=self.fit_intercept
         )
-        return LayerSums(moments, KeptSamples.none(self.n_kept, self.n_outputs))
+        kept = KeptSamples.none(self.n_kept, self.n_outputs)
+        return LayerSums(moments=moments, kept=kept)
 
     def add(self, sums: LayerSums, data: TrainingSet) -> LayerSums:
         """The sums with more samples. n (M (2D² + 4DN) + p²) operations, and a second p × p matrix.
@@ -302,12 +324,9 @@ class LayerRecipe:
         data = data.of_positive_weight()
         for rows in blocks(len(data), self._rows(copies=5)):
             part = data[rows]
-            total += axes.error_sums(
-                self.features(part.samples),
-                part.outputs - axes.y_mean,
-                np.ones(len(part)) if part.weights is None else part.weights,
-                alphas,
-            )
+            weights = np.ones(len(part)) if part.weights is None else part.weights
+            features = self.features(part.samples)
+            total += axes.error_sums(features, part.outputs - axes.y_mean, weights, alphas)
         return total
 
     def features(self, batch: SampleBatch) -> Float[np.ndarray, "n p"]:
@@ -317,7 +336,9 @@ class LayerRecipe:
     def _features_of(self, ready: SampleBatch) -> Float[np.ndarray, "n p"]:
         """Φ of samples as the layer sees them."""
         features = attention_features(ready, self.heads, self.activation, dtype=self.dtype)
-        return features if ready.extras is None else beside(features, ready.extras)
+        if ready.extras is None:
+            return features
+        return beside(features, ready.extras)
 
     def settle(
         self,
@@ -349,7 +370,10 @@ class LayerRecipe:
         features = float(squares[: extras.start].sum())
         raw_features = features + moments.weight * float(np.square(moments.means).sum())
         unit = extras_unit(features, raw_features, float(squares[extras].sum()))
-        candidates = [unit * ratio for ratio in EXTRAS_SCALES] if scale is None else [scale]
+        if scale is None:
+            candidates = [unit * ratio for ratio in EXTRAS_SCALES]
+        else:
+            candidates = [scale]
 
         # the candidate of least error; moments are at `current` all the while
         current = 1.0
@@ -365,12 +389,13 @@ class LayerRecipe:
                 error = float(errors.mean(axis=1).min())
             if error < best_error:
                 best_error = error
-                best = candidate, axes
+                best = (candidate, axes)
         if best is None:  # no error is finite: the last one is as good as any
-            best = current, axes
+            best = (current, axes)
         best_scale, best_axes = best
         moments.rescale(extras, np.full(self.n_extras, best_scale / current))
 
+        # the rule for new samples does to their extras what was done to the moments
         rule = replace(
             self.rule,
             extras_centre=centre + spread * mean,
@@ -388,24 +413,35 @@ class LayerRecipe:
     ) -> LayerFit:
         """The layer at the penalty of least error.
 
-        Leave-one-out if its sums are given, else generalised.
-
-        If samples ``kept`` of classes are given, that of least log-loss of their exact
-        leave-one-out scores.
+        The error is that of leave-one-out if ``error_sums`` are given, else generalised
+        cross-validation. If samples ``kept`` of classes are given, the penalty is that of least
+        log-loss of their exact leave-one-out scores.
         """
-        alphas = axes.default_alphas() if alphas is None else alphas
+        if alphas is None:
+            alphas = axes.default_alphas()
+
+        # log-losses along the path of penalties
         losses = None
         if kept is not None and len(kept.columns):
-            judged = PathLosses(kept.columns, kept.weights, len(alphas))
-            for rows, left_out in self._left_out(axes, kept, alphas):
-                judged.put(slice(None), rows, left_out)
-            losses = judged.losses()
+            path = PathLosses(kept.columns, kept.weights, len(alphas))
+            for rows, residuals in self._loo_residuals(axes, kept, alphas):
+                path.put(slice(None), rows, residuals)
+            losses = path.losses()
         ridge = axes.fit(alphas, error_sums, losses)
-        p = self.n_columns - self.n_extras
-        values = ridge.coef[:p].reshape(self.heads.n_heads, self.heads.dim + 1, -1)
-        extras = np.ascontiguousarray(ridge.coef[p:]) if self.n_extras else None
+
+        # coefficients are the values of all heads, then those of the extras
+        n_features = self.n_columns - self.n_extras
+        values = ridge.coef[:n_features].reshape(self.heads.n_heads, self.heads.dim + 1, -1)
+        extras_values = None
+        if self.n_extras:
+            extras_values = np.ascontiguousarray(ridge.coef[n_features:])
         layer = FiniteLayer(
-            self.heads, values, ridge.intercept, self.activation, self.dtype, extras_values=extras
+            heads=self.heads,
+            values=values,
+            intercept=ridge.intercept,
+            activation=self.activation,
+            dtype=self.dtype,
+            extras_values=extras_values,
         )
         no_predictions = np.empty((0, self.n_outputs))
         return LayerFit(layer=layer, ridge=ridge, predictions=no_predictions, route="primal")
@@ -414,22 +450,20 @@ class LayerRecipe:
         self, axes: PrincipalAxes, kept: KeptSamples, alpha: float
     ) -> Float[np.ndarray, "k t"]:
         """Exact leave-one-out predictions for the samples kept."""
-        pieces = [loo[0] for _, loo in self._left_out(axes, kept, np.array([alpha]))]
-        return kept.columns - np.concatenate(pieces)
+        blocks_of_residuals = self._loo_residuals(axes, kept, np.array([alpha]))
+        residuals = np.concatenate([block[0] for _, block in blocks_of_residuals])
+        return kept.columns - residuals
 
-    def _left_out(
+    def _loo_residuals(
         self, axes: PrincipalAxes, kept: KeptSamples, alphas: Float[np.ndarray, " a"]
     ) -> Iterator[tuple[slice, Float[np.ndarray, "a b t"]]]:
         """Exact leave-one-out residuals of the samples kept, some rows at a time."""
         assert kept.sets is not None
-        left = kept.columns - axes.y_mean
+        centred = kept.columns - axes.y_mean
         for rows in blocks(len(kept.columns), self._rows(copies=5)):
-            yield (
-                rows,
-                axes.judge_rows(
-                    self.features(kept.sets[rows]), left[rows], kept.weights[rows], alphas
-                )[1],
-            )
+            features = self.features(kept.sets[rows])
+            _, residuals = axes.judge_rows(features, centred[rows], kept.weights[rows], alphas)
+            yield rows, residuals
 
     def _rows(self, copies: int) -> int:
         """Rows of features whose copies fit the budget."""
@@ -441,7 +475,7 @@ def merge(parts: Iterable[LayerSums]) -> LayerSums:
     """Add any number of sums; one p × p matrix is made."""
     parts = iter(parts)
     first = next(parts)
-    total = LayerSums(first.moments.copy(), first.kept)
+    total = LayerSums(moments=first.moments.copy(), kept=first.kept)
     for part in parts:
         total += part
     return total

@@ -1,6 +1,6 @@
 """The error of a head distribution on a training set.
 
-What is left out, what is held out, and the gradient of the former.
+Leave-one-out and held-out errors, and the gradient of the former.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -28,8 +27,8 @@ from keyhole.ridge.problem import RidgeProblem, check_gram_size, numerical_floor
 
 _HELD_OUT_RUNS = 100
 """The held-out part is made of runs of consecutive samples, a hundredth of them each: neighbours in
-a table are often related (questions about one story), and a sample held out beside its sibling is
-not held out."""
+a table are often related (questions about one story), and a sample is not held out if a related one
+is seen."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +66,19 @@ class Task:
         if len(distinct) < len(batch):
             batch = batch[distinct.rows]
             columns = columns[distinct.rows]
-            groups = None if groups is None else groups[distinct.rows]
+            if groups is not None:
+                groups = groups[distinct.rows]
         if weights is not None:
             weights = weights / weights.mean()
-        centre = np.average(columns, axis=0, weights=weights) if fit_intercept else 0.0
-        centred = columns - centre
-        size = float(np.sqrt(np.average(np.square(centred).mean(axis=1), weights=weights)))
+
+        # outputs of mean 0, which the intercept makes up for, and of mean square 1
+        if fit_intercept:
+            columns = columns - np.average(columns, axis=0, weights=weights)
+        squares = np.square(columns).mean(axis=1)
+        size = float(np.sqrt(np.average(squares, weights=weights)))
         return cls(
             batch=batch,
-            columns=centred / (size or 1.0),
+            columns=columns / (size or 1.0),
             weights=weights,
             activation=activation,
             fit_intercept=fit_intercept,
@@ -87,16 +90,18 @@ class Task:
 
     def take(self, rows: Int[np.ndarray, " r"]) -> Task:
         """Some of the samples."""
-        weights = None if self.weights is None else self.weights[rows]
-        groups = None if self.groups is None else self.groups[rows]
         return replace(
-            self, batch=self.batch[rows], columns=self.columns[rows], weights=weights, groups=groups
+            self,
+            batch=self.batch[rows],
+            columns=self.columns[rows],
+            weights=None if self.weights is None else self.weights[rows],
+            groups=None if self.groups is None else self.groups[rows],
         )
 
     def rows(self, count: int, seed: int) -> Int[np.ndarray, " r"]:
         """At most ``count`` of the samples, drawn at random, in their order.
 
-        The same ones wherever they stand.
+        The same samples are drawn if the rows are permuted.
         """
         if len(self) <= count:
             return np.arange(len(self))
@@ -108,8 +113,10 @@ class Task:
         return distinct_hashes(self.batch, self.columns, self.groups)
 
     def at_most(self, count: int, seed: int) -> Task:
-        """Those samples."""
-        return self if len(self) <= count else self.take(self.rows(count, seed))
+        """At most ``count`` of the samples, drawn at random; the task itself if it has no more."""
+        if len(self) <= count:
+            return self
+        return self.take(self.rows(count, seed))
 
     def with_sets(self, sets: SetBatch) -> Task:
         """The same samples with other sets."""
@@ -117,21 +124,22 @@ class Task:
 
     @property
     def extras(self) -> Float[np.ndarray, "n c"]:
-        """Columns of the samples themselves in float32, none of them perhaps."""
-        extras = self.batch.extras
-        return (np.zeros((len(self), 0)) if extras is None else extras).astype(np.float32)
+        """Sample-level features in float32, (n, 0) if there are none."""
+        if self.batch.extras is None:
+            return np.zeros((len(self), 0), np.float32)
+        return self.batch.extras.astype(np.float32)
 
     def features(
         self, heads: Float[np.ndarray, "m f e"], hops: Sequence[Float[np.ndarray, "p _ e"]] = ()
     ) -> Float[np.ndarray, "n c"]:
         """Features after some hops, in the precision of the heads."""
         with np.errstate(over="ignore", invalid="ignore"):
-            seen, _, found = self.passed(heads, hops, traced=self.batch.has_query)
-        if np.isfinite(found).all():
-            return found
-        return attention_features(
-            self.batch.with_sets(seen.sets), heads, self.activation, dtype=heads.dtype
-        )  # the error
+            hop_trace, _, features = self.passed(heads, hops, traced=self.batch.has_query)
+        if np.isfinite(features).all():
+            return features
+        # overflow: computed once more, by the function that raises the error in words
+        batch = self.batch.with_sets(hop_trace.sets)
+        return attention_features(batch, heads, self.activation, dtype=heads.dtype)
 
     def passed(
         self,
@@ -140,42 +148,41 @@ class Task:
         *,
         traced: bool = True,
     ) -> tuple[HopTrace, FeatureTrace | None, Float[np.ndarray, "n c"]]:
-        """Some hops, then the heads: how they went.
+        """Go through some hops and then the heads: both traces, and the features.
 
-        With a trace of the heads where it fits and is asked for.
+        The trace of the heads is None where it does not fit, or is not wanted.
         """
         sets = self.batch.sets.astype(heads.dtype)
         fits = traced and FeatureTrace.fits(self.batch, len(heads))
         stacks = key_stacks(sets, len(heads), heads.dtype) if fits or hops else []
-        seen = HopTrace.of(sets, hops, stacks)
+        hop_trace = HopTrace.of(sets, hops, stacks)
         if fits:
-            trace = FeatureTrace.of(seen.sets, heads, self.activation, stacks=stacks)
-            return seen, trace, trace.features()
-        batch = self.batch.with_sets(seen.sets)
-        return seen, None, attention_features(batch, heads, self.activation, dtype=heads.dtype)
+            trace = FeatureTrace.of(hop_trace.sets, heads, self.activation, stacks=stacks)
+            return hop_trace, trace, trace.features()
+        batch = self.batch.with_sets(hop_trace.sets)
+        features = attention_features(batch, heads, self.activation, dtype=heads.dtype)
+        return hop_trace, None, features
 
 
 def held_out_parts(
     n: int, share: float, seed: int, groups: Int[np.ndarray, " n"] | None = None, turns: int = 1
 ) -> list[Bool[np.ndarray, " n"]]:
-    """Disjoint masks of about ``share·n`` samples each.
+    """Disjoint masks of about ``share·n`` samples each: whole groups, or runs of n/100 samples.
 
-    Whole groups, or without groups runs of n/100 consecutive ones.
-
-    ``turns`` of them, or as many as there are samples for; never all samples in one.
+    ``turns`` masks, or as many as there are samples for; never all samples in one.
 
     >>> sum(held_out_parts(90, 0.2, seed=0, turns=5)).tolist() == [1] * 90
     True
     """
-    rng = np.random.default_rng(seed)
     if groups is None:
         groups = np.arange(n) // max(1, n // _HELD_OUT_RUNS)
     _, member, counts = np.unique(groups, return_inverse=True, return_counts=True)
-    order = rng.permutation(len(counts))
-    ends = np.cumsum(counts[order])
-    # groups in random order until they have the share, then the next
-    part = np.minimum((ends - counts[order]) / (share * n), len(counts)).astype(int)
-    masks = [np.isin(member, order[part == turn]) for turn in range(turns)]
+
+    # groups in random order go into the first mask until it has its share, then into the next
+    order = np.random.default_rng(seed).permutation(len(counts))
+    samples_before = np.cumsum(counts[order]) - counts[order]
+    turn_of_group = np.minimum(samples_before / (share * n), len(counts)).astype(int)
+    masks = [np.isin(member, order[turn_of_group == turn]) for turn in range(turns)]
     if masks[0].all():
         masks[0] = np.isin(member, order[:-1])
     return [mask for mask in masks if mask.any()]
@@ -185,7 +192,7 @@ def held_out_parts(
 class Judgement:
     """Squared errors of a head distribution, sample by sample, averaged over outputs.
 
-    ``spread`` is that of its features.
+    ``alpha`` is the penalty of the fit; ``spread`` the mean squared length of its features.
     """
 
     loo: Float[np.ndarray, " n"] = field(repr=False)
@@ -205,55 +212,63 @@ def judge(
 ) -> Judgement:
     """Fit the values of ``n_heads`` heads of a head distribution to ``task`` and predict.
 
-    The penalty is chosen by leave-one-out unless given.
-
-    ``heads`` are those of the head distribution under the seed, if somebody drew them already.
-    O(n²p + n³) with p = n_heads · D.
+    The penalty is chosen by leave-one-out unless given. ``heads`` are those of the head
+    distribution under the seed, if they are drawn already. O(n²p + n³) with p = n_heads · D.
     """
-    hops, dim = getattr(distribution, "hops_", ()), task.batch.dim
+    # heads in float32: an error only steers the search, values are fitted afresh afterwards
+    hops = getattr(distribution, "hops_", ())
     if heads is None:
-        asked = task.batch.query_dim + dim * sum(len(hop) for hop in hops)
-        heads = HeadDraw(distribution, n_heads, dim, seed, asked).block(0, n_heads)
-    heads = heads.astype(
-        np.float32
-    )  # an error only steers the search, and the values are fitted afresh afterwards
+        dim = task.batch.dim
+        query_dim = task.batch.query_dim + dim * sum(len(hop) for hop in hops)
+        heads = HeadDraw(distribution, n_heads, dim, seed, query_dim).block(0, n_heads)
+    heads = heads.astype(np.float32)
+
+    # centred features and their Gram matrix
     features = task.features(heads, hops)
-    centre = (
-        features.mean(axis=0) if task.fit_intercept else np.zeros(features.shape[1], features.dtype)
-    )
+    if task.fit_intercept:
+        centre = features.mean(axis=0)
+    else:
+        centre = np.zeros(features.shape[1], features.dtype)
     features -= centre
     gram = features @ features.T
     gram += task.extras @ task.extras.T
-    coef, intercept, left_out, alpha = ridge_values(gram, task, alpha)
-    ahead = np.zeros(0)
+    dual, intercept, left_out, alpha = ridge_values(gram, task, alpha)
+
+    # errors of the held-out samples
+    held_out_errors = np.zeros(0)
     if held_out is not None:
-        values = features.T @ coef.astype(features.dtype)
+        values = features.T @ dual.astype(features.dtype)
         predicted = (held_out.features(heads, hops) - centre) @ values + intercept
-        predicted = predicted + held_out.extras @ (task.extras.T @ coef)
-        ahead = np.square(held_out.columns - predicted).mean(axis=1)
+        predicted = predicted + held_out.extras @ (task.extras.T @ dual)
+        held_out_errors = np.square(held_out.columns - predicted).mean(axis=1)
     return Judgement(
-        np.square(left_out).mean(axis=1), ahead, alpha, float(gram.trace()) / len(gram)
+        loo=np.square(left_out).mean(axis=1),
+        held_out=held_out_errors,
+        alpha=alpha,
+        spread=float(gram.trace()) / len(gram),
     )
 
 
 def ridge_values(
     gram: Float[np.ndarray, "n n"], task: Task, alpha: float | None
 ) -> tuple[Float[np.ndarray, "n t"], Float[np.ndarray, " t"], Float[np.ndarray, "n t"], float]:
-    """Dual coefficients, intercept, left-out residuals and penalty of ridge on a Gram matrix.
+    """Dual coefficients, intercept, leave-one-out residuals and penalty of ridge on a Gram matrix.
 
     A penalty that is given is used as it is, or raised to what the rounding of the matrix carries
-    if it is so small that K + α is not positive definite: it was reached by a descent, not asked
-    for.
+    if it is so small that K + α is not positive definite: a descent reached it, no user set it.
     """
     if alpha is None:
         return _chosen_ridge_values(gram, task)
     weights = np.ones(len(task)) if task.weights is None else task.weights
     check_gram_size(gram.diagonal())
+
+    # the inverse of K + α diag(1/w), less its part along the intercept
     try:
         inverse = centred_inverse(gram, alpha / weights, fit_intercept=task.fit_intercept)
     except np.linalg.LinAlgError:
         alpha = max(alpha, carried_penalty(gram, weights))
         inverse = centred_inverse(gram, alpha / weights, fit_intercept=task.fit_intercept)
+
     dual = inverse @ task.columns
     intercept = np.zeros(dual.shape[1])
     if task.fit_intercept:
@@ -264,10 +279,7 @@ def ridge_values(
 
 
 def carried_penalty(gram: Float[np.ndarray, "n n"], weights: Float[np.ndarray, " n"]) -> float:
-    """The least α for which K + α diag(1/w) is sure to be positive definite.
-
-    Whatever rounding did to K.
-    """
+    """The least α for which K + α diag(1/w) is positive definite in spite of rounding in K."""
     rounding = float(np.finfo(gram.dtype).eps)
     largest = float(np.linalg.norm(gram.astype(np.float64))) or 1.0  # at least λ_max
     return numerical_floor(largest, len(gram), rounding) * float(weights.max())
@@ -299,24 +311,24 @@ def improvement(
     weights: Float[np.ndarray, " n"] | None,
     groups: Int[np.ndarray, " n"] | None = None,
 ) -> tuple[float, float]:
-    """Mean of the paired differences before − after, and its standard error.
-
-    Members of a group are not independent.
-    """
-    w = np.ones(len(before)) if weights is None else weights
+    """Mean of the paired differences before − after, and its standard error."""
+    if weights is None:
+        weights = np.ones(len(before))
     difference = before - after
-    mean = float(np.average(difference, weights=w))
-    excess = w * (difference - mean)
+    mean = float(np.average(difference, weights=weights))
+    excess = weights * (difference - mean)
     if groups is not None:
-        excess = np.bincount(np.unique(groups, return_inverse=True)[1], weights=excess)
-    return mean, float(np.sqrt(np.square(excess).sum()) / w.sum())
+        # samples of one group are not independent: their sum counts as one
+        _, member = np.unique(groups, return_inverse=True)
+        excess = np.bincount(member, weights=excess)
+    return mean, float(np.sqrt(np.square(excess).sum()) / weights.sum())
 
 
 @dataclass(frozen=True)
 class HeadGradient:
     """The leave-one-out error of some heads, and its gradient.
 
-    In their head distribution and in the logarithm of the penalty.
+    The gradient is in their head distribution and in the logarithm of the penalty.
 
     ``means`` is (K, D_q, D); ``scales`` (D_q + D,), in the logarithms of the scales of query and
     key, or None; ``hops`` in the matrices of the hops before the last.
@@ -338,14 +350,17 @@ class HeadGradient:
         n_means: int,
         hops: list[Float[np.ndarray, "p _ e"]],
     ) -> HeadGradient:
-        """From the gradient in every head, which is overwritten: those of a mean add up."""
+        """From the gradient in every head, ``heads``, which is overwritten.
+
+        Those of a mean add up.
+        """
         owner = np.arange(len(heads)) % n_means
         in_means = np.stack(
             [heads[owner == k].sum(axis=0, dtype=np.float64) for k in range(n_means)]
         )
         heads *= noise
         in_scales = np.concatenate([heads.sum(axis=(0, 2)), heads.sum(axis=(0, 1))])
-        return cls(error, log_alpha, in_means, in_scales, hops)
+        return cls(error=error, log_alpha=log_alpha, means=in_means, scales=in_scales, hops=hops)
 
 
 def gradient_in_heads(
@@ -367,32 +382,66 @@ def gradient_in_heads(
     b_j times something fixed, the gradient in log a_i is Σ_mj ∂E/∂W_mij noise_mij, and that in log
     b_j the sum over m and i.
     """
+    # features of all heads, after the hops
     owner = np.arange(len(noise)) % len(means)
     heads = (noise + means[owner]).astype(dtype)
-    seen, trace, features = task.passed(heads, hops)
+    hop_trace, trace, features = task.passed(heads, hops)
     if task.fit_intercept:  # the intercept makes up for it, and float32 keeps its digits
         features -= features.mean(axis=0)
+
+    # the error as a function of the Gram matrix K = ΦΦᵀ, and ∂E/∂K
     gram = features @ features.T
     gram += (task.extras @ task.extras.T).astype(dtype)
-    options: dict[str, Any] = {
-        "fit_intercept": task.fit_intercept,
-        "weights": task.weights,
-        "groups": task.groups,
-    }
-    found = loo_gradient(gram, task.columns, alpha, **options)
-    cotangent, slopes = np.empty_like(features), 2 * found.gram.astype(dtype)
-    rows = blocks(len(features), -(-len(features) // thread_count()))
-    run_threads(lambda part: np.matmul(slopes[part], features, out=cotangent[part]), rows)
-    n_means = len(heads) if scales else len(means)
-    queries = np.empty((len(seen.sets), heads.shape[1]), dtype) if hops else None
-    if trace:
-        pulled = trace.pullback(cotangent, n_means, queries)
+    loo = loo_gradient(
+        gram,
+        task.columns,
+        alpha,
+        fit_intercept=task.fit_intercept,
+        weights=task.weights,
+        groups=task.groups,
+    )
+
+    # ∂E/∂Φ = 2 ∂E/∂K Φ, a block of rows in each thread
+    slopes = 2 * loo.gram.astype(dtype)
+    in_features = np.empty_like(features)
+    rows_per_thread = -(-len(features) // thread_count())
+
+    def multiply(rows: slice) -> None:
+        np.matmul(slopes[rows], features, out=in_features[rows])
+
+    run_threads(multiply, blocks(len(features), rows_per_thread))
+
+    # back through the heads: to every head if scales are learned, else summed for each mean; and to
+    # the queries of the last hop if there are others before it
+    n_matrices = len(heads) if scales else len(means)
+    in_queries = np.empty((len(hop_trace.sets), heads.shape[1]), dtype) if hops else None
+    if trace is not None:
+        in_matrices = trace.pullback(in_features, n_matrices, in_queries)
     else:
-        options = {"n_means": n_means, "queries": queries}
-        pulled = attention_pullback(
-            task.batch.with_sets(seen.sets), heads, cotangent, task.activation, **options
+        in_matrices = attention_pullback(
+            task.batch.with_sets(hop_trace.sets),
+            heads,
+            in_features,
+            task.activation,
+            n_means=n_matrices,
+            queries=in_queries,
         )
-    in_hops = [] if queries is None else seen.pullback(queries)
-    if not scales:
-        return HeadGradient(found.error, found.log_alpha, pulled.astype(np.float64), None, in_hops)
-    return HeadGradient.of_heads(found.error, found.log_alpha, pulled, noise, len(means), in_hops)
+
+    # back through the hops
+    in_hops = [] if in_queries is None else hop_trace.pullback(in_queries)
+    if scales:
+        return HeadGradient.of_heads(
+            error=loo.error,
+            log_alpha=loo.log_alpha,
+            heads=in_matrices,
+            noise=noise,
+            n_means=len(means),
+            hops=in_hops,
+        )
+    return HeadGradient(
+        error=loo.error,
+        log_alpha=loo.log_alpha,
+        means=in_matrices.astype(np.float64),
+        scales=None,
+        hops=in_hops,
+    )

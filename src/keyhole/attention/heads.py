@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy.special import ndtr, ndtri
 
 from keyhole._array import block_size, blocks, is_tensor, run_threads
@@ -26,12 +26,15 @@ from keyhole._checks import (
     check_seed,
 )
 
+Pairs = Sequence[Sequence[int]] | Int[np.ndarray, "_ 2"]
+"""(query coordinate, key coordinate) pairs that W_0 has ones for."""
+
 
 @runtime_checkable
 class HeadDistribution(Protocol):
     """A head distribution of W: anything with this method can be passed as ``heads``.
 
-    For queries of another dimension than the keys it is called with ``query_dim`` as well.
+    If queries have another dimension than the keys, ``query_dim`` is passed as well.
     """
 
     def sample(
@@ -41,36 +44,38 @@ class HeadDistribution(Protocol):
         ...
 
 
-class _Params:
+class HeadParameters:
     """scikit-learn's parameter protocol, so that ``heads__mean`` can be searched over.
 
-    No import needed.
+    scikit-learn itself is not imported.
     """
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments of the constructor, by name."""
         names = list(inspect.signature(type(self).__init__).parameters)[1:]
         return {name: getattr(self, name) for name in names}
 
-    def set_params(self, **params: Any) -> _Params:
-        known = self.get_params()
+    def set_params(self, **params: Any) -> HeadParameters:
+        """Change some of them."""
+        valid_names = self.get_params()
         for name, value in params.items():
-            if name not in known:
+            if name not in valid_names:
                 raise ValueError(
                     f"{type(self).__name__} has no parameter {name!r}: it has "
-                    f"{', '.join(sorted(known))}."
+                    f"{', '.join(sorted(valid_names))}."
                 )
             setattr(self, name, value)
         return self
 
     def __repr__(self) -> str:
-        shown = []
+        arguments = []
         for name, value in self.get_params().items():
             if name == "pairs" and value is None:
                 continue
             if isinstance(value, np.ndarray):
                 value = f"array{value.shape}"
-            shown.append(f"{name}={value}")
-        return f"{type(self).__name__}({', '.join(shown)})"
+            arguments.append(f"{name}={value}")
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
@@ -81,7 +86,7 @@ class _Params:
     __hash__ = None  # type: ignore[assignment]
 
 
-class GaussianHeads(_Params):
+class GaussianHeads(HeadParameters):
     """Independent Gaussian entries around a mean: W = mean + scale · G.
 
     ``mean=0`` is the paper's RFA, ``mean=1`` its biased BRFA, for which E s = <x_0, x_i>. With
@@ -115,7 +120,12 @@ class GaussianHeads(_Params):
     array([ 0.3,  0.9,  8. , -0.1])
     """
 
-    def __init__(self, mean: Any = 0.0, scale: Any = 0.5, pairs: Any = None) -> None:
+    def __init__(
+        self,
+        mean: float | tuple[float, float] | Float[np.ndarray, "f e"] = 0.0,
+        scale: float = 0.5,
+        pairs: Pairs | None = None,
+    ) -> None:
         self.mean = mean
         self.scale = scale
         self.pairs = pairs
@@ -135,6 +145,7 @@ class GaussianHeads(_Params):
         """
         noise = head_normals(n_heads, dim, seed, query_dim, start=start)
         if self.strength_range is not None:
+            # ndtr makes the noise of a paired entry uniform, and that its strength
             low, high = self.strength_range
             paired = identity_mean(dim, query_dim, self.pairs) > 0
             strengths = low * (high / low) ** ndtr(noise[:, paired])
@@ -152,10 +163,9 @@ class GaussianHeads(_Params):
         """The range of strengths that heads draw from, or None."""
         if np.shape(self.mean) != (2,):
             return None
-        low, high = (
-            check_number(c, f"mean[{i}]", minimum=0.0, exclusive=True)
-            for i, c in enumerate(self.mean)
-        )
+        bounds: Any = self.mean
+        low = check_number(bounds[0], "mean[0]", minimum=0.0, exclusive=True)
+        high = check_number(bounds[1], "mean[1]", minimum=0.0, exclusive=True)
         if low > high:
             raise ValueError(
                 f"`mean` must be (low, high) with low ≤ high: got ({low:g}, {high:g})."
@@ -166,7 +176,12 @@ class GaussianHeads(_Params):
         self, n_heads: int, dim: int, seed: int, *, start: int = 0
     ) -> Float[np.ndarray, "m 1 e"]:
         """The last rows of the heads of ``sample(n_heads, dim, seed)``, and nothing else drawn."""
-        mean, scale = (None, self.scale) if self.strength_range is not None else self.moments(dim)
+        if self.strength_range is not None:
+            # strengths are drawn for pairs of coordinates, of which the last row has none
+            mean = None
+            scale = self.scale
+        else:
+            mean, scale = self.moments(dim)
         noise = head_normals(n_heads, dim, seed, start=start, last_row=True)
         noise *= scale
         if mean is not None:
@@ -181,39 +196,54 @@ class GaussianHeads(_Params):
         The matrix is None when it is zero.
         """
         dim = check_count(dim, "dim")
-        asked = dim if query_dim is None else check_count(query_dim, "query_dim", minimum=0)
+        if query_dim is None:
+            query_dim = dim
+        else:
+            query_dim = check_count(query_dim, "query_dim", minimum=0)
         scale = check_number(self.scale, "scale", minimum=0.0, exclusive=True)
         if self.strength_range is not None:
             raise ValueError(
                 f"heads that draw their strengths, mean={self.strength_range}, have no kernel in "
                 "closed form: use a finite `n_heads`, or one number as `mean`."
             )
+
+        # a number c is c·W_0
         if np.ndim(self.mean) == 0:
             strength = check_number(self.mean, "mean")
-            return (
-                None if strength == 0 else strength * identity_mean(dim, asked, self.pairs)
-            ), scale
+            if strength == 0:
+                return None, scale
+            return strength * identity_mean(dim, query_dim, self.pairs), scale
+
+        # an array is the mean itself
         mean = check_float_array(self.mean, "mean").astype(np.float64)
-        if mean.shape != (asked + 1, dim + 1):
-            shape = (
-                f"(D, D) matrix with D = d + 1: got shape {mean.shape} for tokens of dimension "
-                f"{dim}, so D = "
-            )
-            if asked != dim:
-                shape = (
-                    f"(D_q, D) matrix with D = d + 1: got shape {mean.shape} for queries of "
-                    f"dimension {asked} and "
-                )
-                shape += f"keys of dimension {dim}, so D_q = {asked + 1} and D = "
-            raise ValueError(
-                f"`mean` must be a number or a {shape}{dim + 1}. The last row and column belong to "
-                "the appended one."
-            )
+        if mean.shape != (query_dim + 1, dim + 1):
+            raise ValueError(self._wrong_shape(mean.shape, dim, query_dim))
         check_finite(mean, "mean")
-        return (mean if mean.any() else None), scale
+        if not mean.any():
+            return None, scale
+        return mean, scale
+
+    @staticmethod
+    def _wrong_shape(shape: tuple[int, ...], dim: int, query_dim: int) -> str:
+        """What to say of a mean of another shape than (D_q, D)."""
+        if query_dim == dim:
+            rule = (
+                f"(D, D) matrix with D = d + 1: got shape {shape} for tokens of dimension {dim}, "
+                f"so D = {dim + 1}"
+            )
+        else:
+            rule = (
+                f"(D_q, D) matrix with D = d + 1: got shape {shape} for queries of dimension "
+                f"{query_dim} and keys of dimension {dim}, so D_q = {query_dim + 1} and D = "
+                f"{dim + 1}"
+            )
+        return (
+            f"`mean` must be a number or a {rule}. The last row and column belong to the appended "
+            "one."
+        )
 
 
-class QueryKeyHeads(_Params):
+class QueryKeyHeads(HeadParameters):
     """Products of Gaussian query and key matrices: W = QᵀK with Q, K in R^{rank × D}.
 
     Entries of Q and K are i.i.d. Gaussian, scaled so that the entries of W have standard deviation
@@ -233,7 +263,7 @@ class QueryKeyHeads(_Params):
     (3, 6, 6)
     """
 
-    def __init__(self, rank: Any, scale: Any = 0.5) -> None:
+    def __init__(self, rank: int, scale: float = 0.5) -> None:
         self.rank = rank
         self.scale = scale
 
@@ -247,14 +277,19 @@ class QueryKeyHeads(_Params):
         rank = check_count(self.rank, "rank")
         scale = check_number(self.scale, "scale", minimum=0.0, exclusive=True)
         width = check_count(dim, "dim") + 1
-        rows = width if query_dim is None else check_count(query_dim, "query_dim", minimum=0) + 1
+        if query_dim is None:
+            rows = width
+        else:
+            rows = check_count(query_dim, "query_dim", minimum=0) + 1
+
+        # Q and K of a head are parts of one draw, so that draws nest
         factors = standard_normals(n_heads, rank * (rows + width), seed, start=start)
         query = factors[:, : rank * rows].reshape(n_heads, rank, rows)
         key = factors[:, rank * rows :].reshape(n_heads, rank, width)
+
+        # entries of QᵀK are sums of `rank` products, of variance 1 each
         heads: np.ndarray = np.matmul(query.transpose(0, 2, 1), key)
-        heads *= scale / math.sqrt(
-            rank
-        )  # entries of QᵀK are sums of `rank` products, of variance 1 each
+        heads *= scale / math.sqrt(rank)
         return heads
 
 
@@ -280,7 +315,12 @@ class HeadDraw:
     """Whether only the last row of each head is drawn."""
 
     def __init__(
-        self, distribution: Any, n_heads: Any, dim: Any, seed: Any, query_dim: Any = None
+        self,
+        distribution: HeadDistribution,
+        n_heads: int,
+        dim: int,
+        seed: int,
+        query_dim: int | None = None,
     ) -> None:
         if isinstance(distribution, type) or not isinstance(distribution, HeadDistribution):
             raise TypeError(
@@ -291,9 +331,10 @@ class HeadDraw:
         self.n_heads = check_count(n_heads, "n_heads")
         self.dim = check_count(dim, "dim")
         self.seed = check_seed(seed)
-        self.query_dim = (
-            self.dim if query_dim is None else check_count(query_dim, "query_dim", minimum=0)
-        )
+        if query_dim is None:
+            self.query_dim = self.dim
+        else:
+            self.query_dim = check_count(query_dim, "query_dim", minimum=0)
 
     def __len__(self) -> int:
         return self.n_heads
@@ -301,14 +342,18 @@ class HeadDraw:
     @property
     def entries(self) -> int:
         """Numbers of one head that are drawn."""
-        return (1 if self.last_row else self.query_dim + 1) * (self.dim + 1)
+        return self.rows * (self.dim + 1)
+
+    @property
+    def rows(self) -> int:
+        """Rows of one head that are drawn."""
+        return 1 if self.last_row else self.query_dim + 1
 
     def seen_by(self, *, query: bool) -> HeadDraw:
-        """The same heads as sets with a query see them.
+        """The same heads as sets with a query see them, or sets without one.
 
-        Those without one see the last rows, and no others are drawn.
-
-        Their query is x~_0 = [0; √2].
+        The query of a set without one is x~_0 = [0; √2], which meets the last rows alone: no
+        others are drawn.
         """
         if query or self.last_row:
             return self
@@ -323,39 +368,51 @@ class HeadDraw:
                 f"block {start}:{stop} must be a part of heads 0 … {self.n_heads - 1}, and not "
                 "empty. A longer draw with the same seed begins with the same heads."
             )
-        options: dict[str, Any] = (
-            {} if self.query_dim == self.dim else {"query_dim": self.query_dim}
-        )
-        rows = getattr(self.distribution, "last_rows", None)
-        if self.last_row and rows is not None and not options:
-            drawn: np.ndarray = rows(stop - start, self.dim, self.seed, start=start)
+        count = stop - start
+        same_dim = self.query_dim == self.dim
+
+        # only the last rows, if the head distribution can draw them alone
+        last_rows = getattr(self.distribution, "last_rows", None)
+        if self.last_row and last_rows is not None and same_dim:
+            drawn: np.ndarray = last_rows(count, self.dim, self.seed, start=start)
             return drawn
-        heads = self.distribution.sample(stop - start, self.dim, self.seed, start=start, **options)
-        return heads[:, -1:] if self.last_row else heads
+
+        # a head distribution needs no parameter `query_dim` if queries are of the keys' dimension
+        sample: Any = self.distribution.sample
+        if same_dim:
+            heads = sample(count, self.dim, self.seed, start=start)
+        else:
+            heads = sample(count, self.dim, self.seed, start=start, query_dim=self.query_dim)
+        if self.last_row:
+            heads = heads[:, -1:]
+        checked: np.ndarray = heads
+        return checked
 
     def blocks(self, size: int) -> Iterator[tuple[slice, Float[np.ndarray, "m f e"]]]:
         """All heads, at most ``size`` at a time."""
         return ((part, self.block(part.start, part.stop)) for part in blocks(self.n_heads, size))
 
     def stored(self, memory_budget: int) -> HeadDraw:
-        """The same heads, drawn once and kept if they take no more than the budget; else these."""
-        return _StoredDraw(self) if 8 * self.n_heads * self.entries <= memory_budget else self
+        """The same heads, drawn once and stored if they fit the budget; else these."""
+        n_bytes = 8 * self.n_heads * self.entries
+        if n_bytes <= memory_budget:
+            return _StoredDraw(self)
+        return self
 
 
 class _StoredDraw(HeadDraw):
-    """Heads that are needed several times, kept."""
+    """Heads that are needed several times, drawn once."""
 
     def __init__(self, draw: HeadDraw) -> None:
         super().__init__(draw.distribution, draw.n_heads, draw.dim, draw.seed, draw.query_dim)
         self.last_row = draw.last_row
-        rows = 1 if draw.last_row else draw.query_dim + 1
-        self._heads = np.empty((draw.n_heads, rows, draw.dim + 1))
+        self._heads = np.empty((draw.n_heads, draw.rows, draw.dim + 1))
         for part, block in draw.blocks(block_size(DRAWN_BYTES * draw.entries, 2**26)):
             self._heads[part] = block
 
     def seen_by(self, *, query: bool) -> HeadDraw:
-        twin: Any = super().seen_by(query=query)
-        if twin is not self:
+        twin = super().seen_by(query=query)
+        if twin is not self and isinstance(twin, _StoredDraw):
             twin._heads = self._heads[:, -1:]
         return twin
 
@@ -364,12 +421,9 @@ class _StoredDraw(HeadDraw):
 
 
 class HeadArray:
-    """Heads (M, D_q, D) that somebody holds, as an array or a tensor.
+    """Heads (M, D_q, D) in an array or a tensor, handed out in blocks as a `HeadDraw` is."""
 
-    They are handed out in blocks as a `HeadDraw` is.
-    """
-
-    def __init__(self, heads: Any) -> None:
+    def __init__(self, heads: Float[Any, "m f e"]) -> None:
         self.heads = heads
 
     def __len__(self) -> int:
@@ -382,7 +436,9 @@ class HeadArray:
 
     def seen_by(self, *, query: bool) -> HeadArray:
         """The same heads; for sets without a query their last rows."""
-        return self if query else HeadArray(self.heads[:, -1:])
+        if query:
+            return self
+        return HeadArray(self.heads[:, -1:])
 
     def blocks(self, size: int) -> Iterator[tuple[slice, Float[Any, "m f e"]]]:
         """All heads, at most ``size`` at a time."""
@@ -397,22 +453,23 @@ def check_heads(
     query: bool = True,
     keep_tensor: bool = False,
 ) -> HeadDraw | HeadArray:
-    """Return what sets see of a draw, or of an array (M, D_q, D).
+    """Return what sets see of a draw, or of an array (M, D_q, D) for keys of dimension ``dim``.
 
-    It fits keys of dimension ``dim``.
-
-    ``query`` says whether the sets have a query, ``query_dim`` of which dimension; a tensor stays
-    one if asked to.
+    ``query`` says whether the sets have a query, ``query_dim`` of which dimension. A tensor becomes
+    an array unless ``keep_tensor``.
     """
     if isinstance(heads, HeadArray):
         return heads.seen_by(query=query)
-    asked = dim if query_dim is None else query_dim
+    if query_dim is None:
+        query_dim = dim
+
+    # a draw must be for these dimensions
     if isinstance(heads, HeadDraw):
-        if query and heads.dim == dim and heads.query_dim != asked:
+        if query and heads.dim == dim and heads.query_dim != query_dim:
             raise ValueError(
                 "`heads` must be drawn for the dimension of the queries: the draw is for "
-                f"{heads.query_dim}, the queries have {asked}. Draw them with "
-                f"HeadDraw(distribution, n_heads, dim={dim}, seed=…, query_dim={asked})."
+                f"{heads.query_dim}, the queries have {query_dim}. Draw them with "
+                f"HeadDraw(distribution, n_heads, dim={dim}, seed=…, query_dim={query_dim})."
             )
         if heads.dim != dim:
             raise ValueError(
@@ -421,36 +478,41 @@ def check_heads(
                 f"n_heads, dim={dim}, seed=…)."
             )
         return heads.seen_by(query=query)
+
+    # an array or a tensor must hold floats
     if is_tensor(heads):
         from keyhole._tensors import as_array, check_float_tensor
 
         heads = check_float_tensor(heads, "heads")
-        heads = heads if keep_tensor else as_array(heads)
+        if not keep_tensor:
+            heads = as_array(heads)
     else:
         heads = check_float_array(heads, "heads")
-    allowed = [asked + 1] if query else [asked + 1, 1]
-    if (
-        heads.ndim != 3
-        or heads.shape[1] not in allowed
-        or heads.shape[2] != dim + 1
-        or len(heads) == 0
-    ):
-        shape, more = (
-            f"(M, D, D) with M ≥ 1 and D = d + 1 = {dim + 1} for tokens of dimension {dim}",
-            "",
-        )
-        if asked != dim:
+
+    # its shape: sets without a query may be given the last rows alone
+    allowed_rows = [query_dim + 1] if query else [query_dim + 1, 1]
+    fits = (
+        heads.ndim == 3
+        and heads.shape[1] in allowed_rows
+        and heads.shape[2] == dim + 1
+        and len(heads) > 0
+    )
+    if not fits:
+        if query_dim == dim:
+            shape = f"(M, D, D) with M ≥ 1 and D = d + 1 = {dim + 1} for tokens of dimension {dim}"
+            arguments = f"n_heads, dim={dim}, seed=…"
+        else:
             shape = (
-                f"(M, {asked + 1}, {dim + 1}) with M ≥ 1 for queries of dimension {asked} and keys "
-                f"of {dim}"
+                f"(M, {query_dim + 1}, {dim + 1}) with M ≥ 1 for queries of dimension {query_dim} "
+                f"and keys of {dim}"
             )
-            more = f", query_dim={asked}"
+            arguments = f"n_heads, dim={dim}, seed=…, query_dim={query_dim}"
         raise ValueError(
             f"`heads` must have shape {shape}: got shape {tuple(heads.shape)}. The last row and "
-            f"column belong to the appended one; heads.sample(n_heads, dim={dim}, seed=…{more}) "
-            "draws such heads."
+            f"column belong to the appended one; heads.sample({arguments}) draws such heads."
         )
-    if not is_tensor(heads):  # to look for NaN among tensors would be to wait for the device
+    # to look for NaN in a tensor would be to wait for its device
+    if not is_tensor(heads):
         check_finite(heads, "heads")
     return HeadArray(heads).seen_by(query=query)
 
@@ -460,7 +522,7 @@ def identity_mean(
 ) -> Float[np.ndarray, "f e"]:
     """W_0 = [[I, 0], [0, 0]], for which the mean score is <x_0, x_i>.
 
-    Or the sum over stated pairs of coordinates.
+    With ``pairs`` it has ones at these pairs of coordinates instead.
 
     >>> identity_mean(2)
     array([[1., 0., 0.],
@@ -470,15 +532,15 @@ def identity_mean(
     array([[0., 1., 0.],
            [0., 0., 0.]])
     """
-    asked = dim if query_dim is None else query_dim
-    mean = np.zeros((asked + 1, dim + 1))
-    both = np.arange(min(asked, dim))
-    rows, columns = both, both
-    if pairs is not None:
-        rows, columns = (
-            np.array(check_pairs(pairs, asked, dim)).T if len(pairs) else (both[:0], both[:0])
-        )
-    mean[rows, columns] = 1.0
+    if query_dim is None:
+        query_dim = dim
+    mean = np.zeros((query_dim + 1, dim + 1))
+    if pairs is None:
+        shared = np.arange(min(query_dim, dim))
+        mean[shared, shared] = 1.0
+    elif len(pairs) > 0:
+        for row, column in check_pairs(pairs, query_dim, dim) or ():
+            mean[row, column] = 1.0
     return mean
 
 
@@ -492,14 +554,11 @@ def sample_mlp_weights(
     M(d+1) units match the parameters of M attention heads. Draws nest as heads do; ``start`` is the
     first to draw.
     """
-    width, n_keys, dim = (
-        check_count(width, "width"),
-        check_count(n_keys, "n_keys"),
-        check_count(dim, "dim"),
-    )
-    return standard_normals(width, (n_keys + 1) * dim + 1, seed, start=start) / math.sqrt(
-        n_keys + 2
-    )
+    width = check_count(width, "width")
+    n_keys = check_count(n_keys, "n_keys")
+    dim = check_count(dim, "dim")
+    normals = standard_normals(width, (n_keys + 1) * dim + 1, seed, start=start)
+    return normals / math.sqrt(n_keys + 2)
 
 
 def head_normals(
@@ -515,9 +574,8 @@ def head_normals(
     width = dim + 1
     rows = width if query_dim is None else query_dim + 1
     skip = (rows - 1) * width if last_row else 0
-    return standard_normals(n_heads, rows * width, seed, start=start, skip=skip).reshape(
-        n_heads, -1, width
-    )
+    normals = standard_normals(n_heads, rows * width, seed, start=start, skip=skip)
+    return normals.reshape(n_heads, -1, width)
 
 
 WORTH_A_JUMP = 256
@@ -532,7 +590,7 @@ def standard_normals(
 ) -> Float[np.ndarray, "m z"]:
     """Draw items ``start … start + n_items − 1`` of an infinite sequence of Gaussian vectors.
 
-    ``skip`` entries are not.
+    The first ``skip`` entries of every item are left out.
 
     Item m is a function of (seed, m, n_entries) alone. The bits are Philox counters, which NumPy
     keeps stable between versions and which can start anywhere; the normal is the inverse
@@ -541,35 +599,38 @@ def standard_normals(
     n_items = check_count(n_items, "n_heads")
     start = check_count(start, "start", minimum=0)
     key = np.random.SeedSequence(check_seed(seed)).generate_state(2, np.uint64)
-    counters_per_item = -(-n_entries // 4)  # one counter gives four 64-bit words
-    jumped = skip // 4 if skip >= WORTH_A_JUMP else 0
-    words = 4 * (counters_per_item - jumped)
+
+    # one counter gives four 64-bit words; counters of skipped entries are jumped over if many
+    counters_per_item = -(-n_entries // 4)
+    jumped_counters = skip // 4 if skip >= WORTH_A_JUMP else 0
+    words_per_item = 4 * (counters_per_item - jumped_counters)
     normals = np.empty((n_items, n_entries - skip))
 
     def draw(part: slice) -> None:
-        generator, count = np.random.Philox(key=key), part.stop - part.start
+        """Fill some rows of ``normals``."""
+        count = part.stop - part.start
+        generator = np.random.Philox(key=key)
         generator.advance((start + part.start) * counters_per_item)
-        if jumped:
-            bits = np.empty((count, words), np.uint64)
+        if jumped_counters:
+            bits = np.empty((count, words_per_item), np.uint64)
             for item in bits:
-                generator.advance(jumped)
-                item[:] = generator.random_raw(words)
+                generator.advance(jumped_counters)
+                item[:] = generator.random_raw(words_per_item)
         else:
-            bits = generator.random_raw(count * words).reshape(count, -1)
-        bits = bits[:, skip - 4 * jumped : n_entries - 4 * jumped]
+            bits = generator.random_raw(count * words_per_item).reshape(count, -1)
+        # what was drawn before the first entry, and after the last, to fill up counters
+        bits = bits[:, skip - 4 * jumped_counters : n_entries - 4 * jumped_counters]
         # midpoints of 2^52 cells: never 0 or 1, so never infinite
         ndtri(((bits >> np.uint64(12)) + 0.5) * 2.0**-52, out=normals[part])
 
-    run_threads(draw, blocks(n_items, max(1, WORTH_A_THREAD // max(1, n_entries - skip))))
+    items_per_thread = max(1, WORTH_A_THREAD // max(1, n_entries - skip))
+    run_threads(draw, blocks(n_items, items_per_thread))
     return normals
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a descent knew after so many steps.
-
-    Errors are in units of the variance of the target.
-    """
+    """Errors of a descent after so many steps, in units of the variance of the target."""
 
     step: int
     loo_error: float
@@ -598,7 +659,7 @@ class FittedHeads:
     query_scales_, key_scales_ : arrays (D_q,) and (D,), or None
         What it is multiplied by for coordinate i of the query and j of the key; None means ones.
     chosen : str
-        "zero-mean", "identity" or "learned": which head distribution the training set spoke for.
+        "zero-mean", "identity" or "learned": which head distribution the training set chose.
     strength : float
         c of the c·W_0 that the means started from; the mean itself if ``chosen`` is "identity".
     steps : int
@@ -652,12 +713,13 @@ class FittedHeads:
     def around(
         self, heads: Float[np.ndarray, "m g e"], start: int = 0
     ) -> Float[np.ndarray, "m g e"]:
-        """The last rows of heads, as many as there are of noise; which is overwritten."""
+        """Turn noise G into heads, in place; of noise of g rows into their last g rows."""
         rows = heads.shape[1]
         heads *= self.scale
         if self.query_scales_ is not None and self.key_scales_ is not None:
             heads *= np.outer(self.query_scales_[-rows:], self.key_scales_)
-        heads += self.means_[(start + np.arange(len(heads))) % len(self.means_), -rows:]
+        owner = (start + np.arange(len(heads))) % len(self.means_)
+        heads += self.means_[owner, -rows:]
         return heads
 
     def components(self, dim: int, query_dim: int | None = None) -> tuple[GaussianHeads, ...]:
@@ -682,12 +744,10 @@ class FittedHeads:
         mean: int = 0,
         query_names: Sequence[str] | None = None,
     ) -> list[tuple[str, str, float]]:
-        """The (query name, key name, entry) of one mean of largest size.
+        """The (query name, key name, entry) of the largest entries of one mean.
 
-        ``names`` are those of the d coordinates.
-
-        The appended one is called "1". ``query_names`` are those of a query of another kind than
-        the keys.
+        ``names`` are those of the d coordinates; the appended one is called "1". ``query_names``
+        are those of a query of another kind than the keys.
 
         >>> import numpy as np
         >>> distribution = FittedHeads(
@@ -697,35 +757,49 @@ class FittedHeads:
         [('1', 'where', -3.0), ('who', 'where', 2.0)]
         """
         matrix = self.means_[mean]
-        labels, asked = [*names, "1"], [*(names if query_names is None else query_names), "1"]
-        for given, option, size in (
-            (labels, "names", matrix.shape[1]),
-            (asked, "query_names", matrix.shape[0]),
-        ):
-            if len(given) != size:
-                what = "query" if option == "query_names" and query_names is not None else "token"
-                raise ValueError(
-                    f"`{option}` must name the {size - 1} coordinates of a {what}: got "
-                    f"{len(given) - 1} names."
-                )
+        n_query_coordinates = matrix.shape[0] - 1
+        n_coordinates = matrix.shape[1] - 1
+        if len(names) != n_coordinates:
+            raise ValueError(
+                f"`names` must name the {n_coordinates} coordinates of a token: got {len(names)} "
+                "names."
+            )
+        if query_names is None:
+            query_names = names
+            what = "token"
+        else:
+            what = "query"
+        if len(query_names) != n_query_coordinates:
+            raise ValueError(
+                f"`query_names` must name the {n_query_coordinates} coordinates of a {what}: got "
+                f"{len(query_names)} names."
+            )
+
+        key_labels = [*names, "1"]
+        query_labels = [*query_names, "1"]
         order = np.argsort(-np.abs(matrix), axis=None, kind="stable")[: check_count(count, "count")]
         rows, columns = np.unravel_index(order, matrix.shape)
         return [
-            (asked[i], labels[j], float(matrix[i, j])) for i, j in zip(rows, columns, strict=True)
+            (query_labels[i], key_labels[j], float(matrix[i, j]))
+            for i, j in zip(rows, columns, strict=True)
         ]
 
     def _check_dim(self, dim: int, query_dim: int | None = None) -> None:
+        """Raise unless the heads are (D_q, D) for queries and keys of these dimensions."""
         rows, width = self.means_.shape[1:]
-        asked = dim if query_dim is None else query_dim
-        if (asked + 1, dim + 1) != (rows, width):
-            fitted = f"tokens of dimension {width - 1}"
-            if rows != width:
-                fitted = f"queries of dimension {rows - 1} and keys of dimension {width - 1}"
-                fitted += (
-                    f" ({self.hops - 1} hops before the last extend them)" if self.hops_ else ""
-                )
-            got = f"dim {dim}" if asked == dim else f"dim {dim} and query_dim {asked}"
-            raise ValueError(
-                f"this head distribution was fitted to {fitted}, and its heads are {rows} × "
-                f"{width}: got {got}. Fit a head distribution to these tokens."
-            )
+        if query_dim is None:
+            query_dim = dim
+        if (query_dim + 1, dim + 1) == (rows, width):
+            return
+        fitted = f"tokens of dimension {width - 1}"
+        if rows != width:
+            fitted = f"queries of dimension {rows - 1} and keys of dimension {width - 1}"
+            if self.hops_:
+                fitted += f" ({self.hops - 1} hops before the last extend them)"
+        got = f"dim {dim}"
+        if query_dim != dim:
+            got += f" and query_dim {query_dim}"
+        raise ValueError(
+            f"this head distribution was fitted to {fitted}, and its heads are {rows} × "
+            f"{width}: got {got}. Fit a head distribution to these tokens."
+        )

@@ -1,6 +1,6 @@
-"""Hops before the last: where they start, and their gradient.
+"""Hops before the last: where they start, what they find, and their gradient.
 
-And ages of keys that are moved a little at every step.
+Also the ages of keys, which a descent moves a little at every step.
 """
 
 from __future__ import annotations
@@ -10,21 +10,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from keyhole.attention.features import KeyStack, softmax, through_weights
 from keyhole.attention.heads import FittedHeads, identity_mean
 from keyhole.data.sets import SetBatch
 
-QUERY_STRENGTH, FOUND_STRENGTH = 3.0, 2.0
+QUERY_STRENGTH = 3.0
+FOUND_STRENGTH = 2.0
 """Multiples of the identity that the hops before the last start from: for the query, and for what
 was found.
 """
 
-LAST_QUERY_STRENGTH, LAST_FOUND_STRENGTH = 1.0, 3.0
-"""The same for the last hop, which reads the answer off what was found."""
+LAST_QUERY_STRENGTH = 1.0
+LAST_FOUND_STRENGTH = 3.0
+"""The same for the last hop, which reads the output off what was found."""
 
-NEWER_STRENGTH, OLDER_STRENGTH, AGE_RANGE = 2.0, 1.0, 4.0
+NEWER_STRENGTH = 2.0
+OLDER_STRENGTH = 1.0
+AGE_RANGE = 4.0
 """Where ages are known: every hop prefers new keys, 2·exp(−age/4), and keys older than what was
 found by Δ > 0 ages, exp(−Δ/4)."""
 
@@ -49,9 +53,9 @@ class Ages:
 
     @classmethod
     def of(cls, sets: SetBatch, hot: Any = "auto") -> Ages | None:
-        """The ages of some sets: the coordinates told, or found; None if there are none.
+        """The ages of some sets, in the coordinates ``hot`` or where "auto" finds them, or None.
 
-        Found are columns of zeros and ones of which every set uses the first few, each once: its
+        "auto" finds columns of zeros and ones of which every set uses the first few, each once: its
         newest key has the first, the next the second. The last may be shared by all that are older
         still.
 
@@ -62,23 +66,35 @@ class Ages:
         """
         if hot is None:
             return None
-        found = _find_ages(sets) if isinstance(hot, str) else _check_ages(sets, hot)
-        if len(found) == 0:
+        if isinstance(hot, str):
+            hot = _find_ages(sets)
+        else:
+            hot = _check_ages(sets, hot)
+        if len(hot) == 0:
             return None
-        ages = ages_of(sets.tokens, found)
-        known = np.flatnonzero(ages >= 0)
-        first = np.full(len(found), -1)
-        first[ages[known][::-1]] = known[::-1]  # one key of each age
-        seen = np.flatnonzero(first >= 0)
-        firsts = first[seen][np.searchsorted(seen, ages[known])]
-        follows = (sets.tokens[known] == sets.tokens[firsts]).all(axis=0) & (
-            np.ptp(sets.tokens[known], axis=0) > 0
-        )
-        found = found[: seen[-1] + 1]
-        columns = np.union1d(np.flatnonzero(follows), found)
-        table = (columns == found[:, None]).astype(float)
-        table[seen] = sets.tokens[first[seen]][:, columns]
-        return cls(found, columns, table)
+        tokens = sets.tokens
+
+        # the first key of each age, and the ages that occur
+        ages = ages_of(tokens, hot)
+        aged_keys = np.flatnonzero(ages >= 0)
+        first_keys = np.full(len(hot), -1)
+        first_keys[ages[aged_keys][::-1]] = aged_keys[::-1]  # the first is written last
+        ages_seen = np.flatnonzero(first_keys >= 0)
+
+        # a column follows from the age if all keys of an age have the value of its first key, and
+        # the column is not constant
+        places = np.searchsorted(ages_seen, ages[aged_keys])
+        first_of_age = first_keys[ages_seen][places]
+        same_as_first = (tokens[aged_keys] == tokens[first_of_age]).all(axis=0)
+        varies = np.ptp(tokens[aged_keys], axis=0) > 0
+        follows = same_as_first & varies
+
+        # the values of these columns at each age; an age that no key has is a one in its column
+        hot = hot[: ages_seen[-1] + 1]
+        columns = np.union1d(np.flatnonzero(follows), hot)
+        table = (columns == hot[:, None]).astype(float)
+        table[ages_seen] = tokens[first_keys[ages_seen]][:, columns]
+        return cls(hot=hot, columns=columns, table=table)
 
     def moved(self, sets: SetBatch, share: float, rng: np.random.Generator) -> SetBatch:
         """The same sets, in which before each key, with probability ``share``, a while has passed.
@@ -88,10 +104,12 @@ class Ages:
         """
         tokens = sets.tokens.copy()
         moved, values = self.older(ages_of(tokens, self.hot), sets.lengths, share, rng)
-        columns: Any = self.columns
-        if columns[-1] - columns[0] == len(columns) - 1:  # side by side, which is faster to write
-            columns = slice(columns[0], columns[-1] + 1)
-        tokens[moved if isinstance(columns, slice) else moved[:, None], columns] = values
+        first, last = self.columns[0], self.columns[-1]
+        if last - first == len(self.columns) - 1:
+            # columns side by side are faster to write as a slice
+            tokens[moved, first : last + 1] = values
+        else:
+            tokens[moved[:, None], self.columns] = values
         return SetBatch._from_flat(tokens, sets.offsets, sets.query, sets.extras)
 
     def older(
@@ -105,15 +123,22 @@ class Ages:
 
         Keys of one age stay together.
         """
-        owner, oldest = np.repeat(np.arange(len(lengths)), lengths), len(self.table) - 1
-        known = np.flatnonzero(ages >= 0)
-        owner, own = owner[known], np.minimum(ages[known], oldest)
-        gaps = np.zeros((len(lengths), oldest + 1), np.int32)
-        gaps[owner, own] = 1
-        gaps *= rng.random(gaps.shape, dtype=np.float32) < share
-        older = np.minimum(own + np.cumsum(gaps, axis=1, out=gaps)[owner, own], oldest)
-        moved = np.flatnonzero(older > own)
-        return known[moved], self.table[older[moved]].astype(np.float32)
+        oldest = len(self.table) - 1
+        set_of_key = np.repeat(np.arange(len(lengths)), lengths)
+        aged_keys = np.flatnonzero(ages >= 0)
+        owner = set_of_key[aged_keys]
+        ages_before = np.minimum(ages[aged_keys], oldest)
+
+        # 1 for each age of a set before which a while passes; only ages that the set has
+        passes = np.zeros((len(lengths), oldest + 1), np.int32)
+        passes[owner, ages_before] = 1
+        passes *= rng.random(passes.shape, dtype=np.float32) < share
+
+        # a key ages by as many as have passed before it and before all newer keys
+        delays = np.cumsum(passes, axis=1, out=passes)[owner, ages_before]
+        ages_after = np.minimum(ages_before + delays, oldest)
+        moved = np.flatnonzero(ages_after > ages_before)
+        return aged_keys[moved], self.table[ages_after[moved]].astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -134,15 +159,23 @@ class UsedCoordinates:
     @classmethod
     def of(cls, sets: SetBatch, ages: Ages | None) -> UsedCoordinates:
         """Those of some sets, and all that ages may move to; one at least of each."""
+        # keys: what ages may move to counts as used
         used = sets.tokens.any(axis=0)
-        used[ages.columns if ages is not None else [] if used.any() else [0]] = True
+        if ages is not None:
+            used[ages.columns] = True
+        elif not used.any():
+            used[0] = True
         keys = np.flatnonzero(used)
         if sets.query is None:
-            return cls(keys, keys, None)
+            return cls(query=keys, keys=keys, pairs=None)
+
+        # queries, and the pairs of W_0 among what is used of both
         query = np.flatnonzero(sets.query.any(axis=0))
-        query = query if len(query) else np.zeros(1, int)
-        both = identity_mean(sets.dim, sets.query.shape[1], sets.pairs)[np.ix_(query, keys)]
-        return cls(query, keys, tuple((int(i), int(j)) for i, j in np.argwhere(both)))
+        if len(query) == 0:
+            query = np.zeros(1, int)
+        identity = identity_mean(sets.dim, sets.query.shape[1], sets.pairs)
+        paired = np.argwhere(identity[np.ix_(query, keys)])
+        return cls(query=query, keys=keys, pairs=tuple((int(i), int(j)) for i, j in paired))
 
     def of_sets(self, sets: SetBatch) -> SetBatch:
         """The sets in these coordinates."""
@@ -154,32 +187,44 @@ class UsedCoordinates:
         """The ages in these coordinates."""
         if ages is None:
             return None
-        hot, columns = (np.searchsorted(self.keys, own) for own in (ages.hot, ages.columns))
-        return Ages(hot, columns, ages.table)
+        return Ages(
+            hot=np.searchsorted(self.keys, ages.hot),
+            columns=np.searchsorted(self.keys, ages.columns),
+            table=ages.table,
+        )
 
     def among_all(
         self, distribution: FittedHeads, start: Sequence[Float[np.ndarray, "p _ e"]], query_dim: int
     ) -> FittedHeads:
-        """A head distribution in these coordinates in all of them.
+        """A head distribution that was learned in these coordinates, in all of them.
 
-        The others are where all hops ``start``, which is overwritten.
+        Its entries at the other coordinates are those of ``start``, the matrices of all hops, which
+        are overwritten.
         """
         dim = start[-1].shape[2] - 1
-        keys = np.append(self.keys, dim)
+        columns = np.append(self.keys, dim)
         for into, matrices in zip(start, (*distribution.hops_, distribution.means_), strict=True):
+            # rows are the query, then d for each pattern of earlier hops, then the appended one
             last = into.shape[1] - 1
-            found = np.arange(query_dim, last, dim)[:, None] + self.keys
-            rows = np.concatenate([self.query, found.ravel(), [last]])
-            into[:, rows[:, None], keys] = matrices
+            pattern_rows = np.arange(query_dim, last, dim)[:, None] + self.keys
+            rows = np.concatenate([self.query, pattern_rows.ravel(), [last]])
+            into[:, rows[:, None], columns] = matrices
         *hops, means = start
-        changes: dict[str, Any] = {"means_": means, "hops_": tuple(hops)}
-        if distribution.query_scales_ is not None and distribution.key_scales_ is not None:
-            changes |= {"query_scales_": np.ones(means.shape[1]), "key_scales_": np.ones(dim + 1)}
-            changes["query_scales_"][rows], changes["key_scales_"][keys] = (
-                distribution.query_scales_,
-                distribution.key_scales_,
-            )
-        return replace(distribution, **changes)
+        if distribution.query_scales_ is None or distribution.key_scales_ is None:
+            return replace(distribution, means_=means, hops_=tuple(hops))
+
+        # scales of the other coordinates are 1; `rows` are still those of the last hop
+        query_scales = np.ones(means.shape[1])
+        query_scales[rows] = distribution.query_scales_
+        key_scales = np.ones(dim + 1)
+        key_scales[columns] = distribution.key_scales_
+        return replace(
+            distribution,
+            means_=means,
+            hops_=tuple(hops),
+            query_scales_=query_scales,
+            key_scales_=key_scales,
+        )
 
 
 def ages_of(tokens: Float[np.ndarray, "t d"], hot: Int[np.ndarray, " a"]) -> Int[np.ndarray, " t"]:
@@ -190,55 +235,80 @@ def ages_of(tokens: Float[np.ndarray, "t d"], hot: Int[np.ndarray, " a"]) -> Int
 
 
 def _find_ages(sets: SetBatch) -> Int[np.ndarray, " a"]:
-    tokens, starts = sets.tokens, sets.offsets[:-1]
-    ones = tokens == 1
-    binary = ((tokens == 0) | ones).all(axis=0)
-    counts = np.add.reduceat(ones, starts, axis=0, dtype=int)
-    once = binary & (counts <= 1).all(axis=0) & (counts > 0).any(axis=0)
-    best: tuple[int, int] = (0, 0)
-    column, dim = 0, sets.dim
-    while column < dim:
-        stop = column + 1
-        if once[column]:
-            aged = ones[:, column].copy()  # keys that have an age
-            while stop < dim and binary[stop] and (counts[counts[:, stop] > 0, stop - 1] > 0).all():
-                if (aged & ones[:, stop]).any():
-                    break  # a key of two ages
-                aged |= ones[:, stop]
-                stop += 1
-                if not once[stop - 1]:
-                    break
-            if (
-                stop - column > best[1] - best[0]
-                and (counts[:, column:stop].sum(axis=1) > 0).mean() > 0.5
-            ):
-                best = column, stop
+    """The longest run of columns that look like ages, if it has at least `MIN_AGES` of them."""
+    ones = sets.tokens == 1
+    binary = ((sets.tokens == 0) | ones).all(axis=0)
+    # keys of each set with a one in each column
+    counts = np.add.reduceat(ones, sets.offsets[:-1], axis=0, dtype=int)
+    at_most_once = binary & (counts <= 1).all(axis=0) & (counts > 0).any(axis=0)
+
+    best = range(0)
+    column = 0
+    while column < sets.dim:
+        if at_most_once[column]:
+            stop = _end_of_ages(column, ones, binary, counts, at_most_once)
+            share_with_ages = (counts[:, column:stop].sum(axis=1) > 0).mean()
+            if stop - column > len(best) and share_with_ages > 0.5:
+                best = range(column, stop)
+        else:
+            stop = column + 1
         column = stop
-    enough = best[1] - best[0] >= MIN_AGES
-    return np.arange(*best) if enough else np.zeros(0, int)
+    if len(best) < MIN_AGES:
+        return np.zeros(0, int)
+    return np.arange(best.start, best.stop)
+
+
+def _end_of_ages(
+    first: int,
+    ones: Bool[np.ndarray, "t d"],
+    binary: Bool[np.ndarray, " d"],
+    counts: Int[np.ndarray, "n d"],
+    at_most_once: Bool[np.ndarray, " d"],
+) -> int:
+    """The column after the last of a run of ages that begins with column ``first``."""
+    dim = ones.shape[1]
+    aged_keys = ones[:, first].copy()
+    stop = first + 1
+    while stop < dim and binary[stop]:
+        # a set that has this age must have the one before it
+        has_age = counts[:, stop] > 0
+        if not (counts[has_age, stop - 1] > 0).all():
+            break
+        # no key has two ages
+        if (aged_keys & ones[:, stop]).any():
+            break
+        aged_keys |= ones[:, stop]
+        stop += 1
+        # an age that several keys of a set share is the last
+        if not at_most_once[stop - 1]:
+            break
+    return stop
 
 
 def _check_ages(sets: SetBatch, hot: Any) -> Int[np.ndarray, " a"]:
-    given = np.asarray(hot)
-    if given.ndim != 1 or given.dtype.kind not in "iu" or not len(given):
+    """Coordinates of ages that a caller stated."""
+    columns = np.asarray(hot)
+    if columns.ndim != 1 or columns.dtype.kind not in "iu" or not len(columns):
         raise ValueError(
             "`ages` must be 'auto', None, or the coordinates of keys that say their age: got "
             f"{hot!r}."
         )
-    if (given < 0).any() or (given >= sets.dim).any() or len(np.unique(given)) < len(given):
+    is_outside = (columns < 0).any() or (columns >= sets.dim).any()
+    if is_outside or len(np.unique(columns)) < len(columns):
         raise ValueError(
             f"`ages` must name different coordinates of keys of dimension {sets.dim}, newest "
             f"first: got {hot!r}."
         )
-    own = sets.tokens[:, given]
-    wrong = np.flatnonzero(((own != 0) & (own != 1)).any(axis=1) | (own.sum(axis=1) > 1))
+    values = sets.tokens[:, columns]
+    is_binary = ((values == 0) | (values == 1)).all(axis=1)
+    wrong = np.flatnonzero(~is_binary | (values.sum(axis=1) > 1))
     if len(wrong):
         raise ValueError(
             f"`ages` must name coordinates of zeros and at most one 1 for each key: key {wrong[0]} "
-            f"has {own[wrong[0]].tolist()}. kh.tokens.with_ages makes such; use scaling='none', so "
-            "that they stay."
+            f"has {values[wrong[0]].tolist()}. kh.tokens.with_ages makes such; use "
+            "scaling='none', so that they stay."
         )
-    return given
+    return columns
 
 
 def starting_hops(
@@ -253,24 +323,31 @@ def starting_hops(
 ) -> list[Float[np.ndarray, "p _ e"]]:
     """The matrices of all hops before anything is learned, those of the last one last.
 
-    Keys that resemble the query, or what was found; where ages are known, new ones, and such as are
-    just older than what was found.
+    They prefer keys that resemble the query, or what was found; where ages are known also new keys,
+    and keys just older than what was found. The rows of a matrix are those of the query, then d for
+    every pattern of the hops before it, then that of the appended one.
     """
     rng = np.random.default_rng([seed, hops])
-    matrices, found = [], 0
+    matrices = []
+    n_found = 0
     for hop in range(hops):
-        last = hop == hops - 1
-        strengths = (
-            (LAST_QUERY_STRENGTH, LAST_FOUND_STRENGTH) if last else (QUERY_STRENGTH, FOUND_STRENGTH)
-        )
-        blocks = [strengths[0] * without_ages(identity_mean(dim, query_dim, pairs), ages)[:-1]]
-        blocks += [
-            strengths[1] * without_ages(identity_mean(dim), ages)[:-1] + just_older(dim, ages)
-        ] * found
-        start = np.concatenate([*blocks, newer_first(dim, ages)[None]])
-        count = n_means if last else patterns
+        is_last = hop == hops - 1
+        if is_last:
+            query_strength = LAST_QUERY_STRENGTH
+            found_strength = LAST_FOUND_STRENGTH
+            count = n_means
+        else:
+            query_strength = QUERY_STRENGTH
+            found_strength = FOUND_STRENGTH
+            count = patterns
+        query_rows = query_strength * without_ages(identity_mean(dim, query_dim, pairs), ages)[:-1]
+        found_rows = found_strength * without_ages(identity_mean(dim), ages)[:-1]
+        found_rows = found_rows + just_older(dim, ages)
+        last_row = newer_first(dim, ages)[None]
+        start = np.concatenate([query_rows, *[found_rows] * n_found, last_row])
+        # equal patterns would have equal gradients and stay equal
         matrices.append(start + START_NOISE * rng.standard_normal((count, *start.shape)))
-        found += patterns
+        n_found += patterns
     return matrices
 
 
@@ -293,18 +370,19 @@ def just_older(dim: int, ages: Ages | None) -> Float[np.ndarray, "d e"]:
     """Rows for what was found, which prefer keys a little older than that."""
     rows = np.zeros((dim, dim + 1))
     if ages is not None:
-        apart = np.arange(len(ages.hot)) - np.arange(len(ages.hot))[:, None]
-        rows[np.ix_(ages.hot, ages.hot)] = OLDER_STRENGTH * np.where(
-            apart > 0, np.exp(-apart / AGE_RANGE), 0.0
-        )
+        age = np.arange(len(ages.hot))
+        older_by = age - age[:, None]  # of the key (column) than what was found (row)
+        preference = np.where(older_by > 0, np.exp(-older_by / AGE_RANGE), 0.0)
+        rows[np.ix_(ages.hot, ages.hot)] = OLDER_STRENGTH * preference
     return rows
 
 
 @dataclass(frozen=True)
 class HopTrace:
-    """Hops gone through: what each asked and how it weighed the keys.
+    """Hops gone through: the queries of each, and how it weighed the keys.
 
-    ``sets`` have the extended queries.
+    ``sets`` have the queries that the last hop extended; ``queries`` are x~ of every hop, and
+    ``weights`` those of every hop for each stack.
 
     ::
 
@@ -314,10 +392,8 @@ class HopTrace:
     sets: SetBatch
     hops: Sequence[Float[np.ndarray, "p _ e"]]
     stacks: list[KeyStack] = field(repr=False)
-    asked: list[Float[np.ndarray, "n _"]] = field(repr=False)
-    weights: list[list[Float[np.ndarray, "_ p _"]]] = field(
-        repr=False
-    )  # of every hop, for each stack
+    queries: list[Float[np.ndarray, "n _"]] = field(repr=False)
+    weights: list[list[Float[np.ndarray, "_ p _"]]] = field(repr=False)
 
     @classmethod
     def of(
@@ -327,46 +403,63 @@ class HopTrace:
 
         O(patterns · (n D_h D + keys · D)) operations each.
         """
-        asked, weighed = [], []
+        n = len(sets)
+        queries = []
+        weights = []
         for hop in hops:
+            n_patterns = len(hop)
             query = sets.extended_query()
-            asked.append(query)
-            wide = hop.transpose(1, 0, 2).reshape(hop.shape[1], -1).astype(query.dtype)
-            projected = (query @ wide).reshape(len(sets), len(hop), -1)
-            weighed.append(
-                [softmax(projected[rows] @ keys.transpose(0, 2, 1)) for rows, keys in stacks]
-            )
-            found = np.empty((len(sets), len(hop), sets.dim), query.dtype)
-            for (rows, keys), weights in zip(stacks, weighed[-1], strict=True):
-                found[rows] = weights @ keys[:, :, :-1]
-            sets = sets.with_query(
-                np.concatenate([query[:, :-1], found.reshape(len(sets), -1)], axis=1)
-            )
-        return cls(sets, hops, stacks, asked, weighed)
+            queries.append(query)
+
+            # x~ᵀU_p for all sets and patterns, by one product with the matrices side by side
+            wide = _side_by_side(hop).astype(query.dtype)
+            projected = (query @ wide).reshape(n, n_patterns, -1)
+
+            # a_p = softmax(x~ᵀU_p x~_i) and o_p = Σ_i a_pi x_i, for sets of one length at a time
+            found = np.empty((n, n_patterns, sets.dim), query.dtype)
+            weights_of_hop = []
+            for rows, keys in stacks:
+                weights_of_stack = softmax(projected[rows] @ keys.transpose(0, 2, 1))
+                weights_of_hop.append(weights_of_stack)
+                found[rows] = weights_of_stack @ keys[:, :, :-1]
+            weights.append(weights_of_hop)
+
+            # the next query is [x; o_1; …; o_P]
+            sets = sets.with_query(np.concatenate([query[:, :-1], found.reshape(n, -1)], axis=1))
+        return cls(sets=sets, hops=hops, stacks=stacks, queries=queries, weights=weights)
 
     def pullback(self, cotangent: Float[np.ndarray, "n f"]) -> list[Float[np.ndarray, "p _ e"]]:
-        """The gradient in the matrices of every hop.
-
-        From that in the extended queries x~ of the last one.
+        """The gradient in the matrices of every hop, from that in x~ of the last one.
 
         ∂a_i = <∂o, x_i>, ∂s_i = a_i (∂a_i − Σ_j a_j ∂a_j), ∂U = Σ ∂s_i x~ x~_iᵀ, and ∂x~ = Σ_i ∂s_i
         U x~_i is added to what later hops say of the same query.
         """
         gradients: list[np.ndarray] = []
-        pulled = cotangent[:, :-1]
-        for hop, asked, weighed in zip(
-            self.hops[::-1], self.asked[::-1], self.weights[::-1], strict=True
-        ):
-            n, count, own = len(asked), len(hop), asked.shape[1] - 1
-            found = pulled[:, own:].reshape(n, count, -1)
-            lines = np.empty((n, count, hop.shape[2]), pulled.dtype)
-            for (rows, keys), weights in zip(self.stacks, weighed, strict=True):
-                slopes = found[rows] @ keys[:, :, :-1].transpose(0, 2, 1)
+        in_query = cotangent[:, :-1]
+        backwards = zip(self.hops[::-1], self.queries[::-1], self.weights[::-1], strict=True)
+        for hop, query, weights_of_hop in backwards:
+            n_patterns = len(hop)
+            n, width = query.shape
+            query_dim = width - 1
+
+            # Σ_i ∂s_i x~_iᵀ for every set and pattern, from the gradient in what it found
+            in_found = in_query[:, query_dim:].reshape(n, n_patterns, -1)
+            in_scores_times_keys = np.empty((n, n_patterns, hop.shape[2]), in_query.dtype)
+            for (rows, keys), weights in zip(self.stacks, weights_of_hop, strict=True):
+                slopes = in_found[rows] @ keys[:, :, :-1].transpose(0, 2, 1)
                 through_weights("softmax", weights, slopes)
-                lines[rows] = slopes @ keys
-            gradients.append(
-                (asked.T @ lines.reshape(n, -1)).reshape(own + 1, count, -1).transpose(1, 0, 2)
-            )
-            wide = hop.transpose(1, 0, 2).reshape(own + 1, -1).astype(lines.dtype)
-            pulled = pulled[:, :own] + (lines.reshape(n, -1) @ wide.T)[:, :-1]
+                in_scores_times_keys[rows] = slopes @ keys
+            flat = in_scores_times_keys.reshape(n, -1)
+
+            # ∂U = Σ x~ (Σ_i ∂s_i x~_i)ᵀ over sets
+            gradients.append((query.T @ flat).reshape(width, n_patterns, -1).transpose(1, 0, 2))
+
+            # ∂x~ of this hop: what later hops say of it, and U Σ_i ∂s_i x~_i
+            wide = _side_by_side(hop).astype(flat.dtype)
+            in_query = in_query[:, :query_dim] + (flat @ wide.T)[:, :-1]
         return gradients[::-1]
+
+
+def _side_by_side(matrices: Float[np.ndarray, "p f e"]) -> Float[np.ndarray, "f w"]:
+    """The matrices of all patterns as one, (D_h, P·D)."""
+    return matrices.transpose(1, 0, 2).reshape(matrices.shape[1], -1)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -31,28 +31,35 @@ from keyhole.attention.head_error import (
 from keyhole.attention.heads import (
     FittedHeads,
     GaussianHeads,
+    HeadParameters,
+    Pairs,
     Step,
-    _Params,
     head_normals,
     identity_mean,
 )
 from keyhole.attention.hops import START_NOISE, Ages, UsedCoordinates, newer_first, starting_hops
 from keyhole.data.sets import SampleBatch, SetBatch
 
+if TYPE_CHECKING:
+    from keyhole.attention.torch_heads import DevicePart, DeviceTask
+
+Augmentation = Callable[[SetBatch, np.random.Generator], SetBatch]
+"""What a caller may do to the sets of a step; it keeps their number and their dimensions."""
+
 
 def check_outputs(y: Any) -> Float[np.ndarray, "n ..."]:
-    """Return outputs in float64; what is masked is refused."""
+    """Return outputs in float64; refuse masked entries."""
     check_no_mask(y, "y")
     return np.asarray(y, dtype=np.float64)
 
 
-class UnfittedHeads(_Params):
+class UnfittedHeads(HeadParameters):
     """A head distribution that a training set has to choose first, by ``fit``."""
 
     def sample(
         self, n_heads: int, dim: int, seed: int, query_dim: int | None = None, *, start: int = 0
     ) -> Float[np.ndarray, "m f e"]:
-        """Raise: there is no head distribution before a training set has spoken."""
+        """Raise: heads can be drawn only after `fit` has returned a head distribution."""
         name = type(self).__name__
         raise ValueError(
             f"{name} has no heads before it has seen a training set. Pass it as `heads` to "
@@ -62,9 +69,7 @@ class UnfittedHeads(_Params):
 
 
 class IdentityHeads(UnfittedHeads):
-    """Heads W = c·W_0 + scale·G whose strength c and scale are chosen.
-
-    By leave-one-out on the training set.
+    """Heads W = c·W_0 + scale·G; leave-one-out on the training set chooses c and the scale.
 
     W_0 = [[I, 0], [0, 0]], so that the mean score is c·<x_0, x_i>: keys that resemble the query.
     The first pair is the incumbent: another takes its place only if its leave-one-out error is
@@ -96,17 +101,17 @@ class IdentityHeads(UnfittedHeads):
 
     def __init__(
         self,
-        strengths: Any = (0.0, 1.0, 3.0, 10.0, 30.0),
-        scales: Any = (0.5,),
-        n_heads: Any = 128,
-        max_samples: Any = 1000,
-        pairs: Any = None,
+        strengths: Sequence[float] | Float[np.ndarray, " c"] = (0.0, 1.0, 3.0, 10.0, 30.0),
+        scales: Sequence[float] | Float[np.ndarray, " c"] = (0.5,),
+        n_heads: int = 128,
+        max_samples: int = 1000,
+        pairs: Pairs | None = None,
     ) -> None:
-        self.pairs = pairs
         self.strengths = strengths
         self.scales = scales
         self.n_heads = n_heads
         self.max_samples = max_samples
+        self.pairs = pairs
 
     def fit(
         self,
@@ -121,21 +126,23 @@ class IdentityHeads(UnfittedHeads):
     ) -> FittedHeads:
         """Choose; return a head distribution to sample from. The estimators call this first."""
         task = Task.of(
-            batch,
-            check_outputs(y).reshape(len(batch), -1),
-            weights,
-            activation,
-            fit_intercept,
-            groups,
+            batch=batch,
+            columns=check_outputs(y).reshape(len(batch), -1),
+            weights=weights,
+            activation=activation,
+            fit_intercept=fit_intercept,
+            groups=groups,
         )
-        return choose_identity(
-            task.at_most(check_count(self.max_samples, "max_samples"), seed),
-            _numbers(self.strengths, "strengths"),
-            _numbers(self.scales, "scales"),
-            check_count(self.n_heads, "n_heads"),
-            seed,
-            self.pairs,
-        )[0]
+        max_samples = check_count(self.max_samples, "max_samples")
+        distribution, _ = choose_identity(
+            task.at_most(max_samples, seed),
+            strengths=_numbers(self.strengths, "strengths"),
+            scales=_positive_numbers(self.scales, "scales"),
+            n_heads=check_count(self.n_heads, "n_heads"),
+            seed=seed,
+            pairs=self.pairs,
+        )
+        return distribution
 
 
 def choose_identity(
@@ -144,38 +151,65 @@ def choose_identity(
     scales: Sequence[float],
     n_heads: int,
     seed: int,
-    pairs: Any = None,
+    pairs: Pairs | None = None,
 ) -> tuple[FittedHeads, Judgement]:
-    """The pair of least leave-one-out error if that is beyond doubt, else the first pair.
+    """The pair (c, scale) of least leave-one-out error, and its judgement.
 
-    ``pairs`` or the batch's.
+    The first pair stays unless the best one is better by more than one standard error. ``pairs``
+    says what W_0 pairs; by default what the batch pairs.
     """
-    pairs = task.batch.sets.pairs if pairs is None else pairs
-    distributions = [(c, s) for s in scales for c in strengths]
-    judged = [judge(task, GaussianHeads(c, s, pairs), n_heads, seed) for c, s in distributions]
-    best = int(np.argmin([np.average(j.loo, weights=task.weights) for j in judged]))
-    gain, error = improvement(judged[0].loo, judged[best].loo, task.weights, task.groups)
-    if gain <= error:
-        best = 0
-    strength, scale = distributions[best]
-    identity = identity_mean(task.batch.dim, task.batch.query_dim, pairs)
-    reason = (
-        f"leave-one-out error {np.average(judged[best].loo, weights=task.weights):.3g} of the "
-        f"variance, {np.average(judged[0].loo, weights=task.weights):.3g} for c = "
-        f"{distributions[0][0]:g}, scale {distributions[0][1]:g}"
+    if pairs is None:
+        pairs = task.batch.sets.pairs
+
+    # the leave-one-out error of every candidate, the incumbent first
+    candidates = [(strength, scale) for scale in scales for strength in strengths]
+    judgements = [
+        judge(task, GaussianHeads(strength, scale, pairs), n_heads, seed)
+        for strength, scale in candidates
+    ]
+    errors = [float(np.average(each.loo, weights=task.weights)) for each in judgements]
+
+    # the incumbent stays unless the gain exceeds its standard error
+    best = int(np.argmin(errors))
+    gain, standard_error = improvement(
+        judgements[0].loo, judgements[best].loo, task.weights, task.groups
     )
-    chosen = "identity" if strength else "zero-mean"
-    distribution = FittedHeads(strength * identity[None], scale, chosen, strength, reason=reason)
-    return distribution, judged[best]
+    if gain <= standard_error:
+        best = 0
+
+    first_strength, first_scale = candidates[0]
+    strength, scale = candidates[best]
+    distribution = FittedHeads(
+        means_=strength * identity_mean(task.batch.dim, task.batch.query_dim, pairs)[None],
+        scale=scale,
+        chosen="identity" if strength else "zero-mean",
+        strength=strength,
+        reason=(
+            f"leave-one-out error {errors[best]:.3g} of the variance, {errors[0]:.3g} for c = "
+            f"{first_strength:g}, scale {first_scale:g}"
+        ),
+    )
+    return distribution, judgements[best]
+
+
+def _check_not_empty(values: Any, name: str) -> None:
+    """Raise unless a value is a sequence of at least one item."""
+    if np.ndim(values) != 1 or len(values) == 0:
+        raise ValueError(f"`{name}` must be a sequence of at least one number: got {values!r}.")
 
 
 def _numbers(values: Any, name: str) -> list[float]:
-    if np.ndim(values) != 1 or len(values) == 0:
-        raise ValueError(f"`{name}` must be a sequence of at least one number: got {values!r}.")
-    minimum = 0.0 if name == "scales" else -np.inf
+    """A sequence of finite numbers, checked one by one."""
+    _check_not_empty(values, name)
+    return [check_number(value, f"{name}[{i}]") for i, value in enumerate(values)]
+
+
+def _positive_numbers(values: Any, name: str) -> list[float]:
+    """A sequence of positive numbers, checked one by one."""
+    _check_not_empty(values, name)
     return [
-        check_number(v, f"{name}[{i}]", minimum=minimum, exclusive=name == "scales")
-        for i, v in enumerate(values)
+        check_number(value, f"{name}[{i}]", minimum=0.0, exclusive=True)
+        for i, value in enumerate(values)
     ]
 
 
@@ -183,6 +217,9 @@ _KEPT_SHARE = 0.8
 """Share of the running average of the means that a step keeps: about five steps, enough to calm
 fresh noise.
 """
+
+_PENALTY_RATE = 0.1
+"""Learning rate of the logarithm of the penalty."""
 
 _MAX_RAISES = 60
 """How often a penalty that float32 cannot carry is raised by a factor e: 26 decades."""
@@ -216,7 +253,7 @@ class Adam:
 class HeadDescent:
     """A descent on a head distribution: matrices of all hops, scales, penalty and their moments.
 
-    `step` moves it, `heads` is there.
+    `step` moves it, `distribution` is where it is.
 
     Every step draws fresh noise and, of many samples, a fresh part: what falls is the error of the
     head distribution, not that of some heads of it. ``start`` has the matrices of every hop, the
@@ -232,93 +269,148 @@ class HeadDescent:
         began: FittedHeads | None = None,
     ) -> None:
         """Descend from ``start``, or from a head distribution that was reached from there."""
-        self.task, self.plan, self.anchors = task, plan, list(start)
-        matrices = self.anchors if began is None else [*began.hops_, began.means_]
-        self.matrices = [matrix.copy() for matrix in matrices]
+        self.task = task
+        self.plan = plan
+        self.anchors = list(start)
         self.log_alpha = math.log(alpha)
-        self.scales = np.zeros(
-            sum(start[-1].shape[1:])
-        )  # logarithms, of the query's and of the key's coordinates
-        if began is not None and began.query_scales_ is not None and began.key_scales_ is not None:
-            self.scales = np.log(np.concatenate([began.query_scales_, began.key_scales_]))
-        self.adams = [Adam(plan.rate) for _ in start]
-        self.adam_of_scales, self.penalty = Adam(plan.rate), Adam(0.1)
         self.count = 0
+
+        # matrices of all hops, and logarithms of the scales: the query's coordinates, then the
+        # key's
+        n_scales = sum(start[-1].shape[1:])
+        if began is None:
+            self.matrices = [matrix.copy() for matrix in self.anchors]
+            self.scales = np.zeros(n_scales)
+        else:
+            self.matrices = [matrix.copy() for matrix in (*began.hops_, began.means_)]
+            if began.query_scales_ is None or began.key_scales_ is None:
+                self.scales = np.zeros(n_scales)
+            else:
+                self.scales = np.log(np.concatenate([began.query_scales_, began.key_scales_]))
+
+        # running averages, which are what a descent returns
         self.averages = [matrix.copy() for matrix in self.matrices]
         self.average_scales = self.scales.copy()
-        self.on_device: Any = None
-        self.ahead: Future[tuple[Any, np.ndarray]] | None = None
+
+        # one optimizer for each kind of parameter
+        self.adams = [Adam(plan.rate) for _ in start]
+        self.adam_of_scales = Adam(plan.rate)
+        self.adam_of_penalty = Adam(_PENALTY_RATE)
+
+        # on a device, a helper thread prepares the next step while the device computes
+        self.on_device: DeviceTask | None = None
+        self.next_step: Future[tuple[Task | DevicePart, np.ndarray]] | None = None
         if plan.device is not None:
             from keyhole.attention.torch_heads import DeviceTask
 
-            self.on_device, self.helper = DeviceTask(task, plan.device), ThreadPoolExecutor(1)
+            self.on_device = DeviceTask(task, plan.device)
+            self.helper = ThreadPoolExecutor(1)
 
-    def distribution(self, **about: Any) -> FittedHeads:
-        """The head distribution of the running averages."""
-        query, key = self._parts(self.average_scales) if self.plan.learn_scales else (None, None)
+    def distribution(
+        self,
+        *,
+        strength: float = 0.0,
+        steps: int = 0,
+        history: tuple[Step, ...] = (),
+        reason: str = "",
+    ) -> FittedHeads:
+        """The head distribution of the running averages, with what is known about it."""
+        query_scales = None
+        key_scales = None
+        if self.plan.learn_scales:
+            query_scales, key_scales = self._query_and_key(self.average_scales)
         *hops, means = self.averages
-        about |= {"query_scales_": query, "key_scales_": key, "hops_": tuple(hops)}
-        return FittedHeads(means, self.plan.scale, **about)
+        return FittedHeads(
+            means_=means,
+            scale=self.plan.scale,
+            strength=strength,
+            steps=steps,
+            history=history,
+            reason=reason,
+            query_scales_=query_scales,
+            key_scales_=key_scales,
+            hops_=tuple(hops),
+        )
 
     @property
     def alpha(self) -> float:
         """The penalty it is at."""
         return math.exp(self.log_alpha)
 
-    def _parts(self, scales: Float[np.ndarray, " g"]) -> tuple[np.ndarray, np.ndarray]:
+    def _query_and_key(self, log_scales: Float[np.ndarray, " g"]) -> tuple[np.ndarray, np.ndarray]:
         """The scales of the query and of the key, out of their logarithms."""
-        rows = self.matrices[-1].shape[1]
-        return np.exp(scales[:rows]), np.exp(scales[rows:])
+        n_query = self.matrices[-1].shape[1]
+        return np.exp(log_scales[:n_query]), np.exp(log_scales[n_query:])
 
     def step(self) -> float:
         """One step; returns the leave-one-out error before it."""
         plan = self.plan
-        part, noise = self._prepared(self.count) if self.ahead is None else self.ahead.result()
-        if (
-            self.on_device is not None and plan.augment is None
-        ):  # the next step is made ready while a device computes
-            self.ahead = self.helper.submit(self._prepared, self.count + 1)
-        noise *= np.outer(*self._parts(self.scales)).astype(np.float32)
-        found = self._gradient(part, noise)
+
+        # samples and noise of this step, prepared ahead or now
+        if self.next_step is None:
+            part, noise = self._prepare(self.count)
+        else:
+            part, noise = self.next_step.result()
+        # a caller's `augment` runs in the caller's thread alone, so it is not prepared ahead
+        if self.on_device is not None and plan.augment is None:
+            self.next_step = self.helper.submit(self._prepare, self.count + 1)
+
+        # the gradient at heads W = U + scale · A G B
+        query_scales, key_scales = self._query_and_key(self.scales)
+        noise *= np.outer(query_scales, key_scales).astype(np.float32)
+        gradient = self._gradient(part, noise)
+
+        # Adam moves matrices, scales and penalty; averages follow: the mean of the first five
+        # steps, an exponential average later
         self.count += 1
         keep = min(_KEPT_SHARE, 1.0 - 1.0 / self.count)
-        gradients = [*found.hops, found.means]
-        for i, gradient in enumerate(gradients):
+        for i, in_matrix in enumerate([*gradient.hops, gradient.means]):
             pull = 2.0 * plan.shrinkage * (self.matrices[i] - self.anchors[i])
-            self.matrices[i] += self.adams[i].move(gradient + pull)
+            self.matrices[i] += self.adams[i].move(in_matrix + pull)
             self.averages[i] = keep * self.averages[i] + (1.0 - keep) * self.matrices[i]
-        if found.scales is not None:
-            self.scales += self.adam_of_scales.move(found.scales)
+        if gradient.scales is not None:
+            self.scales += self.adam_of_scales.move(gradient.scales)
             self.average_scales = keep * self.average_scales + (1.0 - keep) * self.scales
-        self.log_alpha += float(self.penalty.move(np.array(found.log_alpha)))
-        return found.error
+        self.log_alpha += float(self.adam_of_penalty.move(np.array(gradient.log_alpha)))
+        return gradient.error
 
-    def _prepared(self, count: int) -> tuple[Any, np.ndarray]:
+    def _prepare(self, count: int) -> tuple[Task | DevicePart, np.ndarray]:
         """The samples that step number ``count`` sees, and its noise before the scales."""
         plan = self.plan
-        few = max(2, round(plan.max_samples / math.sqrt(len(self.matrices))))
-        rows = self.task.rows(few, plan.seed + count)
-        if self.on_device is None:
-            part = plan.augmented(
-                self.task if len(rows) == len(self.task) else self.task.take(rows), count
-            )
-        else:
+        n_hops = len(self.matrices)
+
+        # a fresh part of the samples: fewer for more hops, whose steps are more expensive
+        n_samples = max(2, round(plan.max_samples / math.sqrt(n_hops)))
+        rows = self.task.rows(n_samples, plan.seed + count)
+        part: Task | DevicePart
+        if self.on_device is not None:
             part = self.on_device.part(rows, plan, count)
-        shape = (plan.n_heads[len(self.matrices)], *self.matrices[-1].shape[1:])
+        elif len(rows) == len(self.task):
+            part = plan.augmented(self.task, count)
+        else:
+            part = plan.augmented(self.task.take(rows), count)
+
+        # fresh noise: what falls is the error of the head distribution, not of some heads
+        shape = (plan.n_heads[n_hops], *self.matrices[-1].shape[1:])
         noise = np.random.default_rng([plan.seed, count]).standard_normal(shape, dtype=np.float32)
         noise *= np.float32(plan.scale)
         return part, noise
 
-    def _gradient(self, part: Any, noise: np.ndarray) -> HeadGradient:
+    def _gradient(self, part: Task | DevicePart, noise: np.ndarray) -> HeadGradient:
+        """The gradient on some samples, at a penalty that is raised until float32 carries it."""
         *hops, means = self.matrices
-        compute = gradient_in_heads if self.on_device is None else type(part).gradient_in_heads
+        learn_scales = self.plan.learn_scales
         for _ in range(_MAX_RAISES):
             try:
-                found: HeadGradient = compute(
-                    part, means, noise, self.alpha, scales=self.plan.learn_scales, hops=hops
+                if isinstance(part, Task):
+                    return gradient_in_heads(
+                        part, means, noise, self.alpha, scales=learn_scales, hops=hops
+                    )
+                return part.gradient_in_heads(
+                    means, noise, self.alpha, scales=learn_scales, hops=hops
                 )
-                return found
-            except np.linalg.LinAlgError:  # below the floor of float32: a little more penalty
+            except np.linalg.LinAlgError:
+                # K + α is not positive definite in float32: α is below the rounding of K
                 self.log_alpha += 1.0
         raise ValueError(
             "the Gram matrix of the features is not finite in float32, so a head distribution "
@@ -333,18 +425,20 @@ distribution from a worse.
 
 MIN_SAMPLES_FOR_ONE_SPLIT = 250
 """Samples below which every one is held out in turn, and one more hop must be better by two
-standard errors and not by one."""
+standard errors instead of one."""
 
 STANDARD_ERRORS_TO_LEARN = 2
-"""By how many of them a head distribution must beat the head distribution without learning to be
-kept: the best of twenty checks is a lucky one.
+"""By how many standard errors a learned head distribution must beat the one without learning: the
+best of twenty checks is a lucky one.
 """
 
-MIN_HEADS_TO_JUDGE, MAX_HEADS_TO_JUDGE = 32, 256
+MIN_HEADS_TO_JUDGE = 32
+MAX_HEADS_TO_JUDGE = 256
 """Heads that a head distribution is judged with: as many as the layer will have, if four times as
 many features as samples or more take that many; so many at least, and at most."""
 
-MIN_HEADS_PER_STEP, MAX_HEADS_PER_STEP = 16, 256
+MIN_HEADS_PER_STEP = 16
+MAX_HEADS_PER_STEP = 256
 """Bounds on the heads of a step when their number is automatic; of several hops the last has the
 larger matrices, and the lower bound is shared out among them."""
 
@@ -382,7 +476,7 @@ class LearnedHeads(UnfittedHeads):
     fresh noise G, so that a head distribution is learned and not a set of heads. A part of the
     training set that the descent never sees says after how many steps to stop, and whether to keep
     the result at all; then all samples take a few more steps. Below 250 samples several descents
-    leave out a part each, so that all samples have a say, and all samples descend anew.
+    leave out a part each, so that every sample is held out once, and all samples descend anew.
 
     With several hops (``hops``) the query is extended, hop by hop, by what softmax attention with a
     learned matrix finds, and these heads are those of the last hop: for questions that need two
@@ -423,7 +517,7 @@ class LearnedHeads(UnfittedHeads):
         ones are one age older: ages are not learned by heart.
     augment : callable, optional
         Called with the sets of a step, a SetBatch, and a NumPy generator; the step sees the
-        SetBatch that it returns. It must keep the number of sets and what the answer depends on.
+        SetBatch that it returns. It must keep the number of sets and what the output depends on.
     strengths : sequence of float
         Multiples c of the identity to start from, chosen by leave-one-out, 0 first; and with them
         the scale of the head distribution if nothing is learned, from 0.5, ``scale`` and 0.1
@@ -435,9 +529,9 @@ class LearnedHeads(UnfittedHeads):
     seconds : float, optional
         Time after which to stop, approximately; the result then depends on the machine.
     callback : callable, optional
-        Called with a `Step` at every look at the held-out part.
+        Called with a `Step` at every check on the held-out part.
     verbose : bool
-        Print those lines.
+        Print one line for every such check.
 
     Notes
     -----
@@ -465,25 +559,25 @@ class LearnedHeads(UnfittedHeads):
 
     def __init__(
         self,
-        n_means: Any = 1,
-        scale: Any = 0.25,
-        steps: Any = 100,
+        n_means: int = 1,
+        scale: float = 0.25,
+        steps: int = 100,
         *,
-        n_heads: Any = "auto",
-        covariance: Any = "auto",
-        learning_rate: Any = 0.1,
-        shrinkage: Any = 1e-4,
-        hops: Any = 1,
-        patterns: Any = 1,
-        ages: Any = "auto",
-        jitter: Any = 0.1,
-        augment: Any = None,
-        strengths: Any = (0.0, 1.0, 3.0),
-        validation: Any = 0.2,
-        max_samples: Any = 600,
-        seconds: Any = None,
-        callback: Any = None,
-        verbose: Any = False,
+        n_heads: int | Literal["auto"] = "auto",
+        covariance: Literal["auto", "diagonal", "none"] = "auto",
+        learning_rate: float = 0.1,
+        shrinkage: float = 1e-4,
+        hops: int | Literal["auto"] = 1,
+        patterns: int = 1,
+        ages: Literal["auto"] | Sequence[int] | Int[np.ndarray, " a"] | None = "auto",
+        jitter: float = 0.1,
+        augment: Augmentation | None = None,
+        strengths: Sequence[float] | Float[np.ndarray, " c"] = (0.0, 1.0, 3.0),
+        validation: float = 0.2,
+        max_samples: int = 600,
+        seconds: float | None = None,
+        callback: Callable[[Step], object] | None = None,
+        verbose: bool = False,
     ) -> None:
         self.n_means = n_means
         self.scale = scale
@@ -526,39 +620,52 @@ class LearnedHeads(UnfittedHeads):
         for: head distributions are judged with as many (256 at most), because one that makes the
         best of few heads need not be the best for many.
         """
-        columns = check_outputs(y).reshape(len(batch), -1)
-        task = Task.of(batch, columns, weights, activation, fit_intercept, groups)
+        task = Task.of(
+            batch=batch,
+            columns=check_outputs(y).reshape(len(batch), -1),
+            weights=weights,
+            activation=activation,
+            fit_intercept=fit_intercept,
+            groups=groups,
+        )
         plan = replace(self._plan(task, check_seed(seed), n_heads), device=device)
         if plan.steps and activation not in DIFFERENTIABLE:
             check_choice(activation, "activation", DIFFERENTIABLE)
         # float32 has digits enough to steer by
         task = task.with_sets(narrow(task.batch.sets, np.dtype(np.float32)))
-        with threadpool_limits(1, user_api="blas"):  # its threads wait in loops, in the way of ours
+        # threads of BLAS wait in loops, in the way of ours
+        with threadpool_limits(1, user_api="blas"):
             return self._fitted(task, plan)
 
     @staticmethod
     def _fitted(task: Task, plan: LearningPlan) -> FittedHeads:
         """A head distribution learned in the coordinates that the training set uses, among all."""
-        if plan.augment is not None:  # a caller's function knows all coordinates
+        if plan.augment is not None:  # a caller's function may use any coordinate
             return _fit(task, plan)
-        used = UsedCoordinates.of(task.batch.sets, plan.ages)
+        sets = task.batch.sets
+
+        # learn without the coordinates that are zero in every sample
+        used = UsedCoordinates.of(sets, plan.ages)
         distribution = _fit(
-            task.with_sets(used.of_sets(task.batch.sets)),
+            task.with_sets(used.of_sets(sets)),
             replace(plan, ages=used.of_ages(plan.ages)),
         )
-        identity = identity_mean(task.batch.dim, task.batch.query_dim, task.batch.sets.pairs)
+
+        # the entries of the other coordinates are where a descent in all of them would start
+        identity = identity_mean(task.batch.dim, task.batch.query_dim, sets.pairs)
         base = FittedHeads(distribution.strength * identity[None], distribution.scale)
-        start = (
-            plan.start(base, task, distribution.hops)
-            if distribution.chosen == "learned"
-            else [base.means_]
-        )
+        if distribution.chosen == "learned":
+            start = plan.start(base, task, distribution.hops)
+        else:
+            start = [base.means_]
         return used.among_all(distribution, start, task.batch.query_dim)
 
     def _plan(self, task: Task, seed: int, meant_for: int | None) -> LearningPlan:
-        share = check_number(self.validation, "validation", minimum=0.0, exclusive=True)
-        if share >= 1:
-            raise ValueError(f"`validation` must be a share between 0 and 1: got {share:g}.")
+        """The parameters, checked, for some samples and a layer of ``meant_for`` heads."""
+        # shares, functions and time
+        validation = check_number(self.validation, "validation", minimum=0.0, exclusive=True)
+        if validation >= 1:
+            raise ValueError(f"`validation` must be a share between 0 and 1: got {validation:g}.")
         jitter = check_number(self.jitter, "jitter", minimum=0.0)
         if jitter >= 1:
             raise ValueError(f"`jitter` must be a probability below 1: got {jitter:g}.")
@@ -567,41 +674,33 @@ class LearnedHeads(UnfittedHeads):
                 "`augment` must be a function of sets and a generator, or None: got "
                 f"{self.augment!r}."
             )
-        seconds = (
-            None
-            if self.seconds is None
-            else check_number(self.seconds, "seconds", minimum=0.0, exclusive=True)
-        )
-        n_means, most = (
-            check_count(self.n_means, "n_means"),
-            check_count(self.max_samples, "max_samples", minimum=2),
-        )
+        seconds = math.inf
+        if self.seconds is not None:
+            seconds = check_number(self.seconds, "seconds", minimum=0.0, exclusive=True)
+
+        # heads: so many for a step, and perhaps more to judge head distributions with
+        n_means = check_count(self.n_means, "n_means")
+        max_samples = check_count(self.max_samples, "max_samples", minimum=2)
         hops = self._hops(task.batch)
-        n, width = min(len(task), most), task.batch.dim + 1
-        each = {h: min(n, round(most / math.sqrt(h))) for h in hops}
-        if isinstance(self.n_heads, str):
-            check_choice(self.n_heads, "n_heads", ("auto",))
-            # as many features as samples
-            n_heads = [
-                max(n_means, MIN_HEADS_PER_STEP // h, min(MAX_HEADS_PER_STEP, -(-each[h] // width)))
-                for h in hops
-            ]
-        else:
-            n_heads = [check_count(self.n_heads, "n_heads")] * len(hops)
-        if min(n_heads) < n_means:
-            raise ValueError(
-                f"`n_heads` must be at least `n_means` = {n_means}, so that each has a head: got "
-                f"{n_heads[0]}."
-            )
-        enough = max(MIN_HEADS_TO_JUDGE, min(MAX_HEADS_TO_JUDGE, -(-4 * n // width)))
+        n_samples = min(len(task), max_samples)
+        width = task.batch.dim + 1
+        n_heads = {}
+        for count in hops:
+            samples_per_step = min(n_samples, round(max_samples / math.sqrt(count)))
+            n_heads[count] = self._heads_per_step(count, n_means, samples_per_step, width)
+        # four times as many features as samples are enough to judge by
+        enough = -(-4 * n_samples // width)
+        enough = max(MIN_HEADS_TO_JUDGE, min(MAX_HEADS_TO_JUDGE, enough))
+        judge_heads = max(*n_heads.values(), min(meant_for or 0, enough))
+
+        covariance = check_choice(self.covariance, "covariance", ("auto", "diagonal", "none"))
         return LearningPlan(
             n_means=n_means,
             scale=check_number(self.scale, "scale", minimum=0.0, exclusive=True),
             steps=check_count(self.steps, "steps", minimum=0),
-            n_heads=dict(zip(hops, n_heads, strict=True)),
-            judge_heads=max(*n_heads, min(meant_for or 0, enough)),
-            learn_scales=check_choice(self.covariance, "covariance", ("auto", "diagonal", "none"))
-            != "none",
+            n_heads=n_heads,
+            judge_heads=judge_heads,
+            learn_scales=covariance != "none",
             rate=check_number(self.learning_rate, "learning_rate", minimum=0.0, exclusive=True),
             shrinkage=check_number(self.shrinkage, "shrinkage", minimum=0.0),
             hops=hops,
@@ -610,46 +709,60 @@ class LearnedHeads(UnfittedHeads):
             jitter=jitter,
             augment=self.augment,
             strengths=_numbers(self.strengths, "strengths"),
-            validation=share,
-            max_samples=most,
-            deadline=math.inf if seconds is None else time.monotonic() + seconds,
-            seconds=seconds or math.inf,
-            tell=self._tell(),
+            validation=validation,
+            max_samples=max_samples,
+            deadline=time.monotonic() + seconds,
+            seconds=seconds,
+            tell=self._tell,
             seed=seed,
         )
 
+    def _heads_per_step(self, hops: int, n_means: int, n_samples: int, width: int) -> int:
+        """Heads of a step of ``n_samples`` samples; "auto" is as many features as samples."""
+        if isinstance(self.n_heads, str):
+            check_choice(self.n_heads, "n_heads", ("auto",))
+            as_many_as_samples = -(-n_samples // width)
+            return max(
+                n_means,
+                MIN_HEADS_PER_STEP // hops,
+                min(MAX_HEADS_PER_STEP, as_many_as_samples),
+            )
+        n_heads = check_count(self.n_heads, "n_heads")
+        if n_heads < n_means:
+            raise ValueError(
+                f"`n_heads` must be at least `n_means` = {n_means}, so that each has a head: got "
+                f"{n_heads}."
+            )
+        return n_heads
+
     def _hops(self, batch: SampleBatch) -> list[int]:
         """The numbers of hops to try, fewest first."""
-        asks = batch.sets.query is not None
+        has_query = batch.sets.query is not None
         if isinstance(self.hops, str):
             check_choice(self.hops, "hops", ("auto",))
-            return list(range(1, MAX_HOPS + 1)) if asks else [1]
+            return list(range(1, MAX_HOPS + 1)) if has_query else [1]
         hops = check_count(self.hops, "hops")
-        if hops > 1 and not asks:
-            reason = (
-                "every key is the query in turn"
-                if getattr(batch, "each", False)
-                else "these samples have none"
-            )
+        if hops > 1 and not has_query:
+            reason = "these samples have none"
+            if getattr(batch, "each", False):
+                reason = "every key is the query in turn"
             raise ValueError(
                 f"`hops` = {hops} needs a query of each set, to be extended by what a hop finds: "
                 f"{reason}. Give one, let query='mean' make one, or use hops=1 (or 'auto')."
             )
         return [hops]
 
-    def _tell(self) -> Callable[[Step], None]:
-        def tell(step: Step) -> None:
-            if self.verbose:
-                print(  # noqa: T201
-                    f"step {step.step:4d}: leave-one-out {step.loo_error:.4f}, held out "
-                    f"{step.held_out_error:.4f}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            if self.callback is not None:
-                self.callback(step)
-
-        return tell
+    def _tell(self, step: Step) -> None:
+        """Report a check on the held-out part, as far as the caller wants to hear of it."""
+        if self.verbose:
+            print(  # noqa: T201
+                f"step {step.step:4d}: leave-one-out {step.loo_error:.4f}, held out "
+                f"{step.held_out_error:.4f}",
+                file=sys.stderr,
+                flush=True,
+            )
+        if self.callback is not None:
+            self.callback(step)
 
 
 @dataclass(frozen=True)
@@ -668,7 +781,7 @@ class LearningPlan:
     patterns: int
     ages: Ages | None
     jitter: float
-    augment: Callable[[SetBatch, np.random.Generator], SetBatch] | None = field(repr=False)
+    augment: Augmentation | None = field(repr=False)
     strengths: list[float]
     validation: float
     max_samples: int
@@ -686,18 +799,28 @@ class LearningPlan:
         return list(dict.fromkeys([0.5, self.scale, 0.1]))
 
     def start(self, base: FittedHeads, task: Task, hops: int) -> list[np.ndarray]:
-        """The matrices of all looks at the start.
+        """The matrices of all hops at the start of a descent, the means of the last one last.
 
-        The last hop of one starts from the head distribution without learning.
+        A single hop starts from the head distribution without learning, ``base``.
         """
-        dim, asked = task.batch.dim, task.batch.query_dim
+        dim = task.batch.dim
+        query_dim = task.batch.query_dim
         if hops > 1:
-            counts = hops, self.patterns, self.n_means
-            return starting_hops(asked, dim, *counts, self.ages, task.batch.sets.pairs, self.seed)
+            return starting_hops(
+                query_dim=query_dim,
+                dim=dim,
+                hops=hops,
+                patterns=self.patterns,
+                n_means=self.n_means,
+                ages=self.ages,
+                pairs=task.batch.sets.pairs,
+                seed=self.seed,
+            )
         means = np.repeat(base.means_, self.n_means, axis=0)
         means[:, -1] += newer_first(dim, self.ages)
-        if self.n_means > 1:  # several need a little of their own to part ways
-            means += START_NOISE * head_normals(self.n_means, dim, self.seed + 1, asked)
+        if self.n_means > 1:
+            # equal means would have equal gradients and stay equal
+            means += START_NOISE * head_normals(self.n_means, dim, self.seed + 1, query_dim)
         return [means]
 
     def generator(self, count: int) -> np.random.Generator:
@@ -706,59 +829,79 @@ class LearningPlan:
 
     def augmented(self, task: Task, count: int) -> Task:
         """The samples as step number ``count`` sees them."""
-        sets, rng = task.batch.sets, self.generator(count)
+        sets = task.batch.sets
+        rng = self.generator(count)
         if self.ages is not None and self.jitter:
             sets = self.ages.moved(sets, self.jitter, rng)
         if self.augment is not None:
             sets = _check_augmented(self.augment(sets, rng), sets)
-        return task if sets is task.batch.sets else task.with_sets(sets)
+        if sets is task.batch.sets:
+            return task
+        return task.with_sets(sets)
 
     def judge_of(
         self, seen: Task, unseen: Task
     ) -> Callable[[FittedHeads, float | None], Judgement]:
-        """What judges head distributions by a fit to some samples.
+        """A function that judges a head distribution by a fit to the samples that are ``seen``.
 
-        At a penalty if one is given, and by its predictions of others.
+        The fit is at a penalty if one is given, and predicts the ``unseen`` samples.
         """
-        normals: dict[tuple[int, ...], np.ndarray] = {}  # the noise is drawn once
-        there: Any = None
+        # every head distribution is judged with the same noise, drawn once for each shape of W
+        normals: dict[tuple[int, ...], np.ndarray] = {}
+
+        judge_there = None
         if self.device is not None:
             from keyhole.attention.torch_heads import judge_on_device
 
-            there = judge_on_device(seen, unseen, self.device)
+            judge_there = judge_on_device(seen, unseen, self.device)
 
         def judge_heads(distribution: FittedHeads, alpha: float | None) -> Judgement:
-            rows, width = shape = distribution.means_.shape[1:]
-            if shape not in normals:
-                normals[shape] = head_normals(self.judge_heads, width - 1, self.seed, rows - 1)
-            heads = distribution.around(normals[shape].copy())
-            if there is None or alpha is None:
-                return judge(seen, distribution, self.judge_heads, self.seed, unseen, alpha, heads)
-            loo, ahead = there(distribution, heads, alpha)
-            return Judgement(loo, ahead, alpha)
+            rows, width = distribution.means_.shape[1:]
+            if (rows, width) not in normals:
+                normals[rows, width] = head_normals(
+                    self.judge_heads, width - 1, self.seed, rows - 1
+                )
+            heads = distribution.around(normals[rows, width].copy())
+            if judge_there is not None and alpha is not None:
+                loo, held_out = judge_there(distribution, heads, alpha)
+                return Judgement(loo=loo, held_out=held_out, alpha=alpha)
+            return judge(
+                seen,
+                distribution,
+                n_heads=self.judge_heads,
+                seed=self.seed,
+                held_out=unseen,
+                alpha=alpha,
+                heads=heads,
+            )
 
         return judge_heads
 
 
-def _check_augmented(found: Any, sets: SetBatch) -> SetBatch:
-    """What a caller's function made of sets, as long as it is sets of their kind."""
-    if not isinstance(found, SetBatch) or (len(found), found.dim, found.query_dim) != (
-        len(sets), sets.dim, sets.query_dim
-    ):  # fmt: skip
+def _check_augmented(augmented: Any, sets: SetBatch) -> SetBatch:
+    """The sets that a caller's function returned, if they have the shape of those it was given."""
+    fits = isinstance(augmented, SetBatch) and (
+        len(augmented) == len(sets)
+        and augmented.dim == sets.dim
+        and augmented.query_dim == sets.query_dim
+    )
+    if not fits:
         raise ValueError(
             "`augment` must return a SetBatch of as many sets of the same dimensions: got "
-            f"{found!r:.200} for {sets!r}."
+            f"{augmented!r:.200} for {sets!r}."
         )
-    return found.astype(np.float32)
+    narrowed: SetBatch = augmented.astype(np.float32)
+    return narrowed
 
 
 @dataclass(frozen=True)
 class Search:
-    """A descent on what is seen: checks on the held-out part, and the best of them.
+    """A descent apart from the held-out samples: its checks on these, and the best of them.
 
-    ``errors`` are those of the best head distribution, sample by sample held out; ``gain`` and
-    ``doubt`` are over the head distribution without learning, and its standard error; ``heads`` and
-    ``alpha`` are where the first descent, from ``start``, was then.
+    ``errors`` are those of the best head distribution, one for each held-out sample; ``gain`` is
+    how far their mean is below that of the head distribution without learning, and ``doubt`` its
+    standard error. ``distribution`` and ``alpha`` are where the first descent, from ``start``, was
+    at the best check.
     """
 
     start: list[np.ndarray] = field(repr=False)
@@ -781,73 +924,106 @@ class Search:
 
 
 def _fit(task: Task, plan: LearningPlan) -> FittedHeads:
-    """Choose the head distribution without learning.
-
-    Descend apart from the held-out part; keep what it says; go on with all.
-    """
-    some = task.at_most(min(plan.max_samples, MAX_SAMPLES_TO_START), plan.seed)
-    heads = max(plan.n_heads.values())
-    base, judged = choose_identity(some, plan.strengths, plan.scales(), heads, plan.seed)
+    """Learn a head distribution, or return the one without learning if that is no worse."""
+    # the head distribution without learning: where descents start and what they must beat
+    sample = task.at_most(min(plan.max_samples, MAX_SAMPLES_TO_START), plan.seed)
+    base, judgement = choose_identity(
+        sample,
+        strengths=plan.strengths,
+        scales=plan.scales(),
+        n_heads=max(plan.n_heads.values()),
+        seed=plan.seed,
+    )
     if plan.steps == 0 or len(task) < MIN_SAMPLES_TO_DESCEND:
         return base
-    few = len(task) < MIN_SAMPLES_FOR_ONE_SPLIT
-    found, said = _fewest_hops(task, some, base, judged.alpha, plan, few=few)
-    best = found.best
-    if best.step == 0 or found.gain <= STANDARD_ERRORS_TO_LEARN * found.doubt:
-        reason = f"nothing learned beyond doubt: {said}; {base.reason}"
-        return replace(base, history=found.history, reason=reason)
-    if few:
-        descent, steps = HeadDescent(task, found.start, found.alpha, plan), best.step
+
+    # descend apart from held-out samples, which say how many steps help, and whether any do
+    is_small = len(task) < MIN_SAMPLES_FOR_ONE_SPLIT
+    search, summary = _fewest_hops(
+        task, sample, base, judgement.alpha, plan, every_sample_held_out=is_small
+    )
+    best = search.best
+    if best.step == 0 or search.gain <= STANDARD_ERRORS_TO_LEARN * search.doubt:
+        reason = f"nothing learned beyond doubt: {summary}; {base.reason}"
+        return replace(base, history=search.history, reason=reason)
+
+    # then descend with all samples: anew if every one was held out in turn, because no single
+    # descent was judged by all of them; else a little further from where the search ended
+    if is_small:
+        descent = HeadDescent(task, search.start, search.alpha, plan)
+        steps = best.step
     else:
-        descent = HeadDescent(task, found.start, found.alpha, plan, found.distribution)
+        descent = HeadDescent(task, search.start, search.alpha, plan, search.distribution)
         steps = max(1, round(SHARE_TO_GO_ON * best.step))
     for _ in range(steps):
         descent.step()
     return descent.distribution(
-        strength=base.strength, steps=best.step, history=found.history, reason=said
+        strength=base.strength, steps=best.step, history=search.history, reason=summary
     )
 
 
 def _fewest_hops(
-    task: Task, some: Task, base: FittedHeads, alpha: float, plan: LearningPlan, *, few: bool
+    task: Task,
+    sample: Task,
+    base: FittedHeads,
+    alpha: float,
+    plan: LearningPlan,
+    *,
+    every_sample_held_out: bool,
 ) -> tuple[Search, str]:
-    """The search with the fewest hops, and what it found in words.
+    """The search with the fewest hops that one hop more does not beat, and a summary in words.
 
-    One hop more does not beat it beyond doubt.
-
-    ``some`` samples say which penalty each begins with; ``alpha`` is that of the head distribution
-    without learning.
+    One hop more must be better by more than one standard error, by more than two if every sample
+    is held out in turn. ``sample`` is a part of the task, which says what penalty each descent
+    begins with; ``alpha`` is the penalty of ``base``, the head distribution without learning.
     """
-    turns = round(1 / plan.validation) if few else 1
+    # which samples each descent does not see
+    if every_sample_held_out:
+        turns = round(1 / plan.validation)
+        standard_errors = 2
+    else:
+        turns = 1
+        standard_errors = 1
     masks = held_out_parts(len(task), plan.validation, plan.seed, task.groups, turns)
     pairs = [(task.take(np.flatnonzero(~mask)), task.take(np.flatnonzero(mask))) for mask in masks]
     unseen = [held_out.at_most(plan.max_samples, plan.seed) for _, held_out in pairs]
-    weights, groups = (
-        _joined([part.weights for part in unseen]),
-        _joined([part.groups for part in unseen]),
-    )
-    found: Search | None = None
-    against = ""
-    for left, hops in zip(range(len(plan.hops), 0, -1), plan.hops, strict=True):
-        share = (plan.deadline - time.monotonic()) / left  # of the time that is left
+    weights = _joined([part.weights for part in unseen])
+    groups = _joined([part.groups for part in unseen])
+
+    best: Search | None = None
+    comparisons = []
+    for i, hops in enumerate(plan.hops):
+        # an equal share of the remaining time for every number of hops not tried yet
+        seconds = (plan.deadline - time.monotonic()) / (len(plan.hops) - i)
+
+        # the penalty that leave-one-out chooses at the start, bounded so that there is a slope
         start = plan.start(base, task, hops)
-        distribution = HeadDescent(some, start, alpha, replace(plan, device=None)).distribution()
-        at = judge(some, distribution, max(plan.n_heads.values()), plan.seed)
-        first = min(at.alpha, MAX_FIRST_PENALTY * at.spread)
-        search = _search(pairs, unseen, base, start, first, plan, time.monotonic() + share)
-        if found is not None:
-            gain, doubt = improvement(found.errors, search.errors, weights, groups)
-            more = f"{hops} hops against {found.hops}: {gain:.3g} ± {doubt:.3g}"
-            against = f"{against}; {more}" if against else more
-            if gain <= (2 if few else 1) * doubt:
+        on_host = replace(plan, device=None)
+        at_start = judge(
+            sample,
+            HeadDescent(sample, start, alpha, on_host).distribution(),
+            max(plan.n_heads.values()),
+            plan.seed,
+        )
+        first_alpha = min(at_start.alpha, MAX_FIRST_PENALTY * at_start.spread)
+
+        deadline = time.monotonic() + seconds
+        search = _search(pairs, unseen, base, start, first_alpha, plan, deadline)
+        if best is not None:
+            gain, doubt = improvement(best.errors, search.errors, weights, groups)
+            comparisons.append(f"{hops} hops against {best.hops}: {gain:.3g} ± {doubt:.3g}")
+            if gain <= standard_errors * doubt:
                 break
-        found = search
-    assert found is not None
-    said = (
-        f"held-out error fell by {found.gain:.3g} ± {found.doubt:.3g} of the variance in "
-        f"{found.best.step} steps"
+        best = search
+    assert best is not None
+
+    summary = (
+        f"held-out error fell by {best.gain:.3g} ± {best.doubt:.3g} of the variance in "
+        f"{best.best.step} steps"
     )
-    return found, said + (f" ({against})" if against else "")
+    if comparisons:
+        summary += f" ({'; '.join(comparisons)})"
+    return best, summary
 
 
 def _search(
@@ -859,69 +1035,93 @@ def _search(
     plan: LearningPlan,
     deadline: float,
 ) -> Search:
-    """Descend on what is seen of each pair.
+    """Descend on the first samples of each pair, and check on ``unseen`` ones of the second.
 
-    Return the checks on what is not, and the best of them.
+    All descents step together; a check joins the held-out errors of all.
     """
     seen = [task.at_most(2 * plan.max_samples, plan.seed) for task, _ in pairs]
     judges = [plan.judge_of(task, other) for task, other in zip(seen, unseen, strict=True)]
+    seen_weights = _joined([task.weights for task in seen])
+    weights = _joined([task.weights for task in unseen])
+    groups = _joined([task.groups for task in unseen])
 
     def check(
-        distributions: list[FittedHeads], alphas: list[float | None]
-    ) -> tuple[float, np.ndarray]:
-        """The leave-one-out error of the head distributions, each where it is from.
+        count: int, distributions: list[FittedHeads], alphas: list[float | None]
+    ) -> tuple[Step, np.ndarray]:
+        """Judge one head distribution for each pair, after ``count`` steps; tell the caller.
 
-        And their errors on what they have not seen.
+        Returns the averages, and the error of every held-out sample.
         """
-        judged = [
-            one(distribution, alpha)
-            for one, distribution, alpha in zip(judges, distributions, alphas, strict=True)
+        judgements = [
+            judge_heads(distribution, alpha)
+            for judge_heads, distribution, alpha in zip(judges, distributions, alphas, strict=True)
         ]
-        return _average([j.loo for j in judged], seen), np.concatenate([j.held_out for j in judged])
+        loo = np.concatenate([judgement.loo for judgement in judgements])
+        held_out = np.concatenate([judgement.held_out for judgement in judgements])
+        step = Step(
+            step=count,
+            loo_error=float(np.average(loo, weights=seen_weights)),
+            held_out_error=float(np.average(held_out, weights=weights)),
+        )
+        plan.tell(step)
+        return step, held_out
 
-    weights, groups = (
-        _joined([task.weights for task in unseen]),
-        _joined([task.groups for task in unseen]),
+    # the incumbent: the head distribution without learning, at the penalty that suits it
+    first_step, errors_before = check(0, [base] * len(pairs), [None] * len(pairs))
+    history = [first_step]
+    best = Search(
+        start=start,
+        history=(),
+        errors=errors_before,
+        gain=0.0,
+        doubt=0.0,
+        distribution=base,
+        alpha=alpha,
     )
-    loo, before = check([base] * len(pairs), [None] * len(pairs))
-    history = [Step(0, loo, float(np.average(before, weights=weights)))]
-    plan.tell(history[0])
+    least_error = first_step.held_out_error
+
     descents = [HeadDescent(task, start, alpha, plan) for task, _ in pairs]
-    best = Search(start, (), before, 0.0, 0.0, base, alpha)
-    least, since = history[0].held_out_error, 0
-    began, apart = time.monotonic(), max(5, plan.steps // CHECKS)
+    steps_between_checks = max(5, plan.steps // CHECKS)
+    checks_without_gain = 0
+    began = time.monotonic()
     for count in range(1, plan.steps + 1):
         for descent in descents:
             descent.step()
-        # going on with all samples takes as long as one of these
-        late = (1 + 1 / len(pairs)) * (time.monotonic() - began) + began > deadline
-        if count % apart and count < plan.steps and not late:
+
+        # the descent on all samples, which follows, takes as long as one of these
+        elapsed = time.monotonic() - began
+        is_late = (1 + 1 / len(pairs)) * elapsed + began > deadline
+        is_last = count == plan.steps or is_late
+        if count % steps_between_checks != 0 and not is_last:
             continue
-        loo, now = check(
+
+        # a check: a new best counts from the first time its error is reached
+        step, errors = check(
+            count,
             [descent.distribution() for descent in descents],
             [descent.alpha for descent in descents],
         )
-        history.append(Step(count, loo, float(np.average(now, weights=weights))))
-        plan.tell(history[-1])
-        since += 1
-        if history[-1].held_out_error < least:
-            least, since = history[-1].held_out_error, 0
-            gain, doubt = improvement(before, now, weights, groups)
+        history.append(step)
+        checks_without_gain += 1
+        if step.held_out_error < least_error:
+            least_error = step.held_out_error
+            checks_without_gain = 0
+            gain, doubt = improvement(errors_before, errors, weights, groups)
             best = Search(
-                start, (), now, gain, doubt, descents[0].distribution(), descents[0].alpha
+                start=start,
+                history=(),
+                errors=errors,
+                gain=gain,
+                doubt=doubt,
+                distribution=descents[0].distribution(),
+                alpha=descents[0].alpha,
             )
-        if since >= MAX_CHECKS_WITHOUT_GAIN or late:
+        if checks_without_gain >= MAX_CHECKS_WITHOUT_GAIN or is_late:
             break
     return replace(best, history=tuple(history))
 
 
 def _joined(parts: list[np.ndarray | None]) -> np.ndarray | None:
-    """One array, or None if there is none."""
-    given = [part for part in parts if part is not None]
-    return np.concatenate(given) if given else None
-
-
-def _average(values: list[np.ndarray], tasks: list[Task]) -> float:
-    return float(
-        np.average(np.concatenate(values), weights=_joined([task.weights for task in tasks]))
-    )
+    """All parts as one array; None if they are None."""
+    arrays = [part for part in parts if part is not None]
+    return np.concatenate(arrays) if arrays else None

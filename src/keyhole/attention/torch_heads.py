@@ -1,6 +1,6 @@
 """Learning a head distribution on a device.
 
-The gradient and the judgement of `head_error` in plain torch, tokens staying there.
+The gradient and the judgement of `head_error` in plain torch; tokens stay on the device.
 """
 
 from __future__ import annotations
@@ -32,13 +32,20 @@ class DeviceTask:
     """
 
     def __init__(self, task: Task, device: str) -> None:
-        self.task, self.device = task, check_device(device)
+        self.task = task
+        self.device = check_device(device)
         sets = task.batch.sets
-        keys = np.zeros((len(sets.tokens) + 1, sets.dim + 1), np.float32)  # the last one pads
-        keys[:-1, :-1], keys[:-1, -1] = sets.tokens, 1.0
+
+        # x~_i = [x_i; 1], and a row of zeros at the end for padding
+        keys = np.zeros((len(sets.tokens) + 1, sets.dim + 1), np.float32)
+        keys[:-1, :-1] = sets.tokens
+        keys[:-1, -1] = 1.0
         self.keys = self.put(keys)
-        self.query = self.put(sets.extended_query()[:, :-1].astype(np.float32))
-        self.last = float(sets.extended_query()[0, -1])  # 1, or √2 for the constant query
+
+        # x_0, and the number appended to it: 1, or √2 for the constant query
+        query = sets.extended_query()
+        self.query = self.put(query[:, :-1].astype(np.float32))
+        self.last = float(query[0, -1])
         self.ages: np.ndarray | None = None
 
     def put(self, array: Any, dtype: Any = None) -> Any:
@@ -50,65 +57,86 @@ class DeviceTask:
     ) -> DevicePart:
         """Some samples, as step number ``count`` of a plan sees them if there is one."""
         sets = self.task.batch.sets
-        if plan is not None and plan.augment is not None:  # a caller's function knows NumPy alone
+        if plan is not None and plan.augment is not None:
+            # a caller's function takes sets in NumPy
             task = plan.augmented(self.task.take(rows), count)
             return DeviceTask(task, str(self.device)).part(np.arange(len(rows)))
-        lengths, longest = sets.lengths[rows], int(sets.lengths[rows].max())
-        inside = np.arange(longest) < lengths[:, None]
-        places = np.where(
-            inside, sets.offsets[rows][:, None] + np.arange(longest), len(sets.tokens)
-        )
+
+        # keys of these sets, (n, longest, D); places beyond the end of a set hold the row of zeros
+        lengths = sets.lengths[rows]
+        places_in_set = np.arange(int(lengths.max()))
+        inside = places_in_set < lengths[:, None]
+        places = sets.offsets[rows][:, None] + places_in_set
+        places = np.where(inside, places, len(sets.tokens))
         keys = self.keys[self.put(places)]
+
+        # some keys become older, as in `Ages.moved`
         if plan is not None and plan.ages is not None and plan.jitter:
             if self.ages is None:
                 self.ages = ages_of(sets.tokens, plan.ages.hot)
-            moved, older = plan.ages.older(
+            moved, values = plan.ages.older(
                 self.ages[places[inside]], lengths, plan.jitter, plan.generator(count)
             )
-            where = self.put(np.flatnonzero(inside)[moved])
+            moved_places = self.put(np.flatnonzero(inside)[moved])
             flat = keys.view(-1, keys.shape[2])
-            flat[where[:, None], self.put(plan.ages.columns)] = self.put(older)
+            flat[moved_places[:, None], self.put(plan.ages.columns)] = self.put(values)
         return DevicePart(self, rows, keys, self.put(inside))
 
 
 class DevicePart:
-    """Some samples on a device, with what a gradient of theirs needs."""
+    """Some samples on a device, with what a gradient of theirs needs.
 
-    def __init__(self, home: DeviceTask, rows: np.ndarray, keys: Any, inside: Any) -> None:
-        task, put = home.task, home.put
-        self.put, self.last, self.keys, self.inside = put, home.last, keys, inside
-        self.query = home.query[put(rows)]
-        self.activation, self.fit_intercept = task.activation, task.fit_intercept
-        self.columns = put(task.columns[rows], torch.float64)
+    ``keys`` are (n, longest, D), padded, and ``inside`` says which of them belong to the set.
+    """
+
+    def __init__(
+        self, home: DeviceTask, rows: np.ndarray, keys: torch.Tensor, inside: torch.Tensor
+    ) -> None:
+        task = home.task
+        self.put = home.put
+        self.last = home.last
+        self.keys = keys
+        self.inside = inside
+        self.query = home.query[self.put(rows)]
+        self.activation = task.activation
+        self.fit_intercept = task.fit_intercept
+        self.columns = self.put(task.columns[rows], torch.float64)
         weights = np.ones(len(rows)) if task.weights is None else task.weights[rows]
-        self.weights = put(weights, torch.float64)
-        self.extras = put(task.extras[rows])
-        groups = [] if task.groups is None else _group_rows(task.groups[rows])
-        self.groups = [
-            (put(members), put(members == len(rows), torch.float64)) for members in groups
-        ]
+        self.weights = self.put(weights, torch.float64)
+        self.extras = self.put(task.extras[rows])
+
+        # members of each group, and ones where groups are padded
+        self.groups: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if task.groups is not None:
+            for members in _group_rows(task.groups[rows]):
+                padding = self.put(members == len(rows), torch.float64)
+                self.groups.append((self.put(members), padding))
 
     def features(self, hops: Sequence[Any], heads: Any) -> Any:
         """Φ after some hops, (n, M·D)."""
-        outside = torch.where(self.inside, 0.0, -torch.inf)[:, None]
-        query, one = self.query, torch.full_like(self.query[:, :1], self.last)
+        # −∞ is added to the scores of padding, so that softmax gives it no weight
+        padding = torch.where(self.inside, 0.0, -torch.inf)[:, None]
+        query = self.query
+        one = torch.full_like(query[:, :1], self.last)
         for hop in hops:
-            scores = self._scores(torch.cat([query, one], dim=1), hop) + outside
+            scores = self._scores(torch.cat([query, one], dim=1), hop) + padding
             found = torch.softmax(scores, dim=2) @ self.keys[:, :, :-1]
             query = torch.cat([query, found.flatten(1)], dim=1)
+
+        # weights of the last hop, and the keys they average
         scores = self._scores(torch.cat([query, one], dim=1), heads)
         if self.activation == "softmax":
-            weights = torch.softmax(scores + outside, dim=2)
+            weights = torch.softmax(scores + padding, dim=2)
         else:
             inside = self.inside[:, None]
-            weights = torch.where(inside, _POINTWISE[self.activation](scores), 0.0) / inside.sum(
-                2, keepdim=True
-            )
+            activated = torch.where(inside, _POINTWISE[self.activation](scores), 0.0)
+            weights = activated / inside.sum(2, keepdim=True)
         return (weights @ self.keys).flatten(1) / math.sqrt(len(heads))
 
-    def _scores(self, asked: Any, heads: Any) -> Any:
+    def _scores(self, query: Any, heads: Any) -> Any:
+        """x~_0ᵀ W_m x~_i, (n, M, keys)."""
         wide = heads.permute(1, 0, 2).reshape(heads.shape[1], -1)
-        return (asked @ wide).view(len(asked), len(heads), -1) @ self.keys.transpose(1, 2)
+        return (query @ wide).view(len(query), len(heads), -1) @ self.keys.transpose(1, 2)
 
     def gradient_in_heads(
         self,
@@ -120,30 +148,42 @@ class DevicePart:
         hops: Sequence[np.ndarray] = (),
     ) -> HeadGradient:
         """`head_error.gradient_in_heads` of these samples."""
-        moved = [self.put(hop, torch.float32).requires_grad_() for hop in hops]
+        # features of W_m = means[m mod K] + noise_m after the hops
+        hop_matrices = [self.put(hop, torch.float32).requires_grad_() for hop in hops]
         owner = self.put(np.arange(len(noise)) % len(means))
-        heads = (
-            self.put(noise, torch.float32) + self.put(means, torch.float32)[owner]
-        ).requires_grad_()
-        features = self.features(moved, heads)
+        heads = self.put(noise, torch.float32) + self.put(means, torch.float32)[owner]
+        heads = heads.requires_grad_()
+        features = self.features(hop_matrices, heads)
         centred = features - features.mean(0) if self.fit_intercept else features
-        numbers, in_gram = self._left_out(centred.detach(), alpha)
-        slopes = torch.autograd.grad(
-            centred, [*moved, heads], 2 * in_gram.to(torch.float32) @ centred.detach()
-        )
-        failed, error, in_alpha = numbers.tolist()  # the host waits here, and nowhere before
+
+        # ∂E/∂Φ = 2 ∂E/∂K Φ, which torch takes back through heads and hops
+        numbers, in_gram = self._loo_gradient(centred.detach(), alpha)
+        in_features = 2 * in_gram.to(torch.float32) @ centred.detach()
+        slopes = torch.autograd.grad(centred, [*hop_matrices, heads], in_features)
+
+        # the host waits for the device here, and nowhere before
+        failed, error, in_alpha = numbers.tolist()
         if failed:
             raise np.linalg.LinAlgError(
                 "the Gram matrix plus the penalty must be positive definite."
             )
         *in_hops, in_heads = (as_array(slope) for slope in slopes)
-        found = HeadGradient.of_heads(error, in_alpha, in_heads, noise, len(means), in_hops)
-        return found if scales else replace(found, scales=None)
+        gradient = HeadGradient.of_heads(
+            error=error,
+            log_alpha=in_alpha,
+            heads=in_heads,
+            noise=noise,
+            n_means=len(means),
+            hops=in_hops,
+        )
+        if not scales:
+            gradient = replace(gradient, scales=None)
+        return gradient
 
     def _inverse(self, features: Any, alpha: float) -> tuple[Any, Any, Any]:
-        """The Gram matrix, an inverse, and whether it failed.
+        """The Gram matrix K, B = A − A11ᵀA/(1ᵀA1) for A = (K + α diag(1/w))⁻¹, and if that failed.
 
-        The inverse is that of the matrix plus the penalty, less its part along the intercept.
+        Without an intercept B = A.
         """
         gram = (features @ features.T + self.extras @ self.extras.T).to(torch.float64)
         factor, failed = torch.linalg.cholesky_ex(gram + torch.diag(alpha / self.weights))
@@ -154,116 +194,131 @@ class DevicePart:
         return gram, inverse, failed
 
     def _carried_penalty(self, gram: Any) -> float:
-        """The least α for which K + α diag(1/w) is sure to be positive definite.
-
-        For K made in float32.
-        """
+        """The least α for which K + α diag(1/w) is positive definite, for K made in float32."""
         largest = float(torch.linalg.matrix_norm(gram)) or 1.0
         rounding = float(np.finfo(np.float32).eps)
         return numerical_floor(largest, len(gram), rounding) * float(self.weights.max())
 
     def _pulls(self, inverse: Any, dual: Any, share: Any) -> tuple[Any, Any, Any]:
-        """Left-out residuals e_g = B_gg⁻¹β_g, and what their gradient needs.
+        """Leave-one-out residuals e_g = B_gg⁻¹β_g, and what their gradient needs.
 
-        z_g = 2B_gg⁻¹w_g e_g, and the symmetric part of z_g e_gᵀ, times B.
+        That is z_g = 2B_gg⁻¹w_g e_g, and the symmetric part of z_g e_gᵀ, times B.
         """
+        # a sample alone is a group of one, and B_gg a number
         if not self.groups:
-            own = inverse.diagonal()[:, None]
-            residuals = dual / own
-            pull = 2 * share[:, None] * residuals / own
+            diagonal = inverse.diagonal()[:, None]
+            residuals = dual / diagonal
+            pull = 2 * share[:, None] * residuals / diagonal
             return residuals, pull, (pull * residuals).sum(1)[:, None] * inverse
-        # one row more, of zeros, for what groups are padded with
-        wide, padded, share = (
-            torch.nn.functional.pad(a, p)
-            for a, p in ((inverse, (0, 1, 0, 1)), (dual, (0, 0, 0, 1)), (share, (0, 1)))
-        )
-        residuals, pull, middle = (
-            torch.zeros_like(padded),
-            torch.zeros_like(padded),
-            torch.zeros_like(wide),
-        )
-        for rows, outside in self.groups:
-            block = wide[rows[:, :, None], rows[:, None, :]] + torch.diag_embed(outside)
-            solved = torch.linalg.inv_ex(block)[0]
-            left = solved @ padded[rows]
-            pulled = 2 * solved @ (share[rows][:, :, None] * left)
-            outer = pulled @ left.transpose(1, 2)
-            residuals[rows], pull[rows] = left, pulled
-            middle[rows] = 0.5 * (outer + outer.transpose(1, 2)) @ wide[rows]
+
+        # groups are padded with the number after the last sample: one row more, of zeros
+        inverse = torch.nn.functional.pad(inverse, (0, 1, 0, 1))
+        dual = torch.nn.functional.pad(dual, (0, 0, 0, 1))
+        share = torch.nn.functional.pad(share, (0, 1))
+
+        residuals = torch.zeros_like(dual)
+        pull = torch.zeros_like(dual)
+        middle = torch.zeros_like(inverse)
+        for rows, padding in self.groups:
+            # ones on the diagonal of the padding, so that every block has an inverse
+            block = inverse[rows[:, :, None], rows[:, None, :]] + torch.diag_embed(padding)
+            block_inverse = torch.linalg.inv_ex(block)[0]
+            residuals_of_group = block_inverse @ dual[rows]
+            pull_of_group = 2 * block_inverse @ (share[rows][:, :, None] * residuals_of_group)
+            outer = pull_of_group @ residuals_of_group.transpose(1, 2)
+            residuals[rows] = residuals_of_group
+            pull[rows] = pull_of_group
+            middle[rows] = 0.5 * (outer + outer.transpose(1, 2)) @ inverse[rows]
         return residuals[:-1], pull[:-1], middle[:-1, :-1]
 
-    def _left_out(self, features: Any, alpha: float) -> tuple[Any, Any]:
-        """`ridge.gram.loo_gradient`: if it failed, the error, and its gradients.
+    def _loo_gradient(self, features: Any, alpha: float) -> tuple[Any, Any]:
+        """`ridge.gram.loo_gradient` of a Gram matrix: three numbers, and the gradient in it.
 
-        In log α and in the Gram matrix.
+        The numbers are whether it failed, the error, and the gradient in log α.
         """
         _, inverse, failed = self._inverse(features, alpha)
         dual = inverse @ self.columns
         share = self.weights / (self.weights.sum() * self.columns.shape[1])
         residuals, pull, middle = self._pulls(inverse, dual, share)
+
+        # ∂E/∂K = B diag(p) B − (B z βᵀ + β zᵀ B)/2
         gradient = inverse @ middle
         cross = (inverse @ pull) @ dual.T
         gradient -= 0.5 * (cross + cross.T)
         error = (share @ residuals.square()).sum()
-        return torch.stack(
-            [failed, error, alpha * (gradient.diagonal() / self.weights).sum()]
-        ), gradient
+        in_log_alpha = alpha * (gradient.diagonal() / self.weights).sum()
+        return torch.stack([failed, error, in_log_alpha]), gradient
 
     def judge(
         self, hops: Sequence[np.ndarray], heads: np.ndarray, alpha: float, held_out: DevicePart
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Squared left-out errors of these samples, averaged over outputs.
+        """Squared leave-one-out errors of these samples, and errors of others by the fit to these.
 
-        And those of others by the fit to these.
+        Both are averaged over outputs.
         """
         with torch.no_grad():
-            moved = [self.put(hop, torch.float32) for hop in hops]
+            # features of both, centred by the mean of these
+            hop_matrices = [self.put(hop, torch.float32) for hop in hops]
             drawn = self.put(heads, torch.float32)
-            features, ahead = self.features(moved, drawn), held_out.features(moved, drawn)
+            features = self.features(hop_matrices, drawn)
+            held_out_features = held_out.features(hop_matrices, drawn)
             if self.fit_intercept:
                 centre = features.mean(0)
-                features, ahead = features - centre, ahead - centre
+                features = features - centre
+                held_out_features = held_out_features - centre
+
+            # as in `head_error.ridge_values`, α is raised to what the rounding of K carries
             gram, inverse, failed = self._inverse(features, alpha)
-            if int(
-                failed
-            ):  # as in `head_error.ridge_values`: raised to what the rounding of the matrix carries
+            if int(failed):
                 alpha = max(alpha, self._carried_penalty(gram))
                 gram, inverse, _ = self._inverse(features, alpha)
+
+            # predictions for the others, in float64
             dual = inverse @ self.columns
-            predicted = ahead.to(torch.float64) @ (features.to(torch.float64).T @ dual)
+            values = features.to(torch.float64).T @ dual
+            predicted = held_out_features.to(torch.float64) @ values
             predicted = predicted + (held_out.extras @ self.extras.T).to(torch.float64) @ dual
             if self.fit_intercept:
+                # y − K a − α a / w is the intercept, the same for every sample
                 level = self.columns - gram @ dual - alpha * dual / self.weights[:, None]
                 predicted = predicted + (self.weights @ level) / self.weights.sum()
-            left, _, _ = self._pulls(inverse, dual, self.weights)
-            return as_array(left.square().mean(1)), as_array(
-                (held_out.columns - predicted).square().mean(1)
-            )
+
+            residuals, _, _ = self._pulls(inverse, dual, self.weights)
+            loo = residuals.square().mean(1)
+            held_out_errors = (held_out.columns - predicted).square().mean(1)
+            return as_array(loo), as_array(held_out_errors)
 
 
 def _group_rows(groups: np.ndarray) -> list[np.ndarray]:
-    """The members of groups, padded or apart by size.
+    """The members of groups: all padded to the largest if that is cheap, else apart by size.
 
-    All are padded to the largest with the number after the last.
+    The padding is the number after the last sample.
     """
     stacks = list(group_stacks(groups))
-    longest, count = max(rows.shape[1] for rows in stacks), sum(map(len, stacks))
-    if count * longest > MAX_PADDING * len(groups):
+    longest = max(rows.shape[1] for rows in stacks)
+    n_groups = sum(len(rows) for rows in stacks)
+    if n_groups * longest > MAX_PADDING * len(groups):
         return stacks
-    outside = len(groups)
-    wide = [
-        np.pad(rows, ((0, 0), (0, longest - rows.shape[1])), constant_values=outside)
-        for rows in stacks
-    ]
-    return [np.concatenate(wide)]
+    padded = []
+    for rows in stacks:
+        missing = longest - rows.shape[1]
+        padded.append(np.pad(rows, ((0, 0), (0, missing)), constant_values=len(groups)))
+    return [np.concatenate(padded)]
 
 
 def judge_on_device(
     seen: Task, unseen: Task, device: str
 ) -> Callable[[FittedHeads, np.ndarray, float], tuple[np.ndarray, np.ndarray]]:
-    """What judges heads of a head distribution at a penalty: `head_error.judge`."""
-    here, there = (DeviceTask(task, device).part(np.arange(len(task))) for task in (seen, unseen))
-    return lambda distribution, heads, alpha: here.judge(distribution.hops_, heads, alpha, there)
+    """A function that judges heads of a head distribution at a penalty: `head_error.judge`."""
+    seen_part = DeviceTask(seen, device).part(np.arange(len(seen)))
+    unseen_part = DeviceTask(unseen, device).part(np.arange(len(unseen)))
+
+    def judge_heads(
+        distribution: FittedHeads, heads: np.ndarray, alpha: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return seen_part.judge(distribution.hops_, heads, alpha, unseen_part)
+
+    return judge_heads
 
 
 _POINTWISE: dict[str, Any] = {
