@@ -108,20 +108,18 @@ def predict(
         if proba and not hasattr(saved.estimator, "predict_proba"):
             refuse(f"--proba needs a classifier: {model} holds a {type(saved.estimator).__name__}.")
         _check_sureness(saved, interval)
-        given: dict[str, Any] = {
-            "keys": keys,
-            "query": query,
-            "set_id": set_id,
-            "missing": missing,
-            "dim": dim,
-        }
-        given |= {
-            "tokens": tokens,
-            "schema": saved.schema,
-            "unknown": unknown,
-            "batch_size": batch_size,
-        }
-        sets = open_data(source, target=(), **given)
+        sets = open_data(
+            source,
+            tokens=tokens,
+            keys=keys,
+            query=query,
+            set_id=set_id,
+            missing=missing,
+            dim=dim,
+            schema=saved.schema,
+            unknown=unknown,
+            batch_size=batch_size,
+        )
         copied = list(dict.fromkeys(filter(None, [sets.layout.set_id, *(keep or []), key_id])))
         sets.layout = replace(sets.layout, key_id=key_id)
         if key_id is not None and sets.tokens is not None:
