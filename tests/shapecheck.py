@@ -42,7 +42,10 @@ def check_first_calls(decorator: Callable[..., Any]) -> Callable[..., Any]:
 
     def decorate(*, typechecker: Any) -> Callable[..., Any]:
         def checking(function: Any) -> Any:
-            if function.__qualname__ in UNCHECKED:
+            name = function.__qualname__
+            if isinstance(function, type):
+                name += ".__init__"  # of a class no more than this is checked
+            if name in UNCHECKED:
                 return function
             checked = decorator(typechecker=typechecker)(function)
             if type(function) is not types.FunctionType:

@@ -316,7 +316,7 @@ class Layout:
         check_columns(schema, extras, "extras", source)
 
         # the keys, among the columns that nothing else uses
-        used = {*query, *targets, *extras}
+        used: set[str | None] = {*query, *targets, *extras}
         used |= {options.weight, options.groups, options.time, options.split}
         if options.target is not None and not targets:
             # whoever says that there is no target does not make a coordinate of it
