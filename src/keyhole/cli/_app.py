@@ -192,6 +192,7 @@ def check_folder(folder: Path, *, overwrite: bool = True) -> None:
         check_lab("drawing charts")
     except ImportError as error:
         refuse(str(error))
+    # the folder need not be there yet: the nearest above it that is must be one to write into
     above = folder
     while not os.path.lexists(above) and above != above.parent:
         above = above.parent
@@ -199,6 +200,7 @@ def check_folder(folder: Path, *, overwrite: bool = True) -> None:
         refuse(f"--out must be a folder: {above} is a file. Choose another name.")
     if not os.access(above, os.W_OK | os.X_OK):
         refuse(f"--out must be a folder that can be written: {above} cannot. Choose another one.")
+    # a report of another run is not lost by a slip
     if not overwrite and os.path.lexists(folder / "report.html"):
         refuse(
             f"a report is not replaced unless asked: {folder} has one. Choose another folder, or "

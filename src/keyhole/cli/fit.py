@@ -263,16 +263,19 @@ def _leave_one_out_line(estimator: Any, data: Any, kind: str) -> str:
     train = data.train
     method = "leave-one-out" if data.groups is None else "leave-one-group-out"
     if kind == "regression":
+        # R² is 1 − MSE / Var y; it is not defined for a constant target
         mean_square = np.square(train.target - estimator.loo_predictions_).mean()
         variance = train.target.var()
         share = mean_square / variance if variance > 0 else float("nan")
         rmse = number(float(np.sqrt(mean_square)))
         return f"{method} RMSE {rmse}, R² {1 - share:.3f}"
+    # one score says which of two classes wins, else each class has a score
     scores = estimator.loo_decision_
     if scores.ndim == 1:
         winners = (scores > 0).astype(int)
     else:
         winners = scores.argmax(axis=1)
+    # the standard error of a share e of n samples is √(e (1 − e) / n)
     error_rate = float((estimator.classes_[winners] != train.target).mean())
     standard_error = np.sqrt(error_rate * (1 - error_rate) / len(train))
     return (

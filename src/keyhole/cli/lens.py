@@ -165,6 +165,7 @@ def _print(console: Console, findings: Any) -> None:
         }
         for row in findings.table
     ]
+    # the table first, then the questions that it decides, then what the budget did not allow
     say(console, f"{findings.description}; {findings.config.kind}")
     show_table(console, f"held-out error: {findings.measure}", rows)
     for answer in findings.answers.values():

@@ -99,6 +99,7 @@ def theory(
 
 
 def _read_sizes(text: str) -> tuple[int, ...]:
+    # numbers such as 1e5 are sizes too
     try:
         sizes = tuple(int(float(part)) for part in text.split(","))
     except (ValueError, OverflowError):

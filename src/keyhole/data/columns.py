@@ -244,6 +244,7 @@ def _values(column: Any, name: str, place: Place, what: str) -> Shaped[np.ndarra
             f"{what} {name!r} must hold numbers or text: it holds {kind}{place.inside}. Convert it "
             "first."
         )
+    # whole numbers stay whole: ids of 64 bits would lose digits as floats
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return np.asarray(column.to_numpy(zero_copy_only=False))
     values = numbers(column, name, place)

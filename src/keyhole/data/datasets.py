@@ -371,6 +371,7 @@ def load_babi(path: Any, task: int = 1, *, folder: str = "en", newest: int = 80)
         part = parse_stories(texts[file], file)
         questions += part
         split += [int(file.endswith("_test.txt"))] * len(part)
+    # sentences of both parts are coded together, with one vocabulary
     tokens = _tokens(questions, newest)
     description = (
         f"bAbI task {task}: {len(questions)} questions, {split.count(0)} of them for training"
@@ -1089,6 +1090,7 @@ def _series(fields: list[str], row: int, name: str, time: bool) -> Float[np.ndar
             return float("nan")
         return float(cell)
 
+    # one list of numbers for each dimension, all of one length
     try:
         columns = [[number(cell) for cell in field.split(",")] for field in fields]
     except ValueError as error:
@@ -1103,12 +1105,14 @@ def _series(fields: list[str], row: int, name: str, time: bool) -> Float[np.ndar
             f"{row} of {name!r:.60} have {', '.join(str(n) for n in sorted(lengths)) or 'no'} "
             "steps."
         )
+    # steps as rows, with the time of each if that is wanted
     values = np.array(columns).T
     if time:
         times = np.linspace(0.0, 1.0, len(values))
         values = np.concatenate([values, times[:, None]], axis=1)
     if np.isinf(values).any():
         raise ValueError(f"a series must be finite: that on line {row} of {name!r:.60} is not.")
+    # steps with a missing value are left out; a set has at least one key
     observed = values[~np.isnan(values).any(axis=1)]
     if len(observed) == 0:
         return np.zeros((1, values.shape[1]))
@@ -1248,6 +1252,7 @@ def open_data(
             unknown=unknown,
             batch_size=batch_size,
         )
+    # series are read whole, and go through the same reader as a table in memory
     from keyhole.data.writer import sets_table
 
     sets = load_uea(path).sets

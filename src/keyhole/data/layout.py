@@ -223,6 +223,7 @@ def check_columns(schema: pa.Schema, names: Sequence[str], option: str | None, s
         rule = f"`{option}` must name columns of the table"
     else:
         rule = "every column that is read must be there"
+    # what there is to choose from
     columns = ", ".join(repr(column) for column in schema.names[:30])
     for name in names:
         count = schema.names.count(name)
@@ -238,6 +239,7 @@ def check_columns(schema: pa.Schema, names: Sequence[str], option: str | None, s
                 f"{rule}: column {name!r} is there {count} times in {source}. It has {columns}. "
                 "Rename all but one of them."
             )
+        # a column that Arrow cannot hold came with a note instead of its cells
         note = (schema.field(name).metadata or {}).get(PROBLEM)
         if note is not None:
             raise SchemaError(
@@ -481,6 +483,7 @@ class Layout:
                 keys = tuple(candidates)
             else:
                 keys, left_out = _coordinates(candidates, schema, pieces, source)
+        # a column without lists has one entry per set, and says nothing of single keys
         for name in keys:
             kind = schema.field(name).type
             if not is_list(kind):
@@ -547,6 +550,7 @@ class Layout:
         Categories of text, the first of dates, means where missing values are filled in.
         """
         studies: dict[str, Study] = {}
+        # keys are in the table of tokens where there is one; query and extras are of samples
         key_schema = schema if tokens is None else tokens
         columns = [key_schema.field(name) for name in self.keys]
         columns += [schema.field(name) for name in self.query + self.extras]
@@ -559,12 +563,14 @@ class Layout:
                     f"column {name!r} must hold numbers, text or dates: it holds "
                     f"{column.type}. Leave it out, or convert it."
                 )
+            # a column of query and keys alike is coded once, for both
             if name in studies and studies[name].kind != kind:
                 raise SchemaError(
                     f"columns of one name must hold the same: {name!r} holds "
                     f"{HOLDS[studies[name].kind]} among tokens and {HOLDS.get(kind, inner)} among "
                     "samples. Rename one, or convert it."
                 )
+            # plain numbers without anything to fill in need not be studied
             needs_mean = kind == "number" and self.missing == "impute"
             if kind in ("text", "date") or needs_mean:
                 studies.setdefault(name, Study(name, kind))
@@ -659,6 +665,7 @@ class Layout:
                 return None
             return reader(plain_values(samples.column(name)), name, place)
 
+        # sample-level features join the sets; all else stands beside them
         extras = self._vectors(samples, place, self.extras, "extra")
         query_names = names  # rows of a role are queries with the coordinates of the keys
         if self.role is None:
@@ -1201,6 +1208,7 @@ def _rows_by_role(
     column: Any, tokens: np.ndarray, owner: np.ndarray, n: int, place: Place
 ) -> tuple[Bool[np.ndarray, " r"], Float[np.ndarray, "n d"] | None]:
     """Which rows are keys, and the query of each set if there are any."""
+    # roles in any case; all else is probably a column of another meaning
     roles = np.char.lower(np.array([str(v) for v in column.to_pylist()], dtype=np.str_))
     is_other = ~np.isin(roles, ["key", "query"])
     if is_other.any():
@@ -1210,6 +1218,7 @@ def _rows_by_role(
             "Rename the column if it is something else."
         )
     is_key = roles == "key"
+    # one query for each set, or none at all
     query_rows = np.flatnonzero(roles == "query")
     if len(query_rows) == 0:
         return is_key, None

@@ -444,6 +444,7 @@ def _arrow_column(series: Any) -> tuple[Any, str]:
 
 def _files(path: FilePath | Sequence[FilePath]) -> list[Path]:
     """The files that paths name, each checked; a folder stands for its Parquet files."""
+    # one path or several; in a folder Parquet files alone count
     if isinstance(path, (str, os.PathLike)):
         paths = [Path(path)]
     else:
@@ -456,6 +457,7 @@ def _files(path: FilePath | Sequence[FilePath]) -> list[Path]:
             files.append(one)
     if not files:
         raise FileNotFoundError(f"there is no Parquet file in {path}.")
+    # refuse in words what Arrow would refuse in its own, or wait for without end
     for file in files:
         check_file_name(file)
         if file.exists():
@@ -1100,6 +1102,7 @@ def read_table(
     >>> data.names, data.target.tolist()
     (('x', 'y'), ['yes', 'no'])
     """
+    # a suffix that is none of ours is refused before anything is opened
     for table in (source, tokens):
         if not isinstance(table, (str, os.PathLike)):
             continue

@@ -177,6 +177,7 @@ class Schema:
                 f"tokens must have the {self.dim} coordinates the model was fitted to: got "
                 f"{batch.dim}. {remedy}"
             )
+        # queries: there, or not, as in training
         has_query = batch.query is not None
         if self.has_query and not has_query:
             raise ValueError(
@@ -188,6 +189,7 @@ class Schema:
                 "the model was fitted to sets without a query: got sets with. Read both the same "
                 "way."
             )
+        # names, as far as both have any: columns in another order would go unnoticed
         for i, (name_of_fit, name) in enumerate(zip(self.names, names, strict=False)):
             if name_of_fit != name:
                 raise ValueError(

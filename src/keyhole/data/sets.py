@@ -402,6 +402,7 @@ class SetBatch(SampleBatch):
         pairs: ArrayLike | None = None,
     ) -> None:
         tokens, offsets = _join_sets(keys, "keys")
+        # queries in the type of the keys, the wider of the two
         n_sets = len(offsets) - 1
         queries = None
         query_dim = 0
@@ -656,6 +657,7 @@ class SetBatch(SampleBatch):
         dims = {batch.dim for batch in batches}
         if len(dims) > 1:
             raise ValueError(f"`batches` must share their token dimension: got {sorted(dims)}.")
+        # queries, extras and pairs: all batches have them, and alike, or none has
         query = arrays.joined_rows([batch.query for batch in batches], "a query")
         extras = arrays.joined_rows([batch.extras for batch in batches], "extras")
         if len({batch.pairs for batch in batches}) > 1:
@@ -1065,6 +1067,7 @@ class SetGroups(SampleBatch):
                 "sample."
             )
         check_no_mask(counts, "counts")
+        # counts: whole numbers of at least one that add up to the sets
         n_sets = np.asarray(counts)
         if n_sets.ndim != 1 or n_sets.dtype.kind not in "iu" or len(n_sets) == 0:
             raise ValueError(

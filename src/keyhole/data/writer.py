@@ -349,6 +349,7 @@ def _checked_part(part: Path, schema: Any) -> Any:
         raise ValueError(
             f"parts must have the same columns: {part.name!r} has other columns than the first."
         )
+    # predictions are finite: anything else is damage
     columns = validated(table, part).columns
     for name, column in zip(table.column_names, columns, strict=True):
         is_prediction = name.startswith(PREDICTED) and pa.types.is_floating(column.type)
@@ -370,6 +371,7 @@ def _locked(path: Path, output: Path) -> int | None:
         f"one run writes an output at a time: another run is writing {output}. Wait for it, or "
         "choose another output."
     )
+    # the lock belongs to the open file: it goes when the process does, however it ends
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
