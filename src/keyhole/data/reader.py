@@ -58,7 +58,7 @@ were.
 """
 
 
-class Table(Protocol):
+class DataTable(Protocol):
     """A table of pandas, polars or Arrow."""
 
     @property
@@ -67,7 +67,7 @@ class Table(Protocol):
 
 
 FilePath = str | os.PathLike[str]
-TableSource = FilePath | Sequence[FilePath] | Table
+TableSource = FilePath | Sequence[FilePath] | DataTable
 """Files, or a table in memory."""
 
 
@@ -617,7 +617,7 @@ class ParquetSets:
         self,
         path: TableSource,
         *,
-        tokens: FilePath | Table | None = None,
+        tokens: FilePath | DataTable | None = None,
         keys: str | Sequence[str] | None = None,
         query: str | Sequence[str] | None = None,
         target: str | Sequence[str] | None = None,
