@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -18,6 +18,9 @@ from typer.core import TyperGroup
 
 from keyhole._files import behind_links
 from keyhole.cli._output import echo, printable, refuse
+
+if TYPE_CHECKING:
+    from keyhole.data.layout import Dataset
 
 MAX_COUNT = 2**31 - 1
 """Bound of whole numbers on the command line that have no smaller one of their own."""
@@ -42,11 +45,10 @@ class _Sentences(TyperGroup):
     """Ends every command with a sentence, be it the disk, a name, the terminal or Ctrl-C."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
+        # a terminal that knows no β shows its number
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
-                stream.reconfigure(
-                    errors="backslashreplace"
-                )  # a terminal that knows no β shows its number
+                stream.reconfigure(errors="backslashreplace")
         try:
             return super().main(*arguments, **options)
         except SystemExit as end:
@@ -78,7 +80,9 @@ class _Sentences(TyperGroup):
         except OSError as error:
             if error.errno == errno.EPIPE:  # whoever read our output has seen enough
                 raise
-            name = "" if error.filename is None else f"{str(error.filename)!r:.200}: "
+            name = ""
+            if error.filename is not None:
+                name = f"{str(error.filename)!r:.200}: "
             refuse(
                 f"a file could not be read or written: {name}{error.strerror or error}. Check the "
                 "name, that the disk has room, and that you may write there."
@@ -128,6 +132,7 @@ def check_output(path: Path, inputs: Iterable[Path]) -> None:
 
     Before any work is done.
     """
+    # the name: of an ordinary file, or of none, and of nothing that is read
     try:
         str(path).encode()
         if path.is_dir():
@@ -136,9 +141,8 @@ def check_output(path: Path, inputs: Iterable[Path]) -> None:
             refuse(
                 f"the output must be a file: {path} is not an ordinary file. Choose another name."
             )
-        if path.exists() and any(
-            path.samefile(file) for source in inputs for file in _files(source)
-        ):
+        files_read = [file for source in inputs for file in _files(source)]
+        if path.exists() and any(path.samefile(file) for file in files_read):
             refuse(
                 f"the output must not be one of the files that are read: {path} is. Choose another "
                 "name."
@@ -148,8 +152,14 @@ def check_output(path: Path, inputs: Iterable[Path]) -> None:
         refuse(f"names of files must be text in UTF-8: got {path.name!r}. Choose another.")
     except OSError as error:
         refuse(f"{path.name[:50]!r} … cannot be written: {error.strerror}. Choose another name.")
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        problem = "it may not be written" if folder.is_dir() else "Not a directory"
+
+    # the folder, or the nearest above that is there: one that takes files
+    problem = ""
+    if not folder.is_dir():
+        problem = "Not a directory"
+    elif not os.access(folder, os.W_OK):
+        problem = "it may not be written"
+    if problem:
         refuse(
             f"a file is written into a folder: {folder} cannot take one ({problem}). Choose "
             "another place."
@@ -162,9 +172,13 @@ def _files(path: Path) -> list[Path]:
     None where it cannot be looked at, which who reads it will say.
     """
     try:
-        return list(path.glob("*.parquet")) if path.is_dir() else [path] if path.exists() else []
+        if path.is_dir():
+            return list(path.glob("*.parquet"))
+        if path.exists():
+            return [path]
     except OSError:
-        return []
+        pass
+    return []
 
 
 def check_folder(folder: Path, *, overwrite: bool = True) -> None:
@@ -178,6 +192,7 @@ def check_folder(folder: Path, *, overwrite: bool = True) -> None:
         check_lab("drawing charts")
     except ImportError as error:
         refuse(str(error))
+    # the folder need not be there yet: the nearest above it that is must be one to write into
     above = folder
     while not os.path.lexists(above) and above != above.parent:
         above = above.parent
@@ -185,6 +200,7 @@ def check_folder(folder: Path, *, overwrite: bool = True) -> None:
         refuse(f"--out must be a folder: {above} is a file. Choose another name.")
     if not os.access(above, os.W_OK | os.X_OK):
         refuse(f"--out must be a folder that can be written: {above} cannot. Choose another one.")
+    # a report of another run is not lost by a slip
     if not overwrite and os.path.lexists(folder / "report.html"):
         refuse(
             f"a report is not replaced unless asked: {folder} has one. Choose another folder, or "
@@ -199,7 +215,7 @@ QUERY_HELP = (
     "Columns of the query, with commas [default: column query, or rows whose role is query]."
 )
 EXTRAS_HELP = (
-    "Columns of the sample itself, with commas, solved for beside the sets [default: column "
+    "Columns of sample-level features, with commas, solved for beside the sets [default: column "
     "extras]."
 )
 TARGET_HELP = "Column to predict [default: target, label, class or y]."
@@ -226,11 +242,14 @@ Target = Annotated[str | None, typer.Option(help=TARGET_HELP)]
 Extras = Annotated[str | None, typer.Option(help=EXTRAS_HELP)]
 SetId = Annotated[str | None, typer.Option("--set", help=SET_HELP)]
 Missing = Annotated[
-    str, typer.Option(help="Gaps: error, drop tokens with one, or impute (mean, or a category).")
+    str,
+    typer.Option(
+        help="Missing values: error, drop tokens with one, or impute (mean, or a category)."
+    ),
 ]
 Groups = Annotated[
     str | None,
-    typer.Option(help="Column of siblings (a patient, a story) that are left out together."),
+    typer.Option(help="Column of groups (a patient, a story), each held out as a whole."),
 ]
 Time = Annotated[
     str | None, typer.Option(help="Column of dates or numbers: what is newer is kept for testing.")
@@ -245,24 +264,51 @@ Dim = Annotated[
 Task = Annotated[str, typer.Option(help="auto, regression or classification.")]
 
 
-def read_data(data: str, **columns: Any) -> Any:
+def read_data(
+    data: str,
+    *,
+    tokens: str | None,
+    keys: str | None,
+    query: str | None,
+    target: str | None,
+    extras: str | None,
+    set_id: str | None,
+    missing: str,
+    dim: int | None,
+    groups: str | None,
+    time: str | None,
+    split: str | None,
+) -> Dataset:
     """The data, or a message and exit code 2."""
     from keyhole.data.datasets import load_data
 
     try:
-        found = load_data(data, **columns)
+        dataset = load_data(
+            data,
+            tokens=tokens,
+            keys=keys,
+            query=query,
+            target=target,
+            extras=extras,
+            set_id=set_id,
+            missing=missing,
+            dim=dim,
+            groups=groups,
+            time=time,
+            split=split,
+        )
     except (ValueError, OSError) as error:
         refuse(str(error))
-    if found.target is None:
+    if dataset.target is None:
         refuse(
             f"{data} must have a target to learn: no column target, label, class or y. Name it "
             "with --target."
         )
-    return found
+    return dataset
 
 
 def task_of(target: np.ndarray, task: str) -> str:
-    """The task: as asked, or by the target.
+    """The task: as named, or by the target.
 
     Classification where it is text, yes or no, or a few whole numbers.
     """
@@ -270,19 +316,23 @@ def task_of(target: np.ndarray, task: str) -> str:
 
     if task not in TASKS:
         refuse(f"--task must be one of {', '.join(TASKS)}: got {task!r}.")
-    kind = target.dtype.kind
-    if task == "regression" and kind == "U":
+    if task == "regression" and target.dtype.kind == "U":
         refuse(
             "--task regression needs a target of numbers: this one holds text such as "
             f"{target[0]!r:.40}."
         )
-    return likely_task(target) if task == "auto" else task
+    if task == "auto":
+        return likely_task(target)
+    return task
 
 
 def read_n_heads(text: str) -> float:
     """A number of heads, or infinity."""
-    if text.strip().lower() in ("inf", "∞"):
+    digits = text.strip()
+    if digits.lower() in ("inf", "∞"):
         return math.inf
-    if not text.strip().isdecimal() or not 1 <= len(text.strip()) <= 9 or int(text) < 1:
+    # nine digits are enough, and Python itself refuses to read endless numbers
+    is_short_number = digits.isdecimal() and len(digits) <= 9
+    if not is_short_number or int(digits) < 1:
         refuse(f"--n-heads must be a whole number of at least 1, or inf: got {text!r:.40}.")
-    return int(text)
+    return int(digits)

@@ -19,13 +19,8 @@ from keyhole.lab.report.document import Row
 
 # formatting characters that words and emoji are written with, and that do no harm
 JOINERS = "\u200c\u200d"
-_CONTROLS = {
-    "Cc",
-    "Cf",
-    "Cs",
-    "Zl",
-    "Zp",
-}  # categories of control, formatting, surrogates and ends of lines
+# Unicode categories of control, formatting, surrogates and ends of lines
+_CONTROLS = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def _is_control(character: str) -> bool:

@@ -48,25 +48,34 @@ def explain(
                 f"{model} must predict to be explained: it holds a "
                 f"{type(saved.estimator).__name__}."
             )
+        # a table is read as the one the model was fitted to
         path = Path(data)
-        table = path.suffix.lower() in SUFFIXES or (path.is_dir() and not holds_series(path))
-        found = saved.schema.read(path, tokens=tokens) if table else load_data(data)
+        is_table = path.suffix.lower() in SUFFIXES or (path.is_dir() and not holds_series(path))
+        if is_table:
+            dataset = saved.schema.read(path, tokens=tokens)
+        else:
+            dataset = load_data(data)
     except (ValueError, OSError) as error:
         refuse(str(error))
-    row = _row(chosen, found.ids, len(found))
-    names = () if any("[" in name for name in found.names) else found.names
-    answer_or_exit(lambda: saved.schema.check(found.sets, names))
-    truth = None if found.target is None else found.target[row]
+
+    # names that are positions in a list say nothing of what they are, and are not compared
+    has_positions = any("[" in name for name in dataset.names)
+    names = () if has_positions else dataset.names
+    row = _row(chosen, dataset.ids, len(dataset))
+    answer_or_exit(lambda: saved.schema.check(dataset.sets, names))
+    truth = None if dataset.target is None else dataset.target[row]
+
+    # the page
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the page itself names the plain jackknife
         report = answer_or_exit(
             lambda: explanation(
-                saved.estimator,
-                found.sets[row : row + 1],
-                f"set {chosen}",
-                saved.schema.names,
-                truth,
-                coverage,
+                model=saved.estimator,
+                sample=dataset.sets[row : row + 1],
+                name=f"set {chosen}",
+                names=saved.schema.names,
+                truth=truth,
+                coverage=coverage,
             )
         )
     echo(report.lead)
@@ -76,16 +85,15 @@ def explain(
 def _row(chosen: str, ids: np.ndarray | None, n: int) -> int:
     """The place of the set that was named, by its id where sets have one."""
     if ids is not None:
-        known = [str(name) for name in ids.tolist()]
-        if chosen not in known:
+        names = [str(name) for name in ids.tolist()]
+        if chosen not in names:
             refuse(
-                f"--set must name a set of the data: {chosen!r} is none of {', '.join(known[:5])} "
+                f"--set must name a set of the data: {chosen!r} is none of {', '.join(names[:5])} "
                 f"… ({n} in all)."
             )
-        return known.index(chosen)
-    is_number = (
-        chosen.isdecimal() and len(chosen) <= 18
-    )  # Python itself refuses to read endless numbers
-    if not is_number or int(chosen) >= n:
+        return names.index(chosen)
+    # Python itself refuses to read endless numbers
+    is_short_number = chosen.isdecimal() and len(chosen) <= 18
+    if not is_short_number or int(chosen) >= n:
         refuse(f"--set must be the number of a set, from 0 to {n - 1}: got {chosen!r:.40}.")
     return int(chosen)

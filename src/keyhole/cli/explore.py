@@ -32,6 +32,7 @@ def explore(
     The first line of output is the address of the page, which nobody can reach but programs on this
     machine that know it. Measured points are kept in OUT/cells.sqlite. Stop with Ctrl-C.
     """
+    # refuse before any work; the server needs packages that the rest of keyhole does not
     check_folder(out)
     try:
         from keyhole.lab.explore.server import ExploreServer, PortTakenError
@@ -44,8 +45,10 @@ def explore(
         server = answer_or_exit(lambda: ExploreServer(out / "cells.sqlite", port))
     except PortTakenError as error:
         refuse(str(error))
+    # the address is the first line of standard output, for programs that start this one
     echo(server.address)
     echo("Open it in a browser on this machine; Ctrl-C stops.", err=True)
+    # opened from a thread: some browsers block until they are closed
     if browser:
         threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -91,55 +92,89 @@ def fit(
     overwrite: Annotated[bool, typer.Option(help="Replace MODEL if it is there.")] = False,
 ) -> None:
     """Read, fit, print, save."""
-    import keyhole as kh
-
-    check_output(model, [Path(data), *([] if tokens is None else [Path(tokens)])])
+    # refuse before any work what would be refused after it
+    inputs = [Path(data)]
+    if tokens is not None:
+        inputs.append(Path(tokens))
+    check_output(model, inputs)
     if model.exists() and not overwrite:
         refuse(
             f"a file is not replaced unless asked: {model.name!r} exists. Choose another name, or "
             "add --overwrite."
         )
-    named = {
-        "n_heads": n_heads if n_heads in (None, "auto") else read_n_heads(n_heads),
-        "heads": None if heads is None else head_distribution(heads),
-        "alpha": None if alpha is None else _alpha(alpha),
-        "activation": activation,
-        "pooling": pooling,
-        "scaling": scaling,
-        "query": make_query,
-        "random_state": seed,
-    }
-    options = {
-        name: value for name, value in named.items() if value is not None
-    }  # the rest is the estimator's
-    columns = {
-        "keys": keys,
-        "query": query,
-        "target": target,
-        "extras": extras,
-        "set_id": set_id,
-        "tokens": tokens,
-    }
-    found = read_data(
-        data, **columns, missing=missing, dim=dim, groups=groups, time=time, split=split
+    parameters = _Parameters(
+        n_heads=n_heads if n_heads in (None, "auto") else read_n_heads(n_heads),
+        heads=None if heads is None else head_distribution(heads),
+        alpha=None if alpha is None else _alpha(alpha),
+        activation=activation,
+        pooling=pooling,
+        scaling=scaling,
+        query=make_query,
+        random_state=seed,
     )
-    train = found.train
+
+    # read
+    dataset = read_data(
+        data,
+        tokens=tokens,
+        keys=keys,
+        query=query,
+        target=target,
+        extras=extras,
+        set_id=set_id,
+        missing=missing,
+        dim=dim,
+        groups=groups,
+        time=time,
+        split=split,
+    )
+    train = dataset.train
     if not len(train):
         refuse(
-            f"there must be samples to learn from: --split {split} says test of all {len(found)}."
+            f"there must be samples to learn from: --split {split} says test of all {len(dataset)}."
         )
-    kind = task_of(found.target, task)
+
+    # fit
+    assert dataset.target is not None
+    kind = task_of(dataset.target, task)
+    estimator = parameters.estimator(kind)
     console = Console()
-    began = perf_counter()
+    start = perf_counter()
     with console.status("fitting …"):
-        made: Any = kh.AttentionRegressor if kind == "regression" else kh.AttentionClassifier
-        estimator = answer_or_exit(
-            lambda: made(**options).fit(train.sets, train.target, groups=train.groups)
-        )
-    seconds = perf_counter() - began
-    _save(estimator, model, found, overwrite)
-    _print(console, estimator, found, kind, seconds)
+        answer_or_exit(lambda: estimator.fit(train.sets, train.target, groups=train.groups))
+    seconds = perf_counter() - start
+
+    # save, and say what was learned
+    _save(estimator, model, dataset, overwrite)
+    _print(console, estimator, dataset, kind, seconds)
     say(console, f"wrote {model}")
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    """Parameters of an estimator that the command line gives; None: as the estimator has them."""
+
+    n_heads: float | str | None
+    heads: Any
+    alpha: float | str | None
+    activation: str | None
+    pooling: str | None
+    scaling: str | None
+    query: str | None
+    random_state: int
+
+    def estimator(self, kind: str) -> Any:
+        """An estimator for a task, "regression" or "classification", not yet fitted."""
+        import keyhole as kh
+
+        estimator: Any = kh.AttentionClassifier()
+        if kind == "regression":
+            estimator = kh.AttentionRegressor()
+        for parameter in fields(self):
+            value = getattr(self, parameter.name)
+            if value is not None:
+                setattr(estimator, parameter.name, value)
+        return estimator
 
 
 def head_distribution(name: str) -> Any:
@@ -182,41 +217,36 @@ def _save(estimator: Any, path: Path, data: Any, overwrite: bool) -> None:
 
 
 def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: float) -> None:
-    train = data.train
+    """Say what was read, what was fitted, and how well it does."""
+    # the data
     say(console, f"{data.description}; target {data.target_name or 'without a name'}, {kind}")
     columns = dict(data.columns)
     if columns:
-        asked = f"; query: {', '.join(columns['query'])}" if "query" in columns else ""
-        own = f"; extras: {', '.join(columns['extras'])}" if "extras" in columns else ""
-        say(console, f"keys: {', '.join(columns['keys'])}{asked}{own}")
+        uses = [f"keys: {', '.join(columns['keys'])}"]
+        for use in ("query", "extras"):
+            if use in columns:
+                uses.append(f"{use}: {', '.join(columns[use])}")
+        say(console, "; ".join(uses))
     if data.left_out:
         say(
             console,
             f"left out: {'; '.join(data.left_out)}. Name the keys with --keys to choose otherwise.",
         )
+
+    # the model
     rule = estimator.tokens_
     distribution = estimator.heads_
-    heads = "the exact kernel" if estimator.solver_ == "kernel" else f"{estimator.n_heads_} heads"
+    heads = f"{estimator.n_heads_} heads"
+    if estimator.solver_ == "kernel":
+        heads = "the exact kernel"
     say(
         console,
         f"{heads}, {distribution}; α {estimator.alpha_:.3g}; "
         f"tokens: {rule.scaling}, query: {rule.query}, pooling: {rule.pooling}",
     )
-    left = "leave-one-out" if data.groups is None else "leave-one-group-out"
-    if kind == "regression":
-        residuals = np.square(train.target - estimator.loo_predictions_)
-        share = residuals.mean() / train.target.var() if train.target.var() > 0 else float("nan")
-        say(console, f"{left} RMSE {number(float(np.sqrt(residuals.mean())))}, R² {1 - share:.3f}")
-    else:
-        scores = estimator.loo_decision_
-        winners = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
-        wrong = float((estimator.classes_[winners] != train.target).mean())
-        error = np.sqrt(wrong * (1 - wrong) / len(train))
-        say(
-            console,
-            f"{left} accuracy {100 * (1 - wrong):.1f} % ± {100 * error:.1f}, "
-            f"{len(estimator.classes_)} classes",
-        )
+
+    # its errors
+    say(console, _leave_one_out_line(estimator, data, kind))
     if getattr(distribution, "chosen", "") == "learned":
         say(
             console,
@@ -224,22 +254,46 @@ def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: floa
             "a little)",
         )
     if data.split is not None and len(data.test):
-        score = estimator.score(data.test.sets, data.test.target)
-        name = "R²" if kind == "regression" else "accuracy"
-        which = (
-            "newest sets, kept for testing"
-            if data.time is not None
-            else "sets that the data sets apart"
-        )
-        errors = (
-            np.square(data.test.target - estimator.predict(data.test.sets))
-            if kind == "regression"
-            else None
-        )
-        rmse = "" if errors is None else f"RMSE {number(float(np.sqrt(errors.mean())))}, "
-        say(
-            console,
-            f"test {rmse}{name} {score:.3f} on the {len(data.test)} {which}, which the model has "
-            "not seen",
-        )
-    say(console, f"{len(train)} sets in {seconds:.1f} s")
+        say(console, _test_line(estimator, data, kind))
+    say(console, f"{len(data.train)} sets in {seconds:.1f} s")
+
+
+def _leave_one_out_line(estimator: Any, data: Any, kind: str) -> str:
+    """RMSE and R², or accuracy with its standard error, of samples or groups left out."""
+    train = data.train
+    method = "leave-one-out" if data.groups is None else "leave-one-group-out"
+    if kind == "regression":
+        # R² is 1 − MSE / Var y; it is not defined for a constant target
+        mean_square = np.square(train.target - estimator.loo_predictions_).mean()
+        variance = train.target.var()
+        share = mean_square / variance if variance > 0 else float("nan")
+        rmse = number(float(np.sqrt(mean_square)))
+        return f"{method} RMSE {rmse}, R² {1 - share:.3f}"
+    # one score says which of two classes wins, else each class has a score
+    scores = estimator.loo_decision_
+    if scores.ndim == 1:
+        winners = (scores > 0).astype(int)
+    else:
+        winners = scores.argmax(axis=1)
+    # the standard error of a share e of n samples is √(e (1 − e) / n)
+    error_rate = float((estimator.classes_[winners] != train.target).mean())
+    standard_error = np.sqrt(error_rate * (1 - error_rate) / len(train))
+    return (
+        f"{method} accuracy {100 * (1 - error_rate):.1f} % ± {100 * standard_error:.1f}, "
+        f"{len(estimator.classes_)} classes"
+    )
+
+
+def _test_line(estimator: Any, data: Any, kind: str) -> str:
+    """RMSE and R², or accuracy, on the test part of the data."""
+    test = data.test
+    score = f"{estimator.score(test.sets, test.target):.3f}"
+    if kind == "regression":
+        errors = np.square(test.target - estimator.predict(test.sets))
+        measures = f"RMSE {number(float(np.sqrt(errors.mean())))}, R² {score}"
+    else:
+        measures = f"accuracy {score}"
+    part = "sets that the data sets apart"
+    if data.time is not None:
+        part = "newest sets, kept for testing"
+    return f"test {measures} on the {len(test)} {part}, which the model has not seen"

@@ -60,6 +60,7 @@ def heads(
 def _print(console: Console, figure: Any, findings: Any) -> None:
     verdict = figure.verdict_of(findings)
     rows = figure.layer_rows(findings)
+    # one row per layer: z against both kinds of chance, and how many heads lean which way
     table = [
         {
             "layer": row["layer"],
@@ -72,6 +73,7 @@ def _print(console: Console, figure: Any, findings: Any) -> None:
         for row, layer in zip(rows, findings.lean.layers, strict=True)
     ]
     show_table(console, "lean towards the identity, in standard errors", table)
+    # the verdict, and the numbers it rests on
     say(console, f"{verdict.state}: {verdict.sentence}")
     for name, text in verdict.numbers.items():
         say(console, f"  {name}: {text}")

@@ -88,30 +88,46 @@ def lens(
     if pooling not in POOLINGS:
         refuse(f"--pooling must be one of {', '.join(POOLINGS)}: got {pooling!r}.")
     folder = _folder(data, out, overwrite) if report else None
-    columns = {
-        "keys": keys,
-        "query": query,
-        "target": target,
-        "extras": extras,
-        "set_id": set_id,
-        "tokens": tokens,
-    }
-    found = read_data(
-        data, **columns, missing=missing, dim=dim, groups=groups, time=time, split=split
+
+    # read
+    dataset = read_data(
+        data,
+        tokens=tokens,
+        keys=keys,
+        query=query,
+        target=target,
+        extras=extras,
+        set_id=set_id,
+        missing=missing,
+        dim=dim,
+        groups=groups,
+        time=time,
+        split=split,
     )
-    kind = task_of(found.target, task)
+    assert dataset.target is not None
+    kind = task_of(dataset.target, task)
     from keyhole.lab.lens.findings import LensConfig
     from keyhole.lab.lens.look import look
     from keyhole.lab.report.html import as_json as plain
 
-    config = LensConfig(kind, budget, n_heads, activation, pooling, seed=seed)
+    # fit learners side by side, and write the report
+    config = LensConfig(
+        kind=kind,
+        budget=budget,
+        n_heads=n_heads,
+        activation=activation,
+        pooling=pooling,
+        seed=seed,
+    )
     console = Console(stderr=True)
     with console.status("starting …") as status:
-        findings = answer_or_exit(lambda: look(found, config, status.update))
+        findings = answer_or_exit(lambda: look(dataset, config, status.update))
         files = []
         if folder is not None:
             status.update("drawing the report")
             files = findings.save(folder, overwrite=overwrite)
+
+    # print
     if as_json:
         echo_json(json.loads(plain(findings.as_data())))
     else:
@@ -125,11 +141,13 @@ def _folder(data: str, out: Path | None, overwrite: bool) -> Path:
     if out is not None:
         check_folder(out, overwrite=overwrite)
         return out
+    # a new folder, numbered from 2 on where the name of the data is taken
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(data).stem).strip("-")[:60] or "data"
-    folder, k = Path("out/lens") / stem, 1
+    folder = Path("out/lens") / stem
+    number = 1
     while folder.exists():
-        k += 1
-        folder = Path("out/lens") / f"{stem}-{k}"
+        number += 1
+        folder = Path("out/lens") / f"{stem}-{number}"
     check_folder(folder)
     return folder
 
@@ -142,10 +160,12 @@ def _print(console: Console, findings: Any) -> None:
             "learner": row["learner"],
             "error": percent(row["error, %"] / 100),
             "±": percent(row["±"] / 100),
+            "sets": str(row["sets"]),
+            "folds": str(row["folds"]),
         }
-        | {name: str(row[name]) for name in ("sets", "folds")}
         for row in findings.table
     ]
+    # the table first, then the questions that it decides, then what the budget did not allow
     say(console, f"{findings.description}; {findings.config.kind}")
     show_table(console, f"held-out error: {findings.measure}", rows)
     for answer in findings.answers.values():

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from keyhole.data.writer import PartedFile
     from keyhole.models import SavedModel
 
-GAPS = (
-    "Gaps: error, drop tokens with one, or impute as the model was fitted [default: as the model "
-    "was fitted]."
+MISSING_HELP = (
+    "Missing values: error, drop tokens with one, or impute as the model was fitted [default: as "
+    "the model was fitted]."
 )
-Drop = Annotated[str | None, typer.Option(help=GAPS)]
+Missing = Annotated[str | None, typer.Option(help=MISSING_HELP)]
 Unknown = Annotated[
     str,
     typer.Option(help="Categories that the model does not know: error, or ignore (none of them)."),
@@ -60,7 +60,7 @@ def predict(
     keys: Keys = None,
     query: Query = None,
     set_id: SetId = None,
-    missing: Drop = None,
+    missing: Missing = None,
     unknown: Unknown = "error",
     dim: Dim = None,
     keep: Annotated[
@@ -97,42 +97,55 @@ def predict(
     IN is read as the data that the model was fitted to unless said otherwise; dimension, queries
     and names are checked. With one row per token, OUT says which set each prediction is for.
     """
-    check_output(out, [model, source, *([] if tokens is None else [Path(tokens)])])
+    inputs = [model, source]
+    if tokens is not None:
+        inputs.append(Path(tokens))
+    check_output(out, inputs)
     from keyhole.data.datasets import open_data
     from keyhole.data.layout import check_columns
     from keyhole.data.writer import PartedFile
     from keyhole.models import read_model
 
     try:
+        # the model, and whether it can do what it is to do
         saved = read_model(model)
         if proba and not hasattr(saved.estimator, "predict_proba"):
             refuse(f"--proba needs a classifier: {model} holds a {type(saved.estimator).__name__}.")
-        _check_sureness(saved, interval)
-        given: dict[str, Any] = {
-            "keys": keys,
-            "query": query,
-            "set_id": set_id,
-            "missing": missing,
-            "dim": dim,
-        }
-        given |= {
-            "tokens": tokens,
-            "schema": saved.schema,
-            "unknown": unknown,
-            "batch_size": batch_size,
-        }
-        sets = open_data(source, target=(), **given)
-        copied = list(dict.fromkeys(filter(None, [sets.layout.set_id, *(keep or []), key_id])))
+        _check_interval(saved, interval)
+
+        # the sets, read as those that the model was fitted to
+        sets = open_data(
+            source,
+            tokens=tokens,
+            keys=keys,
+            query=query,
+            set_id=set_id,
+            missing=missing,
+            dim=dim,
+            schema=saved.schema,
+            unknown=unknown,
+            batch_size=batch_size,
+        )
         sets.layout = replace(sets.layout, key_id=key_id)
+
+        # columns that are copied; names of keys are in the table of tokens where there is one
+        copied = list(dict.fromkeys(filter(None, [sets.layout.set_id, *(keep or []), key_id])))
+        columns_of_samples = copied
         if key_id is not None and sets.tokens is not None:
             check_columns(sets.tokens.schema, [key_id], None, str(tokens))
-        sets.require(
-            [name for name in copied if sets.tokens is None or name != key_id], one_type=True
+            columns_of_samples = [name for name in copied if name != key_id]
+        sets.require(columns_of_samples, one_type=True)
+
+        # predict what an earlier run of the same job has not predicted
+        work = _Work(
+            model=saved,
+            sets=sets,
+            copied=copied,
+            proba=proba,
+            interval=interval,
+            explain=explain,
         )
-        asked = {"probabilities": proba, **({} if interval is None else {"interval": interval})}
-        asked |= {"explain": True} if explain else {}
-        file = PartedFile(out, _job(model, sets, copied) | asked, overwrite=overwrite)
-        work = _Work(saved, sets, copied, proba, interval, explain)
+        file = PartedFile(out, _job(model, work), overwrite=overwrite)
         work.check_first()
         with file:
             rows = _write_missing(work, file)
@@ -155,7 +168,7 @@ def _write_missing(work: _Work, file: PartedFile) -> int:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _check_sureness(saved: SavedModel, interval: float | None) -> None:
+def _check_interval(saved: SavedModel, interval: float | None) -> None:
     """Refuse what has no intervals; say where they are not what they could be."""
     if interval is None:
         return
@@ -178,25 +191,41 @@ def _warn_of_novelty(out: Path) -> None:
     from keyhole.data.writer import written_column
     from keyhole.lab.explain import NOVEL
 
-    found = written_column(out, "novelty")
-    count = int((found > NOVEL).sum())
+    novelty = written_column(out, "novelty")
+    count = int((novelty > NOVEL).sum())
     if count:
         echo(
-            f"warning: {count} of {len(found)} sets are more novel than {NOVEL:.0%} of the "
+            f"warning: {count} of {len(novelty)} sets are more novel than {NOVEL:.0%} of the "
             "training sets: there the model extrapolates. See column novelty.",
             err=True,
         )
 
 
-def _job(model: Path, sets: ParquetSets, copied: list[str]) -> dict[str, Any]:
-    """What the output depends on; sizes and times stand for the contents of the input."""
-    digest = hashlib.sha256(model.read_bytes()).hexdigest()
-    inputs = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in sets.files]
-    columns = [
-        *sets.layout.options,
-        *([("unknown", "ignore")] if sets.layout.unknown == "ignore" else []),
-    ]
-    return {"model": digest, "input": inputs, "columns": columns, "copied": copied}
+def _job(model: Path, work: _Work) -> dict[str, Any]:
+    """What the output depends on; sizes and times stand for the contents of the input.
+
+    An option that is not used is not named.
+    """
+    files = []
+    for path in work.sets.files:
+        status = path.stat()
+        files.append([path.name, status.st_size, status.st_mtime_ns])
+    columns = list(work.sets.layout.options)
+    if work.sets.layout.unknown == "ignore":
+        columns.append(("unknown", "ignore"))
+    job: dict[str, Any] = {
+        "model": hashlib.sha256(model.read_bytes()).hexdigest(),
+        "input": files,
+        "columns": columns,
+        "copied": work.copied,
+        "probabilities": work.proba,
+    }
+    # what goes beside the predictions
+    if work.interval is not None:
+        job["interval"] = work.interval
+    if work.explain:
+        job["explain"] = True
+    return job
 
 
 @dataclass(frozen=True)
@@ -217,18 +246,20 @@ class _Work:
 
     def check_first(self) -> None:
         """Predict one set, to refuse before the work what would be refused after it."""
-        groups = range(self.sets.n_groups)
-        first = next((data for number in groups for data, _ in self.sets.read(number)), None)
+        batches = (
+            data for number in range(self.sets.n_groups) for data, _ in self.sets.read(number)
+        )
+        first = next(batches, None)
         if first is None:
             raise ValueError(
                 f"there must be sets to predict: {self.sets.paths[0].name!r} has no rows."
             )
-        named = self.predictions(first[:1])
+        predicted = list(self.predictions(first[:1]))
         for name in self.copied:
-            if name in named:
+            if name in predicted:
                 raise ValueError(
                     f"copied columns must have names of their own: --id {name!r} is also a column "
-                    f"of the predictions ({', '.join(list(named)[:5])}). Rename it in the input."
+                    f"of the predictions ({', '.join(predicted[:5])}). Rename it in the input."
                 )
 
     def write_missing(self, file: PartedFile) -> int:
@@ -236,9 +267,11 @@ class _Work:
 
         Row groups without sets need none.
         """
+        # row groups that have sets, and of these the ones that an earlier run has finished
         rows = [self.sets.rows(number) for number in range(self.sets.n_groups)]
         filled = [number for number, count in enumerate(rows) if count]
         done = file.done(rows)
+        # a bar of progress on a terminal, nothing elsewhere
         console = Console(stderr=True)
         columns = (
             TextColumn("{task.description}"),
@@ -258,93 +291,107 @@ class _Work:
         """Predict one row group, batch by batch."""
         from keyhole.data.writer import predictions_table
 
-        beside: dict[str, list[Any]] = {name: [] for name in self.copied}
-        named: dict[str, list[np.ndarray]] = {}
-        for data, more in self.sets.read(number, self.copied):
+        columns: dict[str, Any] = {name: [] for name in self.copied}
+        parts_of_predictions: dict[str, list[np.ndarray]] = {}
+        for data, copies in self.sets.read(number, self.copied):
             for name, column in self.predictions(data).items():
-                named.setdefault(name, []).append(column)
+                parts_of_predictions.setdefault(name, []).append(column)
             for name in self.copied:
-                beside[name].append(more[name])
-        found = {name: np.concatenate(parts) for name, parts in named.items()}
-        file.write(number, predictions_table({**beside, **found}))
+                columns[name].append(copies[name])
+        for name, parts in parts_of_predictions.items():
+            columns[name] = np.concatenate(parts)
+        file.write(number, predictions_table(columns))
 
     def predictions(self, data: Dataset) -> dict[str, np.ndarray]:
         """Columns of the output: predictions, and the probability of each class."""
-        fitted, schema = self.model.estimator, self.model.schema
-        # names that are positions in a list say nothing of what they are
-        named = [n for n in (*schema.names, *data.names) if re.fullmatch(r".*\[\d+\]", n)]
-        schema.check(data.sets, () if named else data.names)
-        found = fitted.predict(data.sets)
-        columns: dict[str, np.ndarray] = {"prediction": found}
-        if found.ndim > 1:
-            columns = {f"prediction_{i}": column for i, column in enumerate(found.T)}
+        # names that are positions in a list say nothing of what they are, and are not compared
+        fitted = self.model.estimator
+        schema = self.model.schema
+        names = (*schema.names, *data.names)
+        has_positions = any(re.fullmatch(r".*\[\d+\]", name) for name in names)
+        schema.check(data.sets, () if has_positions else data.names)
+
+        # a column for each output
+        predictions = fitted.predict(data.sets)
+        columns: dict[str, np.ndarray] = {}
+        if predictions.ndim == 1:
+            columns["prediction"] = predictions
+        else:
+            for i, output in enumerate(predictions.T):
+                columns[f"prediction_{i}"] = output
+
+        # what goes beside
         if self.proba:
-            shares = fitted.predict_proba(data.sets)
-            columns |= {
-                f"probability_{label}": c
-                for label, c in zip(fitted.classes_, shares.T, strict=True)
-            }
+            probabilities = fitted.predict_proba(data.sets)
+            for label, column in zip(fitted.classes_, probabilities.T, strict=True):
+                columns[f"probability_{label}"] = column
         if self.interval is not None:
-            columns |= self.sureness(data.sets)
+            columns |= self.intervals(data.sets)
         if self.explain:
             columns |= self.explanations(data.sets)
         return columns
 
-    def sureness(self, sets: Any) -> dict[str, np.ndarray]:
+    def intervals(self, sets: Any) -> dict[str, np.ndarray]:
         """Lower and upper ends, or lists of plausible labels.
 
         And novelty, where there are leave-one-out fits.
         """
-        fitted, columns = self.model.estimator, {}
+        fitted = self.model.estimator
+        columns: dict[str, np.ndarray] = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said once, before
+            # a set of labels, or two ends for each output
             if hasattr(fitted, "classes_"):
-                columns["labels"] = lists(
-                    fitted.classes_[row] for row in fitted.predict_set(sets, self.interval)
-                )
+                is_plausible = fitted.predict_set(sets, self.interval)
+                columns["labels"] = lists(fitted.classes_[row] for row in is_plausible)
             else:
-                found = fitted.predict_interval(sets, self.interval)
-                for i, ends in enumerate(np.moveaxis(found.reshape(len(sets), -1, 2), 1, 0)):
-                    suffix = "" if found.ndim == 2 else f"_{i}"
-                    columns |= {f"lower{suffix}": ends[:, 0], f"upper{suffix}": ends[:, 1]}
-        return columns | ({"novelty": fitted.novelty(sets)} if self.has_novelty else {})
+                ends = fitted.predict_interval(sets, self.interval)
+                has_one_output = ends.ndim == 2
+                ends = ends.reshape(len(sets), -1, 2)
+                for i in range(ends.shape[1]):
+                    suffix = "" if has_one_output else f"_{i}"
+                    columns[f"lower{suffix}"] = ends[:, i, 0]
+                    columns[f"upper{suffix}"] = ends[:, i, 1]
+        if self.has_novelty:
+            columns["novelty"] = fitted.novelty(sets)
+        return columns
 
     def explanations(self, sets: Any) -> dict[str, np.ndarray]:
-        """What each key and each column of extras adds to the prediction.
+        """What each key and each sample-level feature adds to the prediction.
 
         In the order of the keys.
 
         Of several classes, to the score of the one that won; of several outputs a column for each.
         """
+        # contributions of keys, (N_i,) or (N_i, t) of each set, and of extras, (n, c) or (n, c, t)
         fitted = self.model.estimator
-        keys, extras = fitted.contributions(sets), fitted.extras_contributions(sets)
+        keys = fitted.contributions(sets)
+        extras = fitted.extras_contributions(sets)
+        parts: dict[str, tuple[list[np.ndarray], np.ndarray]] = {}
         if keys[0].ndim == 1:
-            columns = {"": (keys, extras)}
+            parts[""] = (keys, extras)
         elif hasattr(fitted, "classes_"):
-            won = fitted.decision_function(sets).argmax(axis=1)
-            own = (
-                [part[:, j] for part, j in zip(keys, won, strict=True)],
-                extras[np.arange(len(won)), :, won],
-            )
-            columns = {"": own}
+            winners = fitted.decision_function(sets).argmax(axis=1)
+            keys_of_winners = [part[:, j] for part, j in zip(keys, winners, strict=True)]
+            parts[""] = (keys_of_winners, extras[np.arange(len(winners)), :, winners])
         else:
-            columns = {
-                f"_{j}": ([part[:, j] for part in keys], extras[:, :, j])
-                for j in range(keys[0].shape[1])
-            }
-        named = {f"contributions{suffix}": lists(parts) for suffix, (parts, _) in columns.items()}
+            for j in range(keys[0].shape[1]):
+                parts[f"_{j}"] = ([part[:, j] for part in keys], extras[:, :, j])
+
+        # columns of lists, those of keys first
+        columns = {}
+        for suffix, (of_keys, _) in parts.items():
+            columns[f"contributions{suffix}"] = lists(of_keys)
         if extras.shape[1]:
-            named |= {
-                f"extras_contributions{suffix}": lists(parts)
-                for suffix, (_, parts) in columns.items()
-            }
-        return named
+            for suffix, (_, of_extras) in parts.items():
+                columns[f"extras_contributions{suffix}"] = lists(of_extras)
+        return columns
 
 
 def lists(rows: Iterable[Any]) -> np.ndarray:
     """Arrays of any lengths as one column of objects."""
-    found = list(rows)
-    column = np.empty(len(found), dtype=object)
-    for i, row in enumerate(found):
-        column[i] = row
+    entries = list(rows)
+    column = np.empty(len(entries), dtype=object)
+    for i, entry in enumerate(entries):
+        column[i] = entry
     return column

@@ -83,17 +83,21 @@ def reproduce(
         provenance_of,
     )
 
+    # refuse before any work
     names = answer_or_exit(lambda: check_names(figures or []))
     chosen: list[Figure] = answer_or_exit(
         lambda: choose_figures(names, preset, seed, settings or [])
     )
     # a report beside a store of cells is one of ours, and this run goes on with it
     check_folder(out, overwrite=overwrite or (out / "cells.sqlite").exists())
+    # a cluster that does not answer is found out before cells are planned
     if scheduler is not None:
         try:
             check_scheduler(scheduler)
         except RunError as error:
             refuse(str(error))
+
+    # compute the cells of all figures that are not in the store
     console = Console(stderr=as_json)
     start = time.monotonic()
     with answer_or_exit(lambda: Store(out / "cells.sqlite")) as store:
@@ -101,35 +105,37 @@ def reproduce(
         plan = answer_or_exit(
             lambda: Plan.of([cell for group in cells.values() for cell in group], store)
         )
+        keys_of_figures = {name: {cell.key for cell in group} for name, group in cells.items()}
         try:
-            _run(
-                plan,
-                store,
-                {f.name: {cell.key for cell in cells[f.name]} for f in chosen},
-                scheduler,
-                jobs,
-                console,
-            )
+            _run(plan, store, keys_of_figures, scheduler, jobs, console)
         except (RunError, StoreError) as error:
             refuse(str(error))
         except KeyboardInterrupt:
-            kept = (
-                f"{len(store.get(plan.cells))} of {len(plan.cells)} cells are finished and kept in "
-                f"{store.path}"
+            say(
+                console,
+                f"stopped: {len(store.get(plan.cells))} of {len(plan.cells)} cells are finished "
+                f"and kept in {store.path}. The same command goes on from there.",
             )
-            say(console, f"stopped: {kept}. The same command goes on from there.")
             raise typer.Exit(INTERRUPTED) from None
         results = answer_or_exit(lambda: store.get(plan.cells))
+
+    # write tables and the report
     tables = export(results, out) if results else []
-    command = shlex.join(["keyhole", *sys.argv[1:]])
     provenance = provenance_of(
-        command, seed, preset, time.monotonic() - start, len(plan.cells), len(plan.missing)
+        command=shlex.join(["keyhole", *sys.argv[1:]]),
+        seed=seed,
+        preset=preset,
+        seconds=time.monotonic() - start,
+        cells=len(plan.cells),
+        computed=len(plan.missing),
     )
     transformer = TRANSFORMER in names
     report = answer_or_exit(
         lambda: build_report(chosen, results, transformer=transformer, provenance=provenance)
     )
     files = write_report(report, out)
+
+    # print verdicts
     _tell(report, [*files[:1], *tables], console)
     if as_json:
         echo_json(_summary(report, plan, files, tables, time.monotonic() - start), indent=None)
@@ -145,14 +151,16 @@ def _run(
 ) -> None:
     from keyhole.lab.jobs import Timer, cell_costs, run_dask, run_local
 
-    found = len(plan.cells) - len(plan.missing)
-    known = f", {found} of them finished before" if found else ""
-    say(console, f"{len(plan.cells)} cells in {len(plan.jobs)} jobs{known}.")
+    n_finished = len(plan.cells) - len(plan.missing)
+    finished = f", {n_finished} of them finished before" if n_finished else ""
+    say(console, f"{len(plan.cells)} cells in {len(plan.jobs)} jobs{finished}.")
     if not plan.jobs:
         return
-    costs = {
-        cell.key: cost for job in plan.jobs for cell, cost in cell_costs(plan.wanted(job)).items()
-    }
+    # predicted costs, from which the time that remains is estimated
+    costs = {}
+    for job in plan.jobs:
+        for cell, cost in cell_costs(plan.wanted(job)).items():
+            costs[cell.key] = cost
     with _progress(Timer(plan, costs), figures, console) as report:
         if scheduler is None:
             run_local(plan, store, jobs, report)
@@ -163,7 +171,8 @@ def _run(
 @contextmanager
 def _progress(timer: Timer, figures: dict[str, set[str]], console: Console) -> Iterator[OnFinished]:
     """A bar on a terminal, a line now and then elsewhere."""
-    terminal, last = console.is_terminal, time.monotonic()
+    terminal = console.is_terminal
+    last = time.monotonic()
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -176,10 +185,17 @@ def _progress(timer: Timer, figures: dict[str, set[str]], console: Console) -> I
         def report(keys: Collection[str]) -> None:
             nonlocal last
             timer.finish(keys)
+            # the first figure that the newest cell belongs to
             newest = list(keys)[-1:]
-            name = next((name for name, own in figures.items() for key in newest if key in own), "")
-            description = f"figure {name}" if name else bar.tasks[0].description
+            name = ""
+            for figure, keys_of_figure in figures.items():
+                if not name and not keys_of_figure.isdisjoint(newest):
+                    name = figure
+            description = bar.tasks[0].description
+            if name:
+                description = f"figure {name}"
             bar.update(task, completed=timer.done, description=description, words=_line(timer, ""))
+            # elsewhere than on a terminal a line now and then
             if not terminal and time.monotonic() - last >= LINE_SECONDS:
                 last = time.monotonic()
                 say(console, _line(timer, name))
@@ -190,16 +206,15 @@ def _progress(timer: Timer, figures: dict[str, set[str]], console: Console) -> I
 
 
 def _line(timer: Timer, figure: str) -> str:
-    left = (
-        ""
-        if timer.left is None or timer.done == timer.total
-        else f", about {_duration(timer.left)} left"
+    """Progress in words: cells, their rate, and the time that it took and will take."""
+    line = (
+        f"{timer.done}/{timer.total} cells, {timer.rate:.1f} per second, {_duration(timer.seconds)}"
     )
-    where = f", figure {figure}" if figure else ""
-    return (
-        f"{timer.done}/{timer.total} cells, {timer.rate:.1f} per second, "
-        f"{_duration(timer.seconds)}{left}{where}"
-    )
+    if timer.left is not None and timer.done != timer.total:
+        line += f", about {_duration(timer.left)} left"
+    if figure:
+        line += f", figure {figure}"
+    return line
 
 
 def _duration(seconds: float) -> str:

@@ -64,23 +64,34 @@ def theory(
     from keyhole.lab import theory_report as experiment
     from keyhole.theory.blocks import bias_of
 
+    # refuse before any work
     if model not in experiment.MODELS:
         refuse(f"--model must be one of {', '.join(experiment.MODELS)}: got {model!r}.")
     if error is not None and not (error > 0 and math.isfinite(error)):
         refuse(f"--error must be a positive number: got {error:g}.")
     if out is not None:
         check_folder(out)
-    sizing = (dim, keys, _read_sizes(samples), read_n_heads(n_heads), ridge, noise)
     config = experiment.TheoryQuestion(
-        target, *sizing, model, error, time_limit=time_limit, bias=bias
+        target=target,
+        dim=dim,
+        n_keys=keys,
+        samples=_read_sizes(samples),
+        n_heads=read_n_heads(n_heads),
+        ridge=ridge,
+        noise=noise,
+        model=model,
+        error=error,
+        time_limit=time_limit,
+        bias=bias,
     )
     answer_or_exit(lambda: bias_of(config.distribution(), dim))
+
+    # compute, print, draw
     report = answer_or_exit(lambda: experiment.run(config))
-    console = Console()
     if as_json:
         echo_json(report)
     else:
-        _print_report(console, report, config.describe())
+        _print_report(Console(), report, config.describe())
     if out is not None:
         rows = answer_or_exit(lambda: experiment.curve_rows(config))
         for path in experiment.plot(rows, config, out):
@@ -88,6 +99,7 @@ def theory(
 
 
 def _read_sizes(text: str) -> tuple[int, ...]:
+    # numbers such as 1e5 are sizes too
     try:
         sizes = tuple(int(float(part)) for part in text.split(","))
     except (ValueError, OverflowError):

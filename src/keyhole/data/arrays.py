@@ -17,16 +17,18 @@ from keyhole._checks import check_finite, check_float_array
 
 def joined_rows(arrays: Sequence[Any], what: str) -> Any:
     """What every batch has one row per sample of, or none has, end to end."""
-    held = [array for array in arrays if array is not None]
-    if held and len(held) != len(arrays):
+    present = [array for array in arrays if array is not None]
+    if not present:
+        return None
+    if len(present) != len(arrays):
         raise ValueError(
-            f"`batches` must all carry {what}, or none: {len(held)} of {len(arrays)} do. Give the "
-            f"others {what} of their own."
+            f"`batches` must all carry {what}, or none: {len(present)} of {len(arrays)} do. Give "
+            f"the others {what} of their own."
         )
-    widths = {int(array.shape[1]) for array in held}
+    widths = {int(array.shape[1]) for array in present}
     if len(widths) > 1:
         raise ValueError(f"`batches` must have {what} of one dimension: got {sorted(widths)}.")
-    return concatenated(held) if held else None
+    return concatenated(present)
 
 
 def offsets_of(counts: Int[np.ndarray, " n"]) -> Int[np.ndarray, " o"]:
@@ -42,8 +44,9 @@ def gathered(
     Where they begin end to end, and the place of each entry before.
     """
     counts = np.diff(offsets)[rows]
-    begin = offsets_of(counts)
-    return begin, np.arange(begin[-1]) + np.repeat(offsets[rows] - begin[:-1], counts)
+    new_offsets = offsets_of(counts)
+    shifts = np.repeat(offsets[rows] - new_offsets[:-1], counts)
+    return new_offsets, np.arange(new_offsets[-1]) + shifts
 
 
 def _of_tensors() -> Any:
@@ -55,41 +58,44 @@ def _of_tensors() -> Any:
 
 def check_numbers(value: Any, name: str) -> Any:
     """Return ``value`` in float32 or float64."""
-    return (
-        _of_tensors().check_float_tensor(value, name)
-        if is_tensor(value)
-        else check_float_array(value, name)
-    )
+    if is_tensor(value):
+        return _of_tensors().check_float_tensor(value, name)
+    return check_float_array(value, name)
 
 
 def check_all_finite(array: Any, name: str) -> None:
     """Raise if there is NaN or infinity; the message names the first."""
-    (_of_tensors().check_finite_tensor if is_tensor(array) else check_finite)(array, name)
+    if is_tensor(array):
+        _of_tensors().check_finite_tensor(array, name)
+    else:
+        check_finite(array, name)
 
 
 def concatenated(arrays: Sequence[Any]) -> Any:
     """Rows end to end."""
-    tensors = [is_tensor(array) for array in arrays]
-    if any(tensors) and not all(tensors):
+    n_tensors = sum(is_tensor(array) for array in arrays)
+    if n_tensors == 0:
+        return np.concatenate(arrays)
+    if n_tensors < len(arrays):
         raise TypeError(
             "sets must be NumPy arrays or torch tensors, all of one kind: got both. Convert some "
             "of them."
         )
-    return _of_tensors().concatenate(arrays) if any(tensors) else np.concatenate(arrays)
+    return _of_tensors().concatenate(arrays)
 
 
 def like(array: Any, other: Any) -> Any:
     """``array`` as it is, or on the device of ``other`` if that is a tensor."""
-    return _of_tensors().as_tensor(array, other) if is_tensor(other) else array
+    if is_tensor(other):
+        return _of_tensors().as_tensor(array, other)
+    return array
 
 
 def astype(array: Any, dtype: Any) -> Any:
     """The array in float32 or float64; itself if it is that."""
-    return (
-        _of_tensors().astype(array, np.dtype(dtype).name)
-        if is_tensor(array)
-        else array.astype(dtype, copy=False)
-    )
+    if is_tensor(array):
+        return _of_tensors().astype(array, np.dtype(dtype).name)
+    return array.astype(dtype, copy=False)
 
 
 def alike(tokens: Any, query: Any) -> tuple[Any, Any]:
@@ -99,8 +105,10 @@ def alike(tokens: Any, query: Any) -> tuple[Any, Any]:
             "`keys` and `query` must be of one kind: got NumPy keys and a torch query. Convert one "
             "of them."
         )
-    wide = np.result_type(*(np.dtype(str(x.dtype).removeprefix("torch.")) for x in (tokens, query)))
-    return astype(tokens, wide), astype(like(query, tokens), wide)
+    # types by their NumPy names, which torch puts a prefix to
+    dtypes = [np.dtype(str(array.dtype).removeprefix("torch.")) for array in (tokens, query)]
+    wider = np.result_type(*dtypes)
+    return astype(tokens, wider), astype(like(query, tokens), wider)
 
 
 def frozen(array: Any) -> Any:
@@ -150,10 +158,11 @@ def check_query(query: Any, n: int) -> None:
 
 
 def check_extras(extras: Any, n: int) -> Float[np.ndarray, "n c"] | None:
-    """Columns of n samples in float64, in host memory; or None."""
+    """Sample-level features of n samples in float64, in host memory; or None."""
     if extras is None:
         return None
-    extras = _of_tensors().as_array(extras) if is_tensor(extras) else extras
+    if is_tensor(extras):
+        extras = _of_tensors().as_array(extras)
     columns = check_float_array(extras, "extras").astype(np.float64)
     if columns.ndim != 2 or len(columns) != n or columns.shape[1] == 0:
         raise ValueError(

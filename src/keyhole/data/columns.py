@@ -15,7 +15,7 @@ from keyhole.data.schema import HASHED, MOST_CATEGORIES, Coding
 
 
 class SchemaError(ValueError):
-    """A column that cannot be read as what it was asked for."""
+    """A column that cannot be read as what it is named for."""
 
 
 class Place(NamedTuple):
@@ -27,7 +27,9 @@ class Place(NamedTuple):
 
     def row(self, i: Any) -> str:
         """Entry i in words: row i, or the one of ``rows`` that it comes from."""
-        row = int(i) if self.rows is None else int(self.rows[int(i)])
+        row = int(i)
+        if self.rows is not None:
+            row = int(self.rows[row])
         return f"row {self.first + row}{self.inside.replace(' in ', ' of ', 1)}"
 
     @property
@@ -60,8 +62,11 @@ def numbers(column: Any, name: str, place: Place, *, lists: str = "") -> Float[n
             f"column {name!r} must hold {lists}numbers: it holds {lists}{kind}{place.inside}. "
             "Leave it out, or convert it."
         )
-    if pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
-        column = column.cast(pa.float64() if pa.types.is_decimal(kind) else pa.int8())
+    # NumPy has no decimals, and takes booleans with missing values for objects
+    if pa.types.is_decimal(kind):
+        column = column.cast(pa.float64())
+    elif pa.types.is_boolean(kind):
+        column = column.cast(pa.int8())
     array = column.to_numpy(zero_copy_only=False)
     if array.dtype not in (np.float32, np.float64):
         return np.asarray(array, dtype=np.float64)
@@ -73,39 +78,47 @@ def unlisted(column: Any) -> tuple[Any, Int[np.ndarray, " o"]]:
 
     A row that is null has none.
     """
-    if not len(column):  # its offsets may lead anywhere: nobody has looked at them
+    # offsets of a column without rows may lead anywhere: nobody has looked at them
+    if not len(column):
         return column.values.slice(0, 0), np.zeros(1, np.int64)
+
+    # lists of one length have no offsets
     if pa.types.is_fixed_size_list(column.type):
-        known = (
-            column.is_valid().to_numpy(zero_copy_only=False)
-            if column.null_count
-            else np.ones(len(column), bool)
-        )
-        return column.flatten(), np.concatenate([[0], np.cumsum(known)]) * column.type.list_size
+        has_list = np.ones(len(column), bool)
+        if column.null_count:
+            has_list = column.is_valid().to_numpy(zero_copy_only=False)
+        lists_before = np.concatenate([[0], np.cumsum(has_list)])
+        return column.flatten(), lists_before * column.type.list_size
+
+    # a null may own values, which `flatten` leaves out: offsets are counted anew
     if column.null_count:
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         return column.flatten(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+    # a slice of a longer column begins and ends within its values
     offsets = column.offsets.to_numpy().astype(np.int64)
-    return column.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0]
+    values = column.values.slice(offsets[0], offsets[-1] - offsets[0])
+    return values, offsets - offsets[0]
 
 
 def same_lengths(column: Any) -> tuple[Any, int, tuple[int, int] | None]:
-    """The values of lists end to end, and their length.
+    """The values of lists end to end, their length, and None.
 
-    With the first list of another length or of none.
+    In the place of None stand the first list that has another length or none, and its length.
     """
-    if (
-        len(column)
-        and pa.types.is_fixed_size_list(column.type)
-        and not column.null_count
-        and column.type.list_size
-    ):
+    is_fixed = pa.types.is_fixed_size_list(column.type)
+    if len(column) and is_fixed and not column.null_count and column.type.list_size:
         return column.flatten(), int(column.type.list_size), None
     flat, offsets = unlisted(column)
     lengths = np.diff(offsets)
-    length = int(lengths[0]) if len(lengths) else 0
-    odd = (lengths != length) | (lengths == 0)
-    return flat, length, (int(odd.argmax()), int(lengths[odd.argmax()])) if odd.any() else None
+    if len(lengths) == 0:
+        return flat, 0, None
+    length = int(lengths[0])
+    is_misfit = (lengths != length) | (lengths == 0)
+    if not is_misfit.any():
+        return flat, length, None
+    misfit = int(is_misfit.argmax())
+    return flat, length, (misfit, int(lengths[misfit]))
 
 
 def matrix(column: Any, name: str, place: Place, what: str) -> Float[np.ndarray, "n d"]:
@@ -116,30 +129,31 @@ def matrix(column: Any, name: str, place: Place, what: str) -> Float[np.ndarray,
             f"column {name!r} must have a list in every row: {place.row(row)} is empty. Drop the "
             "row."
         )
-    flat, width, odd = same_lengths(column)
-    if odd is not None:
+    flat, width, misfit = same_lengths(column)
+    if misfit is not None:
+        row, length = misfit
         raise SchemaError(
             f"all {what} of column {name!r} must have as many coordinates, at least one: that of "
-            f"{place.row(0)} has {width} and that of {place.row(odd[0])} has {odd[1]}. Pad or cut "
+            f"{place.row(0)} has {width} and that of {place.row(row)} has {length}. Pad or cut "
             "them."
         )
     return numbers(flat, name, place, lists="lists of ").reshape(len(column), -1)
 
 
 def labels(column: Any, name: str, place: Place) -> np.ndarray:
-    """A target: integers, numbers, booleans or text without gaps, or lists of numbers.
+    """A target: integers, numbers, booleans or text, or lists of numbers; nothing missing.
 
     A list has one number for each output.
     """
     if is_list(column.type):
-        found = matrix(column, name, place, "targets")
-        refuse_gaps(found, (name,), place, "target")
-        return found
-    gaps = _gaps(column)
-    if len(gaps):
+        outputs = matrix(column, name, place, "targets")
+        refuse_gaps(outputs, (name,), place, "target")
+        return outputs
+    missing_rows = _missing_rows(column)
+    if len(missing_rows):
         raise SchemaError(
-            f"target column {name!r} must be known in every row: {place.row(gaps[0])} is empty "
-            f"({len(gaps)} in all). Drop such rows first."
+            f"target column {name!r} must be known in every row: {place.row(missing_rows[0])} is "
+            f"empty ({len(missing_rows)} in all). Drop such rows first."
         )
     return _values(column, name, place, "target column")
 
@@ -148,66 +162,89 @@ def set_ids(
     column: Any, name: str, place: Place, what: str = "which set"
 ) -> Shaped[np.ndarray, " r"]:
     """Which set, or group, each row belongs to: every row says so."""
-    gaps = _gaps(column)
-    if len(gaps):
-        some = ", ".join(str(place.first + int(i)) for i in gaps[:5])
-        rows = (
-            f"rows {some}{' …' if len(gaps) > 5 else ''} are"
-            if len(gaps) > 1
-            else f"{place.row(gaps[0])} is"
-        )
-        raise SchemaError(
-            f"column {name!r} must say of every row {what} it belongs to: {rows} empty "
-            f"({len(gaps)} in all). Fill in the {what.split()[-1]}s, or drop such rows."
-        )
-    return _values(column, name, place, f"{what.split()[-1]} column")
+    noun = what.split()[-1]
+    missing_rows = _missing_rows(column)
+    if len(missing_rows) == 0:
+        return _values(column, name, place, f"{noun} column")
+    if len(missing_rows) == 1:
+        rows = f"{place.row(missing_rows[0])} is"
+    else:
+        first_rows = ", ".join(str(place.first + int(i)) for i in missing_rows[:5])
+        more = " …" if len(missing_rows) > 5 else ""
+        rows = f"rows {first_rows}{more} are"
+    raise SchemaError(
+        f"column {name!r} must say of every row {what} it belongs to: {rows} empty "
+        f"({len(missing_rows)} in all). Fill in the {noun}s, or drop such rows."
+    )
 
 
 def instants(column: Any, name: str, place: Place) -> Float[np.ndarray, " r"]:
     """When each row was: dates in days, or numbers; every row says so."""
-    found = days(column) if kind_of(column.type) == "date" else numbers(column, name, place)
-    refuse_gaps(found[:, None], (name,), place, "time")
-    return found
+    if kind_of(column.type) == "date":
+        times = days(column)
+    else:
+        times = numbers(column, name, place)
+    refuse_gaps(times[:, None], (name,), place, "time")
+    return times
+
+
+SPLIT_WORDS = {
+    "0": 0,
+    "0.0": 0,
+    "false": 0,
+    "train": 0,
+    "training": 0,
+    "1": 1,
+    "1.0": 1,
+    "true": 1,
+    "test": 1,
+    "testing": 1,
+}
+"""What a column may say of a row, in lower case, and the part that this means."""
 
 
 def parts_of_split(column: Any, name: str, place: Place) -> Int[np.ndarray, " r"]:
     """0 for training and 1 for testing, from numbers, booleans or words."""
-    train, test = (
-        ("0", "0.0", "false", "train", "training"),
-        ("1", "1.0", "true", "test", "testing"),
-    )
-    words = dict.fromkeys(train, 0) | dict.fromkeys(test, 1)
-    said = [str(value).strip().lower() for value in column.to_pylist()]
-    for row, word in enumerate(said):
-        if word not in words:
+    parts = []
+    for row, value in enumerate(column.to_pylist()):
+        word = str(value).strip().lower()
+        if word not in SPLIT_WORDS:
             raise SchemaError(
                 f"column {name!r} must say train or test, or 0 or 1: {place.row(row)} says "
                 f"{word!r:.40}. Name another column, or change it."
             )
-    return np.array([words[word] for word in said], dtype=np.int64)
+        parts.append(SPLIT_WORDS[word])
+    return np.array(parts, dtype=np.int64)
 
 
-def _gaps(column: Any) -> Int[np.ndarray, " g"]:
-    """Rows that say nothing. In CSV a gap among texts is an empty text."""
-    empty = column.is_null()
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        blank = pc.equal(pc.utf8_trim_whitespace(column.cast(kind)), "")
-        empty = pc.or_(empty, pc.fill_null(blank, False))
-    return np.flatnonzero(empty.to_numpy(zero_copy_only=False))
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _missing_rows(column: Any) -> Int[np.ndarray, " g"]:
+    """Rows that say nothing. In CSV a missing text is an empty one."""
+    is_missing = column.is_null()
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if _is_text(kind):
+        is_blank = pc.equal(pc.utf8_trim_whitespace(column.cast(kind)), "")
+        is_missing = pc.or_(is_missing, pc.fill_null(is_blank, False))
+    return np.flatnonzero(is_missing.to_numpy(zero_copy_only=False))
 
 
 def _values(column: Any, name: str, place: Place, what: str) -> Shaped[np.ndarray, " r"]:
+    """Text, whole numbers or finite numbers as an array of their kind; none is missing."""
+    column = plain_values(column)
     kind = column.type
-    if pa.types.is_dictionary(kind):
-        column, kind = column.cast(kind.value_type), kind.value_type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if _is_text(kind):
         return np.array(column.to_pylist(), dtype=np.str_)
     if not is_number(kind):
         raise SchemaError(
             f"{what} {name!r} must hold numbers or text: it holds {kind}{place.inside}. Convert it "
             "first."
         )
+    # whole numbers stay whole: ids of 64 bits would lose digits as floats
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return np.asarray(column.to_numpy(zero_copy_only=False))
     values = numbers(column, name, place)
@@ -236,24 +273,32 @@ def refuse_gaps(
 
     ``owner`` is the row of each if that is not its place.
     """
-    finite = np.isfinite(values)
-    if finite.all():
+    is_finite = np.isfinite(values)
+    if is_finite.all():
         return
-    i, column = (int(k) for k in np.argwhere(~finite)[0])
-    if len(names) == values.shape[1]:  # the coordinates of one text count as one entry
-        finite = finite[:, [k for k, name in enumerate(names) if name not in names[:k]]]
-    missing = np.isnan(values[i, column])
-    fill = ", have them filled by the mean with missing='impute' (--missing impute)"
-    fill = "" if what in ("target", "time") else fill
-    drop = (
-        ", or drop the tokens that have one with missing='drop' (--missing drop)"
-        if what == "token"
-        else ""
-    )
+
+    # the first such entry
+    i, column = (int(k) for k in np.argwhere(~is_finite)[0])
+    name = names[min(column, len(names) - 1)]
+    row = place.row(i if owner is None else owner[i])
+    is_missing = np.isnan(values[i, column])
+
+    # how many there are: the coordinates of one text count as one entry
+    if len(names) == values.shape[1]:
+        first_of_name = [k for k, other in enumerate(names) if other not in names[:k]]
+        is_finite = is_finite[:, first_of_name]
+    count = int((~is_finite).sum())
+
+    # what can be done: targets and times are not made up, and tokens alone can be dropped
+    remedy = "Fill them in"
+    if is_missing and what not in ("target", "time"):
+        remedy += ", have them filled by the mean with missing='impute' (--missing impute)"
+    if is_missing and what == "token":
+        remedy += ", or drop the tokens that have one with missing='drop' (--missing drop)"
+    problem = "missing" if is_missing else "infinite"
     raise SchemaError(
-        f"{PLURALS[what]} must be known: {names[min(column, len(names) - 1)]!r} is "
-        f"{'missing' if missing else 'infinite'} in {place.row(i if owner is None else owner[i])}, "
-        f"{int((~finite).sum())} such entries in all. Fill them in{fill + drop if missing else ''}."
+        f"{PLURALS[what]} must be known: {name!r} is {problem} in {row}, {count} such entries in "
+        f"all. {remedy}."
     )
 
 
@@ -269,10 +314,11 @@ def kind_of(kind: pa.DataType) -> str:
         kind = kind.value_type
     if is_number(kind):
         return "number"
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view":
+    if _is_text(kind) or str(kind) == "string_view":
         return "text"
-    tests = (pa.types.is_date, pa.types.is_timestamp, pa.types.is_duration)
-    return "date" if any(test(kind) for test in tests) else ""
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
+        return "date"
+    return ""
 
 
 _SECONDS = {"D": 86400.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -285,71 +331,84 @@ def days(column: Any) -> Float[np.ndarray, " r"]:
     """
     array = column.to_numpy(zero_copy_only=False)
     unit = _SECONDS[np.datetime_data(array.dtype)[0]]
-    found = array.astype(np.int64) * (unit / 86400.0)
-    return np.where(np.isnat(array), np.nan, found)
+    in_days = array.astype(np.int64) * (unit / 86400.0)
+    return np.where(np.isnat(array), np.nan, in_days)
 
 
 def texts(column: Any) -> tuple[list[str], Int[np.ndarray, " r"]]:
     """Different texts of a column, and which of them each row has.
 
-    The last, "", stands for gaps and blanks.
+    The last, "", stands for missing values; blanks are "" too.
     """
     codes = column.cast(pa.large_string()).dictionary_encode()
-    found = [text if text.strip() else "" for text in codes.dictionary.to_pylist()]
-    return [*found, ""], codes.indices.fill_null(len(found)).to_numpy(zero_copy_only=False)
+    different = [text if text.strip() else "" for text in codes.dictionary.to_pylist()]
+    rows = codes.indices.fill_null(len(different)).to_numpy(zero_copy_only=False)
+    return [*different, ""], rows
 
 
 def plain_values(column: Any) -> Any:
     """A column without a dictionary: the values themselves."""
-    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+    if pa.types.is_dictionary(column.type):
+        return column.cast(column.type.value_type)
+    return column
 
 
 class Study:
     """What is learned about one column, piece by piece."""
 
     def __init__(self, name: str, kind: str) -> None:
-        self.name, self.kind = name, kind
+        self.name = name
+        self.kind = kind
         self._texts: set[str] = set()
-        self._start, self._sum, self._count = np.inf, 0.0, 0
+        self._start = np.inf
+        self._sum = 0.0
+        self._count = 0
 
     def add(self, column: Any, place: Place, lists: str = "") -> None:
         """Look at some rows."""
         column = plain_values(column)
         if self.kind == "text":
-            found, rows = texts(column)
-            self._texts |= (
-                {found[i] for i in np.unique(rows)}
-                if len(self._texts) <= MOST_CATEGORIES + 1
-                else set()
-            )
+            # beyond this number the texts are hashed, and no further one has to be kept
+            if len(self._texts) <= MOST_CATEGORIES + 1:
+                different, rows = texts(column)
+                self._texts |= {different[i] for i in np.unique(rows)}
             return
-        values = (
-            days(column) if self.kind == "date" else numbers(column, self.name, place, lists=lists)
-        )
+        if self.kind == "date":
+            values = days(column)
+        else:
+            values = numbers(column, self.name, place, lists=lists)
         values = values[np.isfinite(values)]
         if len(values):
             self._start = min(self._start, float(values.min()))
-            self._sum, self._count = (
-                self._sum + float(values.sum(dtype=np.float64)),
-                self._count + len(values),
-            )
+            self._sum += float(values.sum(dtype=np.float64))
+            self._count += len(values)
 
     def coding(self, *, impute: bool) -> Coding:
-        """What was learned; gaps are filled only if asked for."""
+        """What was learned; missing values are filled in only if ``impute``."""
         if self.kind == "text":
-            found = sorted(self._texts if impute else self._texts - {""})
-            if not found or len(found) > MOST_CATEGORIES:
-                return Coding(self.name, "hashed")
-            return Coding(self.name, "one-hot", tuple(found))
-        mean = self._sum / self._count if self._count else 0.0
-        fill = mean if impute and self._count and np.isfinite(mean) else None
+            categories = sorted(self._texts if impute else self._texts - {""})
+            if not categories or len(categories) > MOST_CATEGORIES:
+                return Coding(column=self.name, kind="hashed")
+            return Coding(column=self.name, kind="one-hot", categories=tuple(categories))
+
+        # the mean fills in numbers and dates, where there is one
+        fill = None
+        if impute and self._count:
+            mean = self._sum / self._count
+            if np.isfinite(mean):
+                fill = mean
         if self.kind == "number":
-            return Coding(self.name, "number", fill=fill)
+            return Coding(column=self.name, kind="number", fill=fill)
+
+        # dates are counted from the first one
         start = self._start if self._count else 0.0
-        return Coding(self.name, "date", start=start, fill=None if fill is None else fill - start)
+        if fill is not None:
+            fill -= start
+        return Coding(column=self.name, kind="date", start=start, fill=fill)
 
 
 HOLDS = {"number": "numbers", "text": "text", "date": "dates"}
+_ARROW_TYPES = {"number": pa.float64(), "text": pa.string(), "date": pa.timestamp("s")}
 
 
 def coded(
@@ -362,56 +421,74 @@ def coded(
     unknown: str = "error",
 ) -> Float[np.ndarray, "r w"]:
     """A column as numbers, one row for each entry; NaN where one is missing and not imputed."""
-    column, name = plain_values(column), coding.column
-    wanted = {"one-hot": "text", "hashed": "text"}.get(coding.kind, coding.kind)
-    if pa.types.is_null(column.type):  # nothing but gaps
-        column = column.cast(
-            {"number": pa.float64(), "text": pa.string(), "date": pa.timestamp("s")}[wanted]
-        )
-    if kind_of(column.type) != wanted:
+    # the column must be of the kind that was learned; one of missing values only is of any kind
+    column = plain_values(column)
+    kind = coding.kind
+    if kind in ("one-hot", "hashed"):
+        kind = "text"
+    if pa.types.is_null(column.type):
+        column = column.cast(_ARROW_TYPES[kind])
+    if kind_of(column.type) != kind:
         raise SchemaError(
-            f"column {name!r} must hold {lists}{HOLDS[wanted]}, as it did in the table it was "
-            f"learned from: it holds {lists}{column.type}{place.inside}. Convert it."
+            f"column {coding.column!r} must hold {lists}{HOLDS[kind]}, as it did in the table it "
+            f"was learned from: it holds {lists}{column.type}{place.inside}. Convert it."
         )
-    if wanted != "text":
-        values = (
-            numbers(column, name, place, lists=lists)
-            if wanted == "number"
-            else days(column) - coding.start
-        )
-        if impute and coding.fill is not None:
-            values = np.where(np.isnan(values), np.asarray(coding.fill, values.dtype), values)
-        return values[:, None]
-    found, rows = texts(column)
-    table = np.array(
-        [[text == known for known in coding.categories] for text in found], dtype=np.float32
-    )
+    if kind == "text":
+        return _coded_texts(coding, column, place, impute=impute, unknown=unknown)
+
+    # numbers and dates are one coordinate each
+    if kind == "number":
+        values = numbers(column, coding.column, place, lists=lists)
+    else:
+        values = days(column) - coding.start
+    if impute and coding.fill is not None:
+        values = np.where(np.isnan(values), np.asarray(coding.fill, values.dtype), values)
+    return values[:, None]
+
+
+def _coded_texts(
+    coding: Coding, column: Any, place: Place, *, impute: bool, unknown: str
+) -> Float[np.ndarray, "r w"]:
+    """Texts as numbers: each different text is coded once, and rows take the code of theirs."""
+    different, rows = texts(column)
     if coding.kind == "hashed":
-        table = _hashed(found)
-    if coding.kind == "one-hot" and unknown == "error":
-        strange = np.array([bool(text) and text not in coding.categories for text in found])[rows]
-        if strange.any():
-            row = int(strange.argmax())
-            known = ", ".join(repr(category)[:40] for category in coding.categories[:12])
-            if len(coding.categories) > 12:
-                known += " …"
-            raise SchemaError(
-                f"column {name!r} must hold categories that were there before: {place.row(row)} "
-                f"says {found[rows[row]]!r:.60}, known are "
-                f"{known}. "
-                "Correct it, or have it read as none of them with unknown='ignore' "
-                "(--unknown ignore)."
-            )
+        codes = _hashed(different)
+    else:
+        if unknown == "error":
+            _refuse_unknown_categories(coding, different, rows, place)
+        is_category = [[text == category for category in coding.categories] for text in different]
+        codes = np.array(is_category, dtype=np.float32)
     if not impute:
-        table[[not text for text in found]] = np.nan
-    return table[rows]
+        codes[[not text for text in different]] = np.nan
+    return codes[rows]
 
 
-def _hashed(found: list[str]) -> Float[np.ndarray, "u w"]:
+def _refuse_unknown_categories(
+    coding: Coding, different: list[str], rows: Int[np.ndarray, " r"], place: Place
+) -> None:
+    """Raise where a row has a text that is no category; missing ones are not meant."""
+    is_unknown = [bool(text) and text not in coding.categories for text in different]
+    is_unknown_row = np.array(is_unknown)[rows]
+    if not is_unknown_row.any():
+        return
+    row = int(is_unknown_row.argmax())
+    categories = ", ".join(repr(category)[:40] for category in coding.categories[:12])
+    if len(coding.categories) > 12:
+        categories += " …"
+    raise SchemaError(
+        f"column {coding.column!r} must hold categories that were there before: {place.row(row)} "
+        f"says {different[rows[row]]!r:.60}, known are {categories}. "
+        "Correct it, or have it read as none of them with unknown='ignore' "
+        "(--unknown ignore)."
+    )
+
+
+def _hashed(different: list[str]) -> Float[np.ndarray, "u w"]:
+    """A sign at a place that the hash of a text names; zeros for an empty text."""
     from sklearn.feature_extraction import FeatureHasher
 
     hasher = FeatureHasher(HASHED, input_type="string", dtype=np.float32)
-    return np.asarray(hasher.transform([[text] if text else [] for text in found]).toarray())
+    return np.asarray(hasher.transform([[text] if text else [] for text in different]).toarray())
 
 
 # ---------------------------------------------------------------- what a column seems to be
@@ -565,9 +642,10 @@ class TextEvidence:
         if self.is_name():
             return f"a name, with more than {MAX_COUNTED_TEXTS} different texts"
         # in a short table texts are names already where there are half as many of them as rows
-        is_short = MIN_ROWS <= self._count <= 2 * MOST_CATEGORIES
-        most = self._count / 2 if is_short else MOST_CATEGORIES
-        if len(self._texts) > most:
+        largest_count: float = MOST_CATEGORIES
+        if MIN_ROWS <= self._count <= 2 * MOST_CATEGORIES:
+            largest_count = self._count / 2
+        if len(self._texts) > largest_count:
             return f"a name, with {len(self._texts)} different texts"
         if len(self._texts) < 2 and self._count > 1:
             return f"nothing to learn from, with {'one' if self._texts else 'no'} text"
@@ -576,4 +654,6 @@ class TextEvidence:
 
 def one_piece(column: Any) -> Any:
     """A column in one piece, which it is in already or is copied to."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return column.combine_chunks()

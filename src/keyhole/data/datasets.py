@@ -26,16 +26,16 @@ from keyhole.data.batches import Batch
 from keyhole.data.layout import Dataset
 from keyhole.data.npz import UNREADABLE, NpzFile, check_pointer
 from keyhole.data.reader import SUFFIXES, ParquetSets, read_table
+from keyhole.data.schema import Schema
 from keyhole.data.sets import SetBatch, SetGroups
 
 LARGEST = 200_000_000  # bytes of all text files together; more are refused before they are read
-MOST_PASSED = (
-    1_000_000_000  # bytes of a tar archive that are decompressed on the way to what is wanted
-)
+# bytes of a tar archive that are decompressed on the way to what is wanted
+MOST_PASSED = 1_000_000_000
 MOST_MEMBERS = 100_000  # members of a tar archive, wanted or not: each takes a kilobyte of memory
 
 DAMAGED = (tarfile.TarError, *UNREADABLE)
-Found = tuple[str, int, Callable[[], bytes]]  # name of a file, its size, and how to read it
+TextFile = tuple[str, int, Callable[[], bytes]]  # name of a file, its size, and how to read it
 
 
 def read_texts(path: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
@@ -57,11 +57,12 @@ def read_texts(path: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
                     )
                 contents[name] = read()
     except (*DAMAGED, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
         # an invalid argument is a place before the beginning of the file, where a damaged header
-        # leads
-        of_the_archive = error.errno in (None, errno.EINVAL) if isinstance(error, OSError) else True
-        if not of_the_archive or isinstance(error, FileNotFoundError):
-            raise  # of the disk
+        # leads; all other numbers are errors of the disk
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
         raise ValueError(
             f"an archive must read back whole: {path.name!r} does not ({str(error)[:200]}). It is "
             "damaged; fetch it again."
@@ -69,33 +70,42 @@ def read_texts(path: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
     return {name: _decode(content, name) for name, content in contents.items()}
 
 
-def _files(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Iterator[Found]:
+def _files(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Iterator[TextFile]:
     """What is wanted of a folder, an archive, or a file that is neither."""
     if path.exists():
         refuse_special_file(path)
     if path.is_dir():
-        root = path.resolve()
-        for file in sorted(path.rglob("*")):
-            name = file.relative_to(path).as_posix()
-            if wanted(name) and file.is_file() and file.resolve().is_relative_to(root):
-                yield name, file.stat().st_size, file.read_bytes
+        yield from _in_folder(path, wanted)
     elif not path.is_file():
         raise FileNotFoundError(f"{path.name!r} is not there: no such file or folder.")
     elif zipfile.is_zipfile(path):
-        archive = stack.enter_context(zipfile.ZipFile(path))
-        for info in archive.infolist():
-            if wanted(info.filename) and not info.is_dir():
-                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise _other_compression(path)
-                if (
-                    info.compress_size > path.stat().st_size
-                ):  # as much memory would be asked for before a byte is read
-                    raise zipfile.BadZipFile(
-                        f"{info.filename!r:.100} is said to be larger than the archive"
-                    )
-                yield info.filename, info.file_size, partial(_read_member, archive, info)
+        yield from _in_zip(path, wanted, stack)
     else:
         yield from _in_tar(path, wanted, stack)
+
+
+def _in_folder(path: Path, wanted: Callable[[str], bool]) -> Iterator[TextFile]:
+    """Files of a folder and of those below it; links that lead out of it are passed over."""
+    root = path.resolve()
+    for file in sorted(path.rglob("*")):
+        name = file.relative_to(path).as_posix()
+        if wanted(name) and file.is_file() and file.resolve().is_relative_to(root):
+            yield name, file.stat().st_size, file.read_bytes
+
+
+def _in_zip(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Iterator[TextFile]:
+    archive = stack.enter_context(zipfile.ZipFile(path))
+    for info in archive.infolist():
+        if info.is_dir() or not wanted(info.filename):
+            continue
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise _other_compression(path)
+        # as much memory would be allocated before a byte is read
+        if info.compress_size > path.stat().st_size:
+            raise zipfile.BadZipFile(
+                f"{info.filename!r:.100} is said to be larger than the archive"
+            )
+        yield info.filename, info.file_size, partial(_read_member, archive, info)
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
@@ -107,7 +117,8 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
         return member.read(info.file_size)
 
 
-def _in_tar(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Iterator[Found]:
+def _in_tar(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Iterator[TextFile]:
+    """Members of a tar archive; a file that is none is a text file itself."""
     unpacked: Any = _Passed(stack.enter_context(_decompressed(path)), path)
     try:
         # next to nothing may be read in one piece but a text: a name of a gigabyte is a name in bad
@@ -129,13 +140,16 @@ def _in_tar(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Iter
 
 
 def _decompressed(path: Path) -> Any:
+    """A file opened by its first bytes: compressed by bzip2 or gzip, or as it is."""
     with path.open("rb") as file:
-        start = file.read(6)
-    if start == b"\xfd7zXZ\x00":
+        magic = file.read(6)
+    if magic == b"\xfd7zXZ\x00":
         raise _other_compression(path)
-    if start[:3] == b"BZh":
+    if magic[:3] == b"BZh":
         return bz2.open(path)
-    return gzip.open(path) if start[:2] == b"\x1f\x8b" else path.open("rb")
+    if magic[:2] == b"\x1f\x8b":
+        return gzip.open(path)
+    return path.open("rb")
 
 
 def _other_compression(path: Path) -> ValueError:
@@ -153,7 +167,9 @@ class _Passed:
     """
 
     def __init__(self, file: Any, path: Path) -> None:
-        self._file, self._path, self.tell = file, path, file.tell
+        self._file = file
+        self._path = path
+        self.tell = file.tell
 
     def seek(self, place: int, whence: int = 0) -> int:
         self._check(place, MOST_PASSED)
@@ -164,10 +180,10 @@ class _Passed:
         self._check(self._file.tell() + size, MOST_PASSED)
         return bytes(self._file.read(size))
 
-    def _check(self, size: int, most: int) -> None:
-        if size > most:
+    def _check(self, size: int, limit: int) -> None:
+        if size > limit:
             raise ValueError(
-                f"an archive may have {most:,} bytes in one piece, and {MOST_PASSED:,} in all "
+                f"an archive may have {limit:,} bytes in one piece, and {MOST_PASSED:,} in all "
                 f"before what is wanted: {self._path.name!r} has {size:,}. Is it the right one? If "
                 "so, unpack it and pass the folder."
             )
@@ -205,7 +221,7 @@ def babi_tokens(
     that the question has as well, with the weight they have there times ``shared``; a one among
     zeros that says its age, the newest first; and three functions of its age. The question has the
     first two parts, and zeros for the others. To every story one ``empty`` token of zeros is added,
-    for heads to turn to when no sentence concerns them.
+    which heads attend to when no sentence concerns them.
     ``order=0, shared=0, ages=False, empty=False`` is the plain bag of words with three functions of
     its age.
 
@@ -225,8 +241,8 @@ def babi_tokens(
     shared : float
         Weight of the part that holds what sentence and question share; 0 leaves it out.
     ages : bool
-        Whether to add a column for each age, as many as the longest story kept has sentences;
-        `LearnedHeads` finds them, and looks learn to look before or after what they found.
+        Whether to add a coordinate for each age, as many as the longest story kept has sentences.
+        `LearnedHeads` finds them, and further hops learn to attend to what came before or after.
     empty : bool
         Whether to add the token of zeros.
 
@@ -241,47 +257,68 @@ def babi_tokens(
     >>> import numpy as np
     >>> words = ["mary", "went", "home", "where", "is"]
     >>> table = np.array([[1, 2, 3], [4, 5, 1]])
-    >>> made = babi_tokens(table, [np.array([0])], np.array([1]), words)
-    >>> made.sets
+    >>> data = babi_tokens(table, [np.array([0])], np.array([1]), words)
+    >>> data.sets
     SetBatch(1 set, 2 keys, dim 19, with query, float64)
-    >>> made.names[10], made.sets.tokens[0, 10].round(3)       # mary is in both
+    >>> data.names[10], data.sets.tokens[0, 10].round(3)       # mary is in both
     ('mary=', np.float64(0.577))
     """
+    # parts that sentences and questions have in common
     bags, places = _word_parts(sentences, len(vocabulary))
-    words = np.hstack([bags, order * places]) if order else bags
-    n_ages = max((min(len(story), newest) for story in stories), default=0) if ages else 0
+    words = bags
+    names = list(vocabulary)
+    if order:
+        words = np.hstack([bags, order * places])
+        names += [f"{word}@" for word in vocabulary]
+
+    # parts of sentences alone: what the question shares with them, their age, and its functions
+    n_ages = 0
+    if ages:
+        n_ages = max((min(len(story), newest) for story in stories), default=0)
     keys = []
     for story, question in zip(stories, questions, strict=True):
-        rows = story[-newest:] if newest else story[:0]
+        rows = story[len(story) - min(newest, len(story)) :]
         age = np.arange(len(rows))[::-1]
-        both = [shared * (bags[rows] > 0) * bags[question]] if shared else []
-        when = [np.eye(n_ages)[age]] if n_ages else []
-        recency = np.stack([2.0**-age, 2.0 ** (-age / 2), 1.0 / (1 + age)], axis=1)
-        block = np.concatenate([words[rows], *both, *when, recency], axis=1)
-        keys.append(np.pad(block, ((0, int(empty)), (0, 0))))
-    marks = [mark for mark, there in (("", True), ("@", order), ("=", shared)) if there]
-    names = [word + mark for mark in marks for word in vocabulary]
-    names += [*(f"age {k}" for k in range(n_ages)), *RECENCY]
+        parts = [words[rows]]
+        if shared:
+            parts.append(shared * (bags[rows] > 0) * bags[question])
+        if n_ages:
+            parts.append(np.eye(n_ages)[age])
+        parts.append(np.stack([2.0**-age, 2.0 ** (-age / 2), 1.0 / (1 + age)], axis=1))
+        tokens = np.concatenate(parts, axis=1)
+        keys.append(np.pad(tokens, ((0, int(empty)), (0, 0))))
+    if shared:
+        names += [f"{word}=" for word in vocabulary]
+    names += [f"age {k}" for k in range(n_ages)]
+    names += RECENCY
+
+    # a question has zeros in the place of the parts that are of sentences alone
     query = np.pad(words[questions], ((0, 0), (0, len(names) - words.shape[1])))
-    return Dataset(SetBatch(keys, query), None, tuple(names), f"{len(keys)} stories")
+    return Dataset(
+        sets=SetBatch(keys, query),
+        target=None,
+        names=tuple(names),
+        description=f"{len(keys)} stories",
+    )
 
 
 def _word_parts(
     sentences: Int[np.ndarray, "s w"], n_words: int
 ) -> tuple[Float[np.ndarray, "s v"], Float[np.ndarray, "s v"]]:
     """Bags of words and words weighed by their place, each of length one."""
-    bags, places = np.zeros((2, len(sentences), n_words))
+    bags = np.zeros((len(sentences), n_words))
+    places = np.zeros((len(sentences), n_words))
     lengths = (sentences > 0).sum(axis=1)
+    # word j of a sentence of L words has the weight (2j − (L − 1)) / (L − 1), from −1 to 1
     for j in range(sentences.shape[1]):
         rows = np.flatnonzero(sentences[:, j] > 0)
         word = sentences[rows, j] - 1
+        last = lengths[rows] - 1
         np.add.at(bags, (rows, word), 1.0)
-        np.add.at(
-            places, (rows, word), (2 * j - (lengths[rows] - 1)) / np.maximum(lengths[rows] - 1, 1)
-        )
+        np.add.at(places, (rows, word), (2 * j - last) / np.maximum(last, 1))
     for part in (bags, places):
-        size = np.linalg.norm(part, axis=1, keepdims=True)
-        part /= np.where(size > 0, size, 1)
+        norms = np.linalg.norm(part, axis=1, keepdims=True)
+        part /= np.where(norms > 0, norms, 1)
     return bags, places
 
 
@@ -335,33 +372,41 @@ def load_babi(path: Any, task: int = 1, *, folder: str = "en", newest: int = 80)
             f"task {task} needs a file qa{task}_…_train.txt: {Path(path).name!r} has none. Give "
             "the archive of the bAbI tasks, or the folder it unpacks to."
         )
-    ordered = sorted(texts, key=lambda n: (n.endswith("_test.txt"), n))
-    parts = [parse_stories(texts[n], n) for n in ordered]
-    questions = [q for part in parts for q in part]
-    split = np.repeat(
-        [int(n.endswith("_test.txt")) for n in ordered], [len(part) for part in parts]
+
+    # training files first
+    questions: list[Question] = []
+    split: list[int] = []
+    for file in sorted(texts, key=lambda n: (n.endswith("_test.txt"), n)):
+        part = parse_stories(texts[file], file)
+        questions += part
+        split += [int(file.endswith("_test.txt"))] * len(part)
+    # sentences of both parts are coded together, with one vocabulary
+    tokens = _tokens(questions, newest)
+    description = (
+        f"bAbI task {task}: {len(questions)} questions, {split.count(0)} of them for training"
     )
-    made = _tokens(questions, newest)
-    answers = np.array([q.answer for q in questions], dtype=np.str_)
-    words = (
-        f"bAbI task {task}: {len(questions)} questions, {int((split == 0).sum())} of them for "
-        "training"
+    return Dataset(
+        sets=tokens.sets,
+        target=np.array([question.answer for question in questions], dtype=np.str_),
+        names=tokens.names,
+        description=description,
+        target_name="answer",
+        split=np.array(split),
     )
-    return Dataset(made.sets, answers, made.names, words, "answer", split)
 
 
 def _one_folder(texts: dict[str, str], folder: str) -> dict[str, str]:
     """The files of one folder, if there are several: that of the given name, or else the first."""
-    places = sorted({n.rpartition("/")[0] for n in texts})
-    if len(places) < 2:
+    paths = sorted({name.rpartition("/")[0] for name in texts})
+    if len(paths) < 2:
         return texts
-    chosen = next((p for p in places if p.rpartition("/")[2] == folder), None)
-    if chosen is None:
-        found = ", ".join(repr(p.rpartition("/")[2]) for p in places)
-        raise ValueError(
-            f"`folder` must be one of those in the archive: got {folder!r}, there are {found}."
-        )
-    return {n: text for n, text in texts.items() if n.rpartition("/")[0] == chosen}
+    for path in paths:
+        if path.rpartition("/")[2] == folder:
+            return {n: text for n, text in texts.items() if n.rpartition("/")[0] == path}
+    folders = ", ".join(repr(path.rpartition("/")[2]) for path in paths)
+    raise ValueError(
+        f"`folder` must be one of those in the archive: got {folder!r}, there are {folders}."
+    )
 
 
 def parse_stories(text: str, name: str) -> list[Question]:
@@ -382,15 +427,20 @@ def parse_stories(text: str, name: str) -> list[Question]:
             )
         if int(number) == 1:
             story = []
+
+        # a sentence of the story
         if "\t" not in rest:
             story.append(words_of(rest))
             continue
-        asked, answer = (part.strip() for part in rest.split("\t")[:2])
-        if not answer or not words_of(asked):
+
+        # a question, its answer, and after another tab the supporting facts, which are not used
+        question, answer = (part.strip() for part in rest.split("\t")[:2])
+        words = words_of(question)
+        if not answer or not words:
             raise ValueError(
                 f"a question has an answer after a tab: line {row} of {name!r:.80} is {line!r:.60}."
             )
-        questions.append(Question(tuple(story), words_of(asked), answer.lower()))
+        questions.append(Question(story=tuple(story), words=words, answer=answer.lower()))
     if not questions:
         raise ValueError(
             f"a bAbI file has questions, lines with a tab before the answer: {name!r:.80} has none."
@@ -407,20 +457,24 @@ def words_of(sentence: str) -> tuple[str, ...]:
     return tuple(re.findall(r"[^\W_]+(?:['-][^\W_]+)*", sentence.lower()))
 
 
-def _tokens(questions: Sequence[Question], newest: int) -> Any:
+def _tokens(questions: Sequence[Question], newest: int) -> Dataset:
     """Number sentences and words, and hand them to `babi_tokens`."""
-    sentences: dict[tuple[str, ...], int] = {}
+    # distinct sentences, and their words
+    numbers: dict[tuple[str, ...], int] = {}
     for question in questions:
         for sentence in (*question.story, question.words):
-            sentences.setdefault(sentence, len(sentences))
-    vocabulary = sorted({word for sentence in sentences for word in sentence})
-    number = {word: k + 1 for k, word in enumerate(vocabulary)}
-    table = np.zeros((len(sentences), max(1, *(len(s) for s in sentences))), dtype=np.int64)
-    for sentence, k in sentences.items():
-        table[k, : len(sentence)] = [number[word] for word in sentence]
-    stories = [np.array([sentences[s] for s in q.story], dtype=np.int64) for q in questions]
-    asked = np.array([sentences[q.words] for q in questions])
-    return babi_tokens(table, stories, asked, vocabulary, newest=newest)
+            numbers.setdefault(sentence, len(numbers))
+    vocabulary = sorted({word for sentence in numbers for word in sentence})
+    number_of_word = {word: k + 1 for k, word in enumerate(vocabulary)}
+
+    # one row per sentence, 0 where it is shorter than the longest
+    width = max(1, *(len(sentence) for sentence in numbers))
+    table = np.zeros((len(numbers), width), dtype=np.int64)
+    for sentence, row in numbers.items():
+        table[row, : len(sentence)] = [number_of_word[word] for word in sentence]
+    stories = [np.array([numbers[s] for s in q.story], dtype=np.int64) for q in questions]
+    rows_of_questions = np.array([numbers[question.words] for question in questions])
+    return babi_tokens(table, stories, rows_of_questions, vocabulary, newest=newest)
 
 
 def load_bags(path: Any, *, bag: str | int = 0, label: str | int = -1, skip: Any = ()) -> Dataset:
@@ -458,59 +512,81 @@ def load_bags(path: Any, *, bag: str | int = 0, label: str | int = -1, skip: Any
     (array([2, 1]), array([1, 0]))
     """
     path = Path(path)
-    text = next(iter(read_texts(path, lambda name: True).values()), "")
-    try:
-        rows = [
-            row
-            for row in csv.reader(io.StringIO(text, newline=""))
-            if any(cell.strip() for cell in row)
-        ]
-    except csv.Error as error:
-        raise ValueError(
-            f"a file of bags is comma separated: {path.name!r} is not ({error}). Is it damaged?"
-        ) from None
-    if not rows:
-        raise ValueError(f"a file of bags has a line per instance: {path.name!r} has none.")
-    first = np.array([cell.strip().rstrip(".") for cell in rows[0]])
-    header = None if np.isfinite(_as_numbers(first)).any() else [cell.strip() for cell in rows[0]]
-    if header is not None:
-        rows = rows[1:]
+    header, rows = _read_cells(path)
     width = len(header or rows[0])
-    for k, row in enumerate(rows):
-        if len(row) != width or width < 3:
-            raise ValueError(
-                "every line has a bag, a label and at least one number: line "
-                f"{k + 1 + (header is not None)} of {path.name!r} has {len(row)} cells, the first "
-                f"has {width}."
-            )
-    if not rows:
-        raise ValueError(
-            f"a file of bags has a line per instance: {path.name!r} has none below its names."
-        )
-    bag_at, label_at = _place(bag, header, width, "bag"), _place(label, header, width, "label")
-    used = {bag_at, label_at, *(_place(s, header, width, "skip") for s in skip)}
-    columns = [j for j in range(width) if j not in used]
-    if bag_at == label_at or not columns:
+
+    # which column is what
+    bag_column = _place(bag, header, width, "bag")
+    label_column = _place(label, header, width, "label")
+    skipped = [_place(column, header, width, "skip") for column in skip]
+    columns = [j for j in range(width) if j not in {bag_column, label_column, *skipped}]
+    if bag_column == label_column or not columns:
         raise ValueError(
             "bag and label must be different columns, and one must be left for the instances."
         )
     names = tuple(header[j] if header else f"x{j}" for j in columns)
+
+    # the numbers of all instances
     cells = np.array([[cell.strip() for cell in row] for row in rows], dtype=np.str_)
     tokens = _as_numbers(cells[:, columns])
-    for k, j in np.argwhere(~np.isfinite(tokens))[:1]:
+    not_numbers = np.argwhere(~np.isfinite(tokens))
+    if len(not_numbers):
+        k, j = not_numbers[0]
         raise ValueError(
             f"instances are numbers: column {names[j]!r} of instance {k} is "
             f"{rows[k][columns[j]]!r:.40}. Leave the column out with `skip`, or fill it in."
         )
-    labels = _labels(np.char.rstrip(cells[:, label_at], "."))
-    owner: dict[str, list[int]] = {}
-    for k, name in enumerate(cells[:, bag_at].tolist()):
-        owner.setdefault(name, []).append(k)
-    target = np.array([max(labels[members].tolist()) for members in owner.values()])
-    words = f"{path.name}: {len(owner)} bags of {len(rows)} instances"
+
+    # bags in the order in which they first appear, each with the largest of its labels
+    labels = _labels(np.char.rstrip(cells[:, label_column], "."))
+    members_of_bag: dict[str, list[int]] = {}
+    for k, name in enumerate(cells[:, bag_column].tolist()):
+        members_of_bag.setdefault(name, []).append(k)
+    bags = list(members_of_bag.values())
     return Dataset(
-        SetBatch([tokens[members] for members in owner.values()]), target, names, words, "label"
+        sets=SetBatch([tokens[members] for members in bags]),
+        target=np.array([max(labels[members].tolist()) for members in bags]),
+        names=names,
+        description=f"{path.name}: {len(bags)} bags of {len(rows)} instances",
+        target_name="label",
     )
+
+
+def _read_cells(path: Path) -> tuple[list[str] | None, list[list[str]]]:
+    """The names of the columns of a file of bags, or None, and the cells of its other lines.
+
+    There is at least one such line, and all have as many cells.
+    """
+    text = next(iter(read_texts(path, lambda name: True).values()), "")
+    try:
+        lines = list(csv.reader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise ValueError(
+            f"a file of bags is comma separated: {path.name!r} is not ({error}). Is it damaged?"
+        ) from None
+    rows = [row for row in lines if any(cell.strip() for cell in row)]
+    if not rows:
+        raise ValueError(f"a file of bags has a line per instance: {path.name!r} has none.")
+
+    # a first line without any number is a line of names
+    header = None
+    first = np.array([cell.strip().rstrip(".") for cell in rows[0]])
+    if not np.isfinite(_as_numbers(first)).any():
+        header = [cell.strip() for cell in rows[0]]
+        rows = rows[1:]
+    if not rows:
+        raise ValueError(
+            f"a file of bags has a line per instance: {path.name!r} has none below its names."
+        )
+    width = len(header or rows[0])
+    first_line = 1 if header is None else 2
+    for line, row in enumerate(rows, start=first_line):
+        if len(row) != width or width < 3:
+            raise ValueError(
+                f"every line has a bag, a label and at least one number: line {line} of "
+                f"{path.name!r} has {len(row)} cells, the first has {width}."
+            )
+    return header, rows
 
 
 def _as_numbers(cells: np.ndarray) -> np.ndarray:
@@ -526,13 +602,15 @@ def _as_numbers(cells: np.ndarray) -> np.ndarray:
 
 
 def _place(column: str | int, header: list[str] | None, width: int, option: str) -> int:
+    """The position of a column that a name or a position names."""
     if isinstance(column, str):
-        if header is None or column not in header:
-            found = "no line of names" if header is None else ", ".join(map(repr, header[:30]))
-            raise ValueError(
-                f"`{option}` must name a column: got {column!r}, the file has {found}."
-            )
-        return header.index(column)
+        if header is not None and column in header:
+            return header.index(column)
+        if header is None:
+            columns = "no line of names"
+        else:
+            columns = ", ".join(map(repr, header[:30]))
+        raise ValueError(f"`{option}` must name a column: got {column!r}, the file has {columns}.")
     if not -width <= column < width:
         raise ValueError(
             f"`{option}` must be the position of a column: got {column} of {width} columns."
@@ -582,11 +660,17 @@ def load_digits_sets(position: str = "bumps") -> Dataset:
     check_choice(position, "position", ("bumps", "plain"))
     images, labels = load_digits(return_X_y=True)
     keys = [pixel_set(image.reshape(8, 8) / 16.0, position) for image in images]
-    names: tuple[str, ...] = ("row", "column", "ink")
     if position == "bumps":
-        names = (*(f"row {k}" for k in range(8)), *(f"column {k}" for k in range(8)), "ink")
-    description = "scikit-learn's digits, 8 × 8 pixels, those with some ink"
-    return Dataset(SetBatch(keys), labels.astype(np.int64), names, description, "digit")
+        names = [f"row {k}" for k in range(8)] + [f"column {k}" for k in range(8)] + ["ink"]
+    else:
+        names = ["row", "column", "ink"]
+    return Dataset(
+        sets=SetBatch(keys),
+        target=labels.astype(np.int64),
+        names=tuple(names),
+        description="scikit-learn's digits, 8 × 8 pixels, those with some ink",
+        target_name="digit",
+    )
 
 
 def pixel_set(image: Float[np.ndarray, "h w"], position: str = "bumps") -> Float[np.ndarray, "k d"]:
@@ -596,15 +680,16 @@ def pixel_set(image: Float[np.ndarray, "h w"], position: str = "bumps") -> Float
     height, width = image.shape
     if position == "plain":
         centre = np.array([height - 1, width - 1]) / 2
-        return np.concatenate(
-            [(np.stack([rows, columns], axis=1) - centre) / np.maximum(centre, 0.5), ink], axis=1
-        )
+        places = np.stack([rows, columns], axis=1)
+        return np.concatenate([(places - centre) / np.maximum(centre, 0.5), ink], axis=1)
     return np.concatenate([_bumps(height)[rows], _bumps(width)[columns], ink], axis=1)
 
 
 def _bumps(size: int) -> Float[np.ndarray, "s s"]:
-    bump = np.exp(-0.5 * np.square(np.arange(size)[:, None] - np.arange(size)))
-    return np.asarray(bump / np.linalg.norm(bump, axis=1, keepdims=True))
+    """exp(−(i − k)²/2) for all i and k below ``size``, each row of length one."""
+    places = np.arange(size)
+    bumps = np.exp(-0.5 * np.square(places[:, None] - places))
+    return np.asarray(bumps / np.linalg.norm(bumps, axis=1, keepdims=True))
 
 
 _TABLE = (
@@ -652,10 +737,27 @@ def load_molecules(path: Any, *, n_radial: int = 12) -> Dataset:
         charges, positions, ptr, energy = _read_xyz(path)
     elements = np.unique(charges)
     sets = molecule_sets(charges, positions, ptr, elements=elements, n_radial=n_radial)
-    symbols = [SYMBOLS[z - 1] if z <= len(SYMBOLS) else f"Z{z}" for z in elements.tolist()]
-    names = (*symbols, *(f"{s} at {r:.2g} Å" for s in symbols for r in _centres(n_radial)))
-    words = f"{path.name}: {len(sets)} molecules of {np.diff(ptr).min()}–{np.diff(ptr).max()} atoms"
-    return Dataset(sets, energy, names, words, "energy")
+
+    # names of the coordinates: an element, and an element at a distance
+    symbols = [_symbol(charge) for charge in elements.tolist()]
+    names = list(symbols)
+    for symbol in symbols:
+        names += [f"{symbol} at {radius:.2g} Å" for radius in _centres(n_radial)]
+    sizes = np.diff(ptr)
+    return Dataset(
+        sets=sets,
+        target=energy,
+        names=tuple(names),
+        description=f"{path.name}: {len(sets)} molecules of {sizes.min()}–{sizes.max()} atoms",
+        target_name="energy",
+    )
+
+
+def _symbol(charge: int) -> str:
+    """The symbol of an element, "Z" with its charge for the heavy ones."""
+    if charge <= len(SYMBOLS):
+        return SYMBOLS[charge - 1]
+    return f"Z{charge}"
 
 
 def molecule_sets(
@@ -675,26 +777,34 @@ def molecule_sets(
     of the distance, so that heads can tell a hydrogen nearby from an oxygen far away. Tokens have
     dimension E·(1 + n_radial) for E elements, in float32.
     """
-    kinds = np.unique(charges) if elements is None else np.asarray(elements)
-    unknown = ~np.isin(charges, kinds)
-    if unknown.any():
-        i = int(unknown.argmax())
+    if elements is None:
+        elements = np.unique(charges)
+    kinds = np.asarray(elements)
+    is_unknown = ~np.isin(charges, kinds)
+    if is_unknown.any():
+        i = int(is_unknown.argmax())
         raise ValueError(
             f"`elements` must name all that occur: atom {i} has charge {charges[i]}, not in "
             f"{kinds.tolist()}."
         )
-    hot = (charges[:, None] == kinds).astype(np.float32)
+    one_hot = (charges[:, None] == kinds).astype(np.float32)
     centres = _centres(check_count(n_radial, "n_radial", minimum=2))
-    keys, queries = [], []
-    for a, b in itertools.pairwise(ptr):
-        apart = np.linalg.norm(positions[a:b, None] - positions[None, a:b], axis=2)
-        radial = np.exp(
-            -0.5 * np.square((apart[:, :, None] - centres) / (centres[1] - centres[0]))
-        ).astype(np.float32)
-        for i in range(b - a):
-            pairs = (hot[a:b, :, None] * radial[i][:, None, :]).reshape(b - a, -1)
-            keys.append(np.concatenate([hot[a:b], pairs], axis=1))
-            queries.append(np.concatenate([hot[a + i], np.zeros(pairs.shape[1], np.float32)]))
+    width = centres[1] - centres[0]
+    keys: list[np.ndarray] = []
+    queries: list[np.ndarray] = []
+    for first, last in itertools.pairwise(ptr):
+        # distances of all pairs of atoms of the molecule, in the radial basis
+        place = positions[first:last]
+        distances = np.linalg.norm(place[:, None] - place[None, :], axis=2)
+        bumps = np.exp(-0.5 * np.square((distances[:, :, None] - centres) / width))
+        radial = bumps.astype(np.float32)
+        element = one_hot[first:last]
+        n_atoms = last - first
+        for i in range(n_atoms):
+            # keys: element, and element times radial basis; the query has zeros for the latter
+            products = (element[:, :, None] * radial[i][:, None, :]).reshape(n_atoms, -1)
+            keys.append(np.concatenate([element, products], axis=1))
+            queries.append(np.concatenate([element[i], np.zeros(products.shape[1], np.float32)]))
     return SetGroups(SetBatch(keys, np.array(queries)), np.diff(ptr))
 
 
@@ -703,6 +813,7 @@ def _centres(n_radial: int) -> Float[np.ndarray, " r"]:
 
 
 def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+    """Charges, positions, first atoms of molecules, and energies if there are any, all checked."""
     file = NpzFile(path)
     for name in ("X", "ptr"):
         if name not in file.names:
@@ -710,72 +821,89 @@ def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
                 f"molecules need arrays 'X' and 'ptr': {path.name!r} has "
                 f"{', '.join(file.names[:20])}."
             )
-    atoms, ptr = file["X"], file["ptr"]
-    if (
-        atoms.ndim != 2
-        or atoms.shape[1] != 4
-        or atoms.dtype.kind not in "fiu"
-        or not np.isfinite(atoms).all()
-    ):
+
+    # atoms: a charge and three coordinates each
+    atoms = file["X"]
+    has_shape = atoms.ndim == 2 and atoms.shape[1] == 4
+    if not has_shape or atoms.dtype.kind not in "fiu" or not np.isfinite(atoms).all():
         raise ValueError(
             f"'X' must hold charge and position of each atom, (atoms, 4): got {atoms.dtype}, "
             f"{atoms.shape}."
         )
-    ptr = check_pointer(ptr, len(atoms), "X")
-    if (np.diff(ptr) < 1).any():
+
+    # molecules: at least one atom each
+    ptr = check_pointer(file["ptr"], len(atoms), "X")
+    sizes = np.diff(ptr)
+    if (sizes < 1).any():
         raise ValueError(
-            f"every molecule must have an atom: molecule {int(np.diff(ptr).argmin())} of 'ptr' has "
-            "none."
+            f"every molecule must have an atom: molecule {int(sizes.argmin())} of 'ptr' has none."
         )
     charges = np.rint(atoms[:, 0]).astype(np.int64)
     if charges.min() < 1 or charges.max() > 118:
         raise ValueError(
             f"nuclear charges lie between 1 and 118: got {charges.min()} to {charges.max()}."
         )
-    energy = file["y"].astype(np.float64) if "y" in file.names else None
-    if energy is not None and (energy.shape != (len(ptr) - 1,) or not np.isfinite(energy).all()):
+    positions = atoms[:, 1:].astype(np.float64)
+
+    # energies: one for each molecule, or none at all
+    if "y" not in file.names:
+        return charges, positions, ptr, None
+    energy = file["y"].astype(np.float64)
+    if energy.shape != (len(sizes),) or not np.isfinite(energy).all():
         raise ValueError(
-            f"'y' must have one number per molecule: got shape {energy.shape} for {len(ptr) - 1}."
+            f"'y' must have one number per molecule: got shape {energy.shape} for {len(sizes)}."
         )
-    return charges, atoms[:, 1:].astype(np.float64), ptr, energy
+    return charges, positions, ptr, energy
 
 
 def _read_xyz(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+    """Charges, positions, first atoms of molecules, and energies if there are any."""
+    # all molecules of all files, in the order of their names
     texts = read_texts(path, lambda name: name.endswith((".xyz", ".txt")))
-    frames = [
-        frame
-        for name in sorted(texts)
-        if name.endswith(".xyz")
-        for frame in parse_xyz(texts[name], name)
-    ]
-    if not frames:
+    charges: list[np.ndarray] = []
+    positions: list[np.ndarray] = []
+    energies: list[float | None] = []
+    names: list[str] = []
+    for file in sorted(texts):
+        if not file.endswith(".xyz"):
+            continue
+        for charges_of_one, positions_of_one, energy, name in parse_xyz(texts[file], file):
+            charges.append(charges_of_one)
+            positions.append(positions_of_one)
+            energies.append(energy)
+            names.append(name)
+    if not charges:
         raise ValueError(f"molecules are read from .npz and .xyz files: {path.name!r} has none.")
-    charges = np.concatenate([f[0] for f in frames])
-    positions = np.concatenate([f[1] for f in frames])
-    ptr = np.cumsum([0, *(len(f[0]) for f in frames)])
-    energy: list[float | None] = [f[2] for f in frames]
-    if any(e is None for e in energy):
-        known = _energies(texts)
-        energy = [known.get(f[3]) if e is None else e for f, e in zip(frames, energy, strict=True)]
-    missing = [f[3] for f, e in zip(frames, energy, strict=True) if e is None]
-    if missing and len(missing) < len(frames):
+
+    # energies: in the comments, else in a text file beside
+    if None in energies:
+        listed = _energies(texts)
+        for i, name in enumerate(names):
+            if energies[i] is None:
+                energies[i] = listed.get(name)
+    missing = [name for name, energy in zip(names, energies, strict=True) if energy is None]
+    if missing and len(missing) < len(names):
         raise ValueError(
             f"all molecules must have an energy, or none: {missing[0]!r} has none, {len(missing)} "
             "in all."
         )
-    return charges, positions, ptr, None if missing else np.array(energy, dtype=np.float64)
+    ptr = np.cumsum([0, *map(len, charges)])
+    target = None if missing else np.array(energies, dtype=np.float64)
+    return np.concatenate(charges), np.concatenate(positions), ptr, target
 
 
 def _energies(texts: dict[str, str]) -> dict[str, float]:
     """Lines "name energy" of text files: by the name without folder and suffix."""
-    found = {}
+    energies: dict[str, float] = {}
     for name, text in texts.items():
-        if name.endswith(".txt"):
-            for line in text.splitlines():
-                match = re.match(rf"\s*(\S+)\s+({_NUMBER})(?:\s|$)", line)
-                if match:
-                    found[match[1].rpartition("/")[2].removesuffix(".xyz")] = float(match[2])
-    return found
+        if not name.endswith(".txt"):
+            continue
+        for line in text.splitlines():
+            match = re.match(rf"\s*(\S+)\s+({_NUMBER})(?:\s|$)", line)
+            if match:
+                molecule = match[1].rpartition("/")[2].removesuffix(".xyz")
+                energies[molecule] = float(match[2])
+    return energies
 
 
 def parse_xyz(text: str, name: str) -> list[tuple[np.ndarray, np.ndarray, float | None, str]]:
@@ -783,35 +911,42 @@ def parse_xyz(text: str, name: str) -> list[tuple[np.ndarray, np.ndarray, float 
 
     The energy is there if the comment has one.
     """
-    lines, frames, row = text.splitlines(), [], 0
+    lines = text.splitlines()
     stem = name.rpartition("/")[2].removesuffix(".xyz")
+    frames = []
+    row = 0
     while row < len(lines):
         if not lines[row].strip():
             row += 1
             continue
+
+        # the number of atoms; the lines after it are a comment and one line for each atom
         count = lines[row].strip()
-        if (
-            not count.isdecimal()
-            or not 1 <= int(count[:9]) <= len(lines) - row - 2
-            or len(count) > 9
-        ):
+        lines_of_atoms = len(lines) - row - 2
+        is_count = count.isdecimal() and len(count) <= 9
+        if not is_count or not 1 <= int(count) <= lines_of_atoms:
             raise ValueError(
                 "a molecule in an xyz file begins with its number of atoms, a comment and as many "
                 f"lines: line {row + 1} of {stem!r:.60} is {lines[row]!r:.40}, with "
                 f"{len(lines) - row - 1} lines left."
             )
-        body = lines[row + 2 : row + 2 + int(count)]
-        atoms = [_atom(line, row + 3 + k, stem) for k, line in enumerate(body)]
-        charges, positions = np.array([a[0] for a in atoms]), np.array([a[1:] for a in atoms])
+        n_atoms = int(count)
+        atoms = [_atom(lines[k], k + 1, stem) for k in range(row + 2, row + 2 + n_atoms)]
+        charges = np.array([atom[0] for atom in atoms])
+        positions = np.array([atom[1:] for atom in atoms])
         frames.append((charges, positions, _energy(lines[row + 1]), stem))
-        row += 2 + int(count)
+        row += 2 + n_atoms
     return frames
 
 
 def _atom(line: str, row: int, stem: str) -> tuple[int, float, float, float]:
+    """Charge and position of an atom; its element is a charge or a symbol."""
     parts = line.split()
     try:
-        charge = int(parts[0]) if parts[0].isdecimal() else SYMBOLS.index(parts[0].capitalize()) + 1
+        if parts[0].isdecimal():
+            charge = int(parts[0])
+        else:
+            charge = SYMBOLS.index(parts[0].capitalize()) + 1
         x, y, z = (float(part) for part in parts[1:4])
     except (ValueError, IndexError):
         raise ValueError(
@@ -826,11 +961,14 @@ def _atom(line: str, row: int, stem: str) -> tuple[int, float, float, float]:
 
 
 def _energy(comment: str) -> float | None:
-    match = re.search(rf"(?i)energy\s*=\s*['\"]?({_NUMBER})", comment) or re.fullmatch(
-        rf"\s*({_NUMBER})\s*", comment
-    )
-    value = None if match is None else float(match[1])
-    return value if value is not None and np.isfinite(value) else None
+    """The energy that a comment gives, as ``energy=…`` or alone; None if it is not finite."""
+    match = re.search(rf"(?i)energy\s*=\s*['\"]?({_NUMBER})", comment)
+    if match is None:
+        match = re.fullmatch(rf"\s*({_NUMBER})\s*", comment)
+    if match is None:
+        return None
+    energy = float(match[1])
+    return energy if np.isfinite(energy) else None
 
 
 def load_uea(path: Any, *, time: bool = True) -> Dataset:
@@ -866,56 +1004,67 @@ def load_uea(path: Any, *, time: bool = True) -> Dataset:
     texts = read_texts(path, lambda name: name.lower().endswith(".ts"))
     if not texts:
         raise ValueError(f"time series are read from .ts files: {path.name!r} has none.")
-    if len(texts) > 2 or (
-        len(texts) == 2 and not all(n.upper().endswith(("_TRAIN.TS", "_TEST.TS")) for n in texts)
-    ):
-        found = ", ".join(repr(n) for n in sorted(texts)[:8])
+    are_parts = all(name.upper().endswith(("_TRAIN.TS", "_TEST.TS")) for name in texts)
+    if len(texts) > 2 or (len(texts) == 2 and not are_parts):
+        names_of_files = ", ".join(repr(name) for name in sorted(texts)[:8])
         raise ValueError(
-            f"one file, or one …_TRAIN.ts and one …_TEST.ts: {path.name!r} has {found}. Name one "
-            "of them."
+            f"one file, or one …_TRAIN.ts and one …_TEST.ts: {path.name!r} has {names_of_files}. "
+            "Name one of them."
         )
-    ordered = sorted(texts, key=lambda n: n.upper().endswith("_TEST.TS"))
-    parts = [parse_ts(texts[name], name, time=time) for name in ordered]
-    series = [s for part in parts for s in part[0]]
-    dims = {s.shape[1] for s in series}
+
+    # the series of one file, or of the file for training and then of that for testing
+    series: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
+    part_of_series: list[int] = []
+    ordered = sorted(texts, key=lambda name: name.upper().endswith("_TEST.TS"))
+    for part, name in enumerate(ordered):
+        series_of_file, labels = parse_ts(texts[name], name, time=time)
+        series += series_of_file
+        part_of_series += [part] * len(series_of_file)
+        if labels is not None:
+            targets.append(labels)
+    dims = {steps.shape[1] - int(time) for steps in series}
     if len(dims) > 1:
-        raise ValueError(
-            f"all series must have as many dimensions: found {sorted(d - time for d in dims)}."
-        )
-    dim = dims.pop() - time
-    split = (
-        np.concatenate([np.full(len(part[0]), k) for k, part in enumerate(parts)])
-        if len(parts) == 2
-        else None
+        raise ValueError(f"all series must have as many dimensions: found {sorted(dims)}.")
+
+    # names, and what was read in words
+    names = [f"dimension {j}" for j in range(dims.pop())]
+    if time:
+        names.append("time")
+    lengths = [len(steps) for steps in series]
+    all_labelled = len(targets) == len(texts)
+    return Dataset(
+        sets=SetBatch(series),
+        target=np.concatenate(targets) if all_labelled else None,
+        names=tuple(names),
+        description=f"{path.name}: {len(series)} series of {min(lengths)}–{max(lengths)} steps",
+        target_name="label",
+        split=np.array(part_of_series) if len(texts) == 2 else None,
     )
-    targets = [part[1] for part in parts if part[1] is not None]
-    target = np.concatenate(targets) if len(targets) == len(parts) else None
-    names = (*(f"dimension {j}" for j in range(dim)), *(("time",) if time else ()))
-    words = (
-        f"{path.name}: {len(series)} series of {min(map(len, series))}–{max(map(len, series))} "
-        "steps"
-    )
-    return Dataset(SetBatch(series), target, names, words, "label", split)
 
 
 def parse_ts(
     text: str, name: str, *, time: bool
 ) -> tuple[list[Float[np.ndarray, "k d"]], np.ndarray | None]:
     """Series and labels of one file."""
-    head, labelled, numeric, lines = True, False, False, []
+    # lines that begin with @ say what is below @data
+    in_head = True
+    is_labelled = False
+    is_numeric = False
+    lines: list[tuple[int, str]] = []
     for row, raw in enumerate(text.splitlines(), start=1):
         line = raw.strip()
         if not line or line.startswith("#"):
             continue
-        if not head:
+        if not in_head:
             lines.append((row, line))
             continue
         key, _, value = line.lower().partition(" ")
         if key == "@data":
-            head = False
+            in_head = False
         elif key in ("@classlabel", "@targetlabel"):
-            labelled = value.split(" ")[0].strip() == "true"
-            numeric = key == "@targetlabel"
+            is_labelled = value.split(" ")[0].strip() == "true"
+            is_numeric = key == "@targetlabel"
         elif key == "@timestamps" and value.strip() == "true":
             raise ValueError(
                 f"series must be without time stamps: {name!r:.80} has them. Convert it to evenly "
@@ -923,24 +1072,34 @@ def parse_ts(
             )
         elif not line.startswith("@"):
             break
-    if head or not lines:
+    if in_head or not lines:
         raise ValueError(
             f"a .ts file has lines that begin with @, then @data, then series: {name!r:.80} has "
             "not."
         )
-    series, labels = [], []
+
+    # a line has one field for each dimension, and its label last
+    series: list[np.ndarray] = []
+    labels: list[str] = []
     for row, line in lines:
         fields = line.split(":")
-        if labelled:
+        if is_labelled:
             labels.append(fields.pop().strip())
         series.append(_series(fields, row, name, time))
-    return series, _class_labels(labels, numeric, name) if labelled else None
+    if not is_labelled:
+        return series, None
+    return series, _class_labels(labels, is_numeric, name)
 
 
 def _series(fields: list[str], row: int, name: str, time: bool) -> Float[np.ndarray, "k d"]:
-    def number(cell: str) -> float:
-        return float("nan") if cell.strip() in ("?", "") else float(cell)
+    """The steps of one series without those that miss a value; one of zeros if none remains."""
 
+    def number(cell: str) -> float:
+        if cell.strip() in ("?", ""):
+            return float("nan")
+        return float(cell)
+
+    # one list of numbers for each dimension, all of one length
     try:
         columns = [[number(cell) for cell in field.split(",")] for field in fields]
     except ValueError as error:
@@ -955,14 +1114,18 @@ def _series(fields: list[str], row: int, name: str, time: bool) -> Float[np.ndar
             f"{row} of {name!r:.60} have {', '.join(str(n) for n in sorted(lengths)) or 'no'} "
             "steps."
         )
+    # steps as rows, with the time of each if that is wanted
     values = np.array(columns).T
     if time:
-        steps = np.linspace(0.0, 1.0, len(values)) if len(values) > 1 else np.zeros(1)
-        values = np.concatenate([values, steps[:, None]], axis=1)
+        times = np.linspace(0.0, 1.0, len(values))
+        values = np.concatenate([values, times[:, None]], axis=1)
     if np.isinf(values).any():
         raise ValueError(f"a series must be finite: that on line {row} of {name!r:.60} is not.")
-    kept = values[~np.isnan(values).any(axis=1)]
-    return kept if len(kept) else np.zeros((1, values.shape[1]))
+    # steps with a missing value are left out; a set has at least one key
+    observed = values[~np.isnan(values).any(axis=1)]
+    if len(observed) == 0:
+        return np.zeros((1, values.shape[1]))
+    return observed
 
 
 def _class_labels(labels: list[str], numeric: bool, name: str) -> np.ndarray:
@@ -983,38 +1146,82 @@ NAMES: dict[str, Callable[[], Dataset]] = {"digits": load_digits_sets}
 """Data that comes with keyhole's own dependencies."""
 
 
-def load_data(data: str, **columns: Any) -> Dataset:
+def load_data(
+    data: str,
+    *,
+    tokens: str | None = None,
+    keys: str | Sequence[str] | None = None,
+    query: str | Sequence[str] | None = None,
+    target: str | Sequence[str] | None = None,
+    extras: str | Sequence[str] | None = None,
+    groups: str | None = None,
+    time: str | None = None,
+    split: str | None = None,
+    set_id: str | None = None,
+    missing: str | None = None,
+    dim: int | None = None,
+) -> Dataset:
     """Read data by a name that comes with keyhole ("digits"), or from a file.
 
-    The suffix of a file says what it is.
-
-    A table as `read_table` takes it, with its ``columns`` by name; time series, a .ts file or a
-    folder of a …_TRAIN.ts and a …_TEST.ts; molecules (.xyz).
+    The suffix of a file says what it is: a table, whose options are those of `read_table`; time
+    series, a .ts file or a folder of a …_TRAIN.ts and a …_TEST.ts; or molecules (.xyz).
 
     >>> load_data("digits")
     Dataset(1797 sets: scikit-learn's digits, 8 × 8 pixels, those with some ink)
     """
-    given = {name: value for name, value in columns.items() if value is not None}
+    # a table
     path = Path(data)
     loaders: dict[str, Callable[[Path], Dataset]] = {".ts": load_uea, ".xyz": load_molecules}
     suffix = ".ts" if holds_series(path) else path.suffix.lower()
     if suffix in SUFFIXES or (path.is_dir() and suffix not in loaders):
-        return read_table(path, **given)
-    if data not in NAMES and not path.exists() and suffix not in loaders:
+        return read_table(
+            path,
+            tokens=tokens,
+            keys=keys,
+            query=query,
+            target=target,
+            extras=extras,
+            groups=groups,
+            time=time,
+            split=split,
+            set_id=set_id,
+            missing=missing,
+            dim=dim,
+        )
+
+    # neither a name nor a format of ours
+    is_ours = data in NAMES or suffix in loaders
+    if not is_ours and not path.exists():
         raise FileNotFoundError(
             f"{data!r} is neither a file nor data that comes with keyhole ({', '.join(NAMES)})."
         )
-    if data not in NAMES and suffix not in loaders:
+    if not is_ours:
         raise ValueError(
             f"data is read by its suffix, one of {', '.join((*SUFFIXES, *loaders))}: got "
             f"{path.name!r}."
         )
-    chosen = sorted(set(given) - {"missing"})
+
+    # data that has no columns to choose
+    options = {
+        "dim": dim,
+        "extras": extras,
+        "groups": groups,
+        "keys": keys,
+        "query": query,
+        "set_id": set_id,
+        "split": split,
+        "target": target,
+        "time": time,
+        "tokens": tokens,
+    }
+    chosen = [name for name, value in options.items() if value is not None]
     if chosen:
         raise ValueError(
             f"only tables have columns to choose: {data!r} takes no {', '.join(chosen)}."
         )
-    return loaders[suffix](path) if suffix in loaders else NAMES[data]()
+    if suffix in loaders:
+        return loaders[suffix](path)
+    return NAMES[data]()
 
 
 def holds_series(path: Path) -> bool:
@@ -1022,15 +1229,43 @@ def holds_series(path: Path) -> bool:
     return path.is_dir() and not any(path.glob("*.parquet")) and any(path.glob("*.ts"))
 
 
-def open_data(path: Path, **options: Any) -> ParquetSets:
-    """A table, or series (.ts), to be read in parts; the options are those of `ParquetSets`."""
+def open_data(
+    path: Path,
+    *,
+    schema: Schema,
+    tokens: str | None = None,
+    keys: str | Sequence[str] | None = None,
+    query: str | Sequence[str] | None = None,
+    set_id: str | None = None,
+    missing: str | None = None,
+    unknown: str = "error",
+    dim: int | None = None,
+    batch_size: int | None = None,
+) -> ParquetSets:
+    """A table, or series (.ts), without its target, to be read in parts.
+
+    The options are those of `ParquetSets`; series have no columns, and take ``batch_size`` alone.
+    """
     files = sorted(path.glob("*.ts")) if holds_series(path) else [path]
     if files[0].suffix.lower() != ".ts":
-        return ParquetSets(path, **options)
+        return ParquetSets(
+            path,
+            tokens=tokens,
+            keys=keys,
+            query=query,
+            target=(),
+            set_id=set_id,
+            missing=missing,
+            dim=dim,
+            schema=schema,
+            unknown=unknown,
+            batch_size=batch_size,
+        )
+    # series are read whole, and go through the same reader as a table in memory
     from keyhole.data.writer import sets_table
 
     sets = load_uea(path).sets
     assert isinstance(sets, SetBatch)
-    source = ParquetSets(sets_table(Batch(sets)), target=(), batch_size=options.get("batch_size"))
+    source = ParquetSets(sets_table(Batch(sets)), target=(), batch_size=batch_size)
     source.files = files
     return source

@@ -75,10 +75,10 @@ class Dataset:
     ids : array (n,) or None
         What a table with one row per token calls its sets.
     weights, groups, time : array (n,) or None
-        Weights of samples, what names siblings among them (for ``fit(…, groups=data.groups)``), and
-        when they were, where columns were named for these.
+        Weights of samples, their groups (for ``fit(…, groups=data.groups)``), and when they were,
+        where columns were named for these.
     query_names, extra_names : tuple of str
-        Names of the coordinates of a query, and of the columns of samples.
+        Names of the coordinates of a query, and of the sample-level features.
     codings : tuple of Coding
         How columns that are no plain numbers became such.
     left_out : tuple of str
@@ -111,12 +111,20 @@ class Dataset:
 
     def __getitem__(self, rows: Any) -> Dataset:
         """Some of the samples: a slice, integers, or a mask."""
-        each = {
-            name: getattr(self, name)
-            for name in ("target", "split", "ids", "weights", "groups", "time")
-        }
-        some = {name: values[rows] for name, values in each.items() if values is not None}
-        return replace(self, sets=self.sets[rows], **some)
+
+        def chosen(values: np.ndarray | None) -> np.ndarray | None:
+            return None if values is None else values[rows]
+
+        return replace(
+            self,
+            sets=self.sets[rows],
+            target=chosen(self.target),
+            split=chosen(self.split),
+            ids=chosen(self.ids),
+            weights=chosen(self.weights),
+            groups=chosen(self.groups),
+            time=chosen(self.time),
+        )
 
     def __repr__(self) -> str:
         return f"Dataset({len(self)} sets: {self.description})"
@@ -129,18 +137,20 @@ class Dataset:
         """
         sets = self.sets.sets
         return Schema(
-            sets.dim,
-            sets.query is not None,
-            self.names,
-            self.target_name,
-            self.columns,
-            self.codings,
+            dim=sets.dim,
+            has_query=sets.query is not None,
+            names=self.names,
+            target=self.target_name,
+            columns=self.columns,
+            codings=self.codings,
         )
 
     @property
     def train(self) -> Dataset:
         """The training part; all of it where there is no split."""
-        return self if self.split is None else self[np.flatnonzero(self.split == 0)]
+        if self.split is None:
+            return self
+        return self[np.flatnonzero(self.split == 0)]
 
     @property
     def test(self) -> Dataset:
@@ -156,6 +166,23 @@ class Dataset:
 # ---------------------------------------------------------------- which column is what
 
 
+@dataclass(frozen=True)
+class TableOptions:
+    """What a user says about the columns of a table; see `ParquetSets`. None: to be found out."""
+
+    keys: str | Sequence[str] | None = None
+    query: str | Sequence[str] | None = None
+    target: str | Sequence[str] | None = None
+    extras: str | Sequence[str] | None = None
+    set_id: str | None = None
+    missing: str | None = None
+    dim: int | None = None
+    weight: str | None = None
+    groups: str | None = None
+    time: str | None = None
+    split: str | None = None
+
+
 def check_names(given: str | Sequence[str] | None, option: str) -> None:
     """Raise unless names are given each once, or not at all.
 
@@ -163,43 +190,56 @@ def check_names(given: str | Sequence[str] | None, option: str) -> None:
     """
     if given is None:
         return
-    names = [part.strip() for part in given.split(",")] if isinstance(given, str) else list(given)
-    if (
-        not names
-        or not all(isinstance(n, str) and n for n in names)
-        or len(set(names)) < len(names)
-    ):
+    if isinstance(given, str):
+        names = _parted_by_commas(given)
+    else:
+        names = tuple(given)
+    are_texts = all(isinstance(name, str) and name for name in names)
+    if not names or not are_texts or len(set(names)) < len(names):
         raise ValueError(f"`{option}` must name columns, each once: got {given!r}.")
 
 
+def _parted_by_commas(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
 def _names(given: str | Sequence[str] | None, schema: pa.Schema) -> tuple[str, ...] | None:
+    """Names of columns as a tuple; one text is a column of this name, or names with commas."""
+    if given is None:
+        return None
     if not isinstance(given, str):
-        return None if given is None else tuple(given)
-    return (given,) if given in schema.names else tuple(part.strip() for part in given.split(","))
+        return tuple(given)
+    if given in schema.names:
+        return (given,)
+    return _parted_by_commas(given)
 
 
 def check_columns(schema: pa.Schema, names: Sequence[str], option: str | None, source: str) -> None:
-    """Raise if a column is not there, or there twice."""
+    """Raise if a column is not there, or there twice, or cannot be read.
+
+    ``option`` named the columns, or None; ``source`` is the name of the table, for messages.
+    """
+    if option:
+        rule = f"`{option}` must name columns of the table"
+    else:
+        rule = "every column that is read must be there"
+    # what there is to choose from
+    columns = ", ".join(repr(column) for column in schema.names[:30])
     for name in names:
         count = schema.names.count(name)
-        if count != 1:
-            problem = (
-                f"is not in the table {source}"
-                if count == 0
-                else f"is there {count} times in {source}"
-            )
-            rule = (
-                f"`{option}` must name columns of the table"
-                if option
-                else "every column that is read must be there"
-            )
-            remedy = " Rename all but one of them." if count else ""
-            if option == "keys" and not count:
+        if count == 0:
+            remedy = ""
+            if option == "keys":
                 remedy = " If it is in another table, of tokens, pass that as `tokens` (--tokens)."
             raise SchemaError(
-                f"{rule}: column {name!r} {problem}. It has "
-                f"{', '.join(repr(c) for c in schema.names[:30])}.{remedy}"
+                f"{rule}: column {name!r} is not in the table {source}. It has {columns}.{remedy}"
             )
+        if count > 1:
+            raise SchemaError(
+                f"{rule}: column {name!r} is there {count} times in {source}. It has {columns}. "
+                "Rename all but one of them."
+            )
+        # a column that Arrow cannot hold came with a note instead of its cells
         note = (schema.field(name).metadata or {}).get(PROBLEM)
         if note is not None:
             raise SchemaError(
@@ -217,7 +257,7 @@ class Layout:
     which rows are queries. ``dim`` is the number of coordinates of a key, where lists are flat or
     may all be empty. Where keys are ``joined`` they have a table of their own, and all else has a
     table with one row per sample. ``codings`` are those of columns that are no plain numbers;
-    ``unknown`` says what becomes of categories that they do not know. ``key_id`` is a column of
+    ``unknown`` says what becomes of categories that are not in them. ``key_id`` is a column of
     tokens that is copied as a list of its entries in the order of the keys.
     """
 
@@ -245,66 +285,66 @@ class Layout:
         schema: pa.Schema,
         pieces: Pieces,
         source: str,
-        given: dict[str, Any],
-        tokens: Any = None,
+        options: TableOptions,
+        tokens: pa.Table | None = None,
     ) -> Layout:
         """Settle what was not said by names and types, and by what all rows hold.
 
         ``pieces`` goes through all rows of some columns; ``source`` is the name of the table, for
-        messages; ``given`` are the options of `ParquetSets`, by name, and ``tokens`` is a table of
-        their own.
+        messages; ``tokens`` is a table of their own.
         """
-        target, extras, set_id = (given[option] for option in ("target", "extras", "set_id"))
-        named = _names(given["keys"], schema if tokens is None else tokens.schema)
-        asked = _names(given["query"], schema) or ()
+        # keys and query, as far as they were named
+        keys = _names(options.keys, schema if tokens is None else tokens.schema)
+        query = _names(options.query, schema) or ()
         if tokens is None:
-            check_columns(schema, named or (), "keys", source)
-        rest = {
-            option: given[option]
-            for option in ("missing", "dim", "weight", "groups", "time", "split")
-        }
-        single = {
-            option: given[option] for option in ("set_id", "weight", "groups", "time", "split")
-        }
-        for option, name in single.items():
-            if name is not None and (not isinstance(name, str) or not name):
-                raise ValueError(f"`{option}` must name a column: got {name!r:.60}.")
-            check_columns(schema, [name] if name else [], option, source)
-        usual = [n for n in TARGET_NAMES if n in schema.names and n not in {*(named or ()), *asked}]
-        found = [n for n in usual if not _is_ragged(schema, n)][:1]
-        targets = (
-            tuple(found)
-            if target is None
-            else (target,)
-            if isinstance(target, str)
-            else tuple(target)
-        )
+            check_columns(schema, keys or (), "keys", source)
+        _check_single_columns(schema, options, source)
+
+        # the target: as named, or a column of a usual name that nothing else uses
+        if options.target is None:
+            targets = _usual_target(schema, taken={*(keys or ()), *query})
+        elif isinstance(options.target, str):
+            targets = (options.target,)
+        else:
+            targets = tuple(options.target)
         check_columns(schema, targets, "target", source)
-        lists = [f.name for f in schema if is_list(f.type)]
-        own = _names(extras, schema) or ()
-        if (
-            extras is None
-            and "extras" in lists
-            and "extras" not in {*(named or ()), *asked, *targets}
-        ):
-            own = ("extras",)
-        check_columns(schema, own, "extras", source)
-        used = {
-            *asked,
-            *(targets or found),
-            *own,
-            *(rest[o] for o in ("weight", "groups", "time", "split")),
-        }
+
+        # sample-level features: as named, or the column of lists "extras"
+        lists = [column.name for column in schema if is_list(column.type)]
+        extras = _names(options.extras, schema) or ()
+        has_usual_extras = "extras" in lists and "extras" not in {*(keys or ()), *query, *targets}
+        if options.extras is None and has_usual_extras:
+            extras = ("extras",)
+        check_columns(schema, extras, "extras", source)
+
+        # the keys, among the columns that nothing else uses
+        used: set[str | None] = {*query, *targets, *extras}
+        used |= {options.weight, options.groups, options.time, options.split}
+        if options.target is not None and not targets:
+            # whoever says that there is no target does not make a coordinate of it
+            used |= set(_usual_target(schema, taken={*(keys or ()), *query}))
         if tokens is not None:
-            made = cls._by_join(schema, source, tokens, named, asked, used, set_id)
-            return replace(made, target=targets, extras=own, **rest)
-        settle = (
-            cls._by_set
-            if set_id is None and (named[0] in lists if named else lists)
-            else cls._by_token
+            layout = cls._by_join(schema, source, tokens, keys, query, used, options.set_id)
+        else:
+            keys_are_lists = keys[0] in lists if keys else bool(lists)
+            if options.set_id is None and keys_are_lists:
+                layout = cls._by_set(schema, pieces, source, keys, query, used)
+            else:
+                layout = cls._by_token(schema, pieces, source, keys, query, used, options.set_id)
+        layout = replace(
+            layout,
+            target=targets,
+            extras=extras,
+            missing=options.missing or "error",
+            dim=options.dim,
+            weight=options.weight,
+            groups=options.groups,
+            time=options.time,
+            split=options.split,
         )
-        made = settle(schema, pieces, source, named, asked, used, set_id)
-        return replace(made, target=targets, extras=own, **rest)._with_width(schema, pieces, source)
+        if tokens is not None:
+            return layout
+        return layout._with_width(schema, pieces, source)
 
     @classmethod
     def _by_join(
@@ -312,17 +352,19 @@ class Layout:
         schema: pa.Schema,
         source: str,
         tokens: pa.Table,
-        keys: Any,
-        query: Any,
-        used: set[Any],
+        keys: tuple[str, ...] | None,
+        query: tuple[str, ...],
+        used: set[str | None],
         set_id: str | None,
     ) -> Layout:
         """Keys in a table of tokens, all else in one of samples.
 
         An id says which tokens a sample has.
         """
-        both = [n for n in SET_NAMES if n in schema.names and n in tokens.schema.names]
-        set_id = set_id or next(iter(both), None)
+        # the column that both tables have
+        if not set_id:
+            in_both = {*schema.names} & {*tokens.schema.names}
+            set_id = next((name for name in SET_NAMES if name in in_both), None)
         if set_id is None:
             raise SchemaError(
                 "tables of samples and of tokens need a column that says what belongs together: "
@@ -332,14 +374,17 @@ class Layout:
         check_columns(schema, query, "query", source)
         check_columns(tokens.schema, keys or (), "keys", "of tokens")
 
+        # keys are settled as in a table with one row per token
         def pieces(names: list[str]) -> Iterator[Any]:
             return iter(tokens.select(names).to_batches())
 
-        found = cls._by_token(tokens.schema, pieces, "the table of tokens", keys, (), set(), set_id)
-        others = [f.name for f in schema if f.name not in {*used, set_id}]
-        left_out = tuple(f"{name!r} of the samples is neither query nor extra" for name in others)
+        layout = cls._by_token(
+            tokens.schema, pieces, "the table of tokens", keys, (), set(), set_id
+        )
+        unused = [column.name for column in schema if column.name not in {*used, set_id}]
+        left_out = tuple(f"{name!r} of the samples is neither query nor extra" for name in unused)
         return replace(
-            found, query=query, role=None, joined=True, left_out=found.left_out + left_out
+            layout, query=query, role=None, joined=True, left_out=layout.left_out + left_out
         )
 
     @classmethod
@@ -348,42 +393,49 @@ class Layout:
         schema: pa.Schema,
         pieces: Pieces,
         source: str,
-        keys: Any,
-        query: Any,
-        used: set[Any],
+        keys: tuple[str, ...] | None,
+        query: tuple[str, ...],
+        used: set[str | None],
         set_id: str | None,
     ) -> Layout:
-        set_id = set_id or next((n for n in SET_NAMES if n in schema.names), None)
+        """One row per token; ``used`` are columns that cannot be keys."""
+        # which set a row belongs to
+        if not set_id:
+            set_id = next((name for name in SET_NAMES if name in schema.names), None)
         if set_id is None:
-            what = (
-                (
+            problem = ""
+            if keys:
+                problem = (
                     f"column {keys[0]!r} must hold sets of keys: found type "
                     f"{schema.field(keys[0]).type}. "
                 )
-                if keys
-                else ""
-            )
             raise SchemaError(
-                f"{what}a table with one row per token needs a column that says which set a row "
+                f"{problem}a table with one row per token needs a column that says which set a row "
                 f"belongs to: none of {', '.join(SET_NAMES)} is among "
                 f"{', '.join(schema.names[:30])} of {source}. Name it with `set_id` (--set)."
             )
-        role = "role" if "role" in schema.names and not query else None
         check_columns(schema, [set_id], "set_id", source)
-        check_columns(schema, [role] if role else [], "role", source)
+
+        # which rows are queries
+        role = None
+        if "role" in schema.names and not query:
+            role = "role"
+            check_columns(schema, [role], "role", source)
+
+        # coordinates: all other columns that can become numbers and look like nothing else
         left_out: tuple[str, ...] = ()
         if keys is None:
-            others = [f for f in schema if f.name not in {*used, set_id, role}]
-            odd = [
-                (f.name, "several kinds of things" if f.metadata else f.type)
-                for f in others
-                if not kind_of(f.type)
-            ]
-            left_out = tuple(f"{name!r} holds {what}" for name, what in odd)
-            keys, more = _coordinates(
-                [f.name for f in others if kind_of(f.type)], schema, pieces, source
-            )
-            left_out += more
+            candidates = []
+            for column in schema:
+                if column.name in {*used, set_id, role}:
+                    continue
+                if kind_of(column.type):
+                    candidates.append(column.name)
+                else:
+                    content = "several kinds of things" if column.metadata else column.type
+                    left_out += (f"{column.name!r} holds {content}",)
+            keys, reasons = _coordinates(candidates, schema, pieces, source)
+            left_out += reasons
         if not keys:
             why = f" ({'; '.join(left_out[:10])})" if left_out else ""
             raise SchemaError(
@@ -392,7 +444,7 @@ class Layout:
                 "`keys` (--keys)."
             )
         check_columns(schema, query, "query", source)
-        return cls(keys, query, set_id=set_id, role=role, left_out=left_out)
+        return cls(keys=keys, query=query, set_id=set_id, role=role, left_out=left_out)
 
     @classmethod
     def _by_set(
@@ -400,31 +452,38 @@ class Layout:
         schema: pa.Schema,
         pieces: Pieces,
         source: str,
-        keys: Any,
-        query: Any,
-        used: set[Any],
-        _: str | None,
+        keys: tuple[str, ...] | None,
+        query: tuple[str, ...],
+        used: set[str | None],
     ) -> Layout:
+        """One row per set; ``used`` are columns that cannot be keys."""
         if not query and "query" in schema.names and "query" not in (keys or ()):
             query = ("query",)
         check_columns(schema, query, "query", source)
+
+        # keys: as named, or the column "keys", or all columns of lists that look like coordinates
         left_out: tuple[str, ...] = ()
-        if keys is None and any(f.name == "keys" and is_list(f.type) for f in schema):
+        lists = [column.name for column in schema if is_list(column.type)]
+        if keys is None and "keys" in lists:
             keys = ("keys",)
             check_columns(schema, keys, "keys", source)
         elif keys is None:
-            found = [f.name for f in schema if is_list(f.type) and f.name not in {*used, *query}]
-            check_columns(schema, found, "keys", source)
-            nested = [f for f in schema if f.name in found and is_list(f.type.value_type)]
-            if (nested and len(found) > 1) or not found:
+            candidates = [name for name in lists if name not in {*used, *query}]
+            check_columns(schema, candidates, "keys", source)
+            has_lists_of_lists = any(
+                is_list(schema.field(name).type.value_type) for name in candidates
+            )
+            if not candidates or (has_lists_of_lists and len(candidates) > 1):
                 raise SchemaError(
                     "keys must be one column of lists of tokens, or one column of lists of numbers "
-                    f"per coordinate: found {', '.join(repr(n) for n in found) or 'none'} in "
+                    f"per coordinate: found {', '.join(map(repr, candidates)) or 'none'} in "
                     f"{source}. Name them with `keys` (--keys)."
                 )
-            keys, left_out = (
-                (tuple(found), ()) if nested else _coordinates(found, schema, pieces, source)
-            )
+            if has_lists_of_lists:
+                keys = tuple(candidates)
+            else:
+                keys, left_out = _coordinates(candidates, schema, pieces, source)
+        # a column without lists has one entry per set, and says nothing of single keys
         for name in keys:
             kind = schema.field(name).type
             if not is_list(kind):
@@ -432,7 +491,7 @@ class Layout:
                     f"all key columns must hold lists if one does: {name!r} holds {kind}. Repeat "
                     "what belongs to the whole set as a list, or make it the query."
                 )
-        return cls(keys, query, left_out=left_out)
+        return cls(keys=keys, query=query, left_out=left_out)
 
     def _with_width(self, schema: pa.Schema, pieces: Pieces, source: str) -> Layout:
         """The same with the coordinates of a token.
@@ -444,7 +503,8 @@ class Layout:
                 f"keys must be in some column: none is left for them in {source}. Name them with "
                 "`keys`."
             )
-        name, kind = self.keys[0], schema.field(self.keys[0]).type
+        name = self.keys[0]
+        kind = schema.field(name).type
         if self.dim is not None or self.set_id is not None or len(self.keys) > 1:
             return self
         if not is_list(kind.value_type):
@@ -487,45 +547,52 @@ class Layout:
     def studies(self, schema: pa.Schema, tokens: pa.Schema | None) -> list[Study]:
         """What is to be learned about columns.
 
-        Categories of text, the first of dates, means where gaps are filled.
+        Categories of text, the first of dates, means where missing values are filled in.
         """
-        found: dict[str, Study] = {}
-        for part, names in (
-            (schema if tokens is None else tokens, self.keys),
-            (schema, self.query + self.extras),
-        ):
-            for name in names:
-                kind = _inner(part.field(name).type)
-                said = kind_of(kind)
-                if not said and not is_list(kind) and not pa.types.is_null(kind):
-                    raise SchemaError(
-                        f"column {name!r} must hold numbers, text or dates: it holds "
-                        f"{part.field(name).type}. Leave it out, or convert it."
-                    )
-                if name in found and found[name].kind != said:
-                    raise SchemaError(
-                        f"columns of one name must hold the same: {name!r} holds "
-                        f"{HOLDS[found[name].kind]} among tokens and {HOLDS.get(said, kind)} among "
-                        "samples. Rename one, or convert it."
-                    )
-                if said in ("text", "date") or (said == "number" and self.missing == "impute"):
-                    found.setdefault(name, Study(name, said))
-        return list(found.values())
+        studies: dict[str, Study] = {}
+        # keys are in the table of tokens where there is one; query and extras are of samples
+        key_schema = schema if tokens is None else tokens
+        columns = [key_schema.field(name) for name in self.keys]
+        columns += [schema.field(name) for name in self.query + self.extras]
+        for column in columns:
+            name = column.name
+            inner = _inner(column.type)
+            kind = kind_of(inner)
+            if not kind and not is_list(inner) and not pa.types.is_null(inner):
+                raise SchemaError(
+                    f"column {name!r} must hold numbers, text or dates: it holds "
+                    f"{column.type}. Leave it out, or convert it."
+                )
+            # a column of query and keys alike is coded once, for both
+            if name in studies and studies[name].kind != kind:
+                raise SchemaError(
+                    f"columns of one name must hold the same: {name!r} holds "
+                    f"{HOLDS[studies[name].kind]} among tokens and {HOLDS.get(kind, inner)} among "
+                    "samples. Rename one, or convert it."
+                )
+            # plain numbers without anything to fill in need not be studied
+            needs_mean = kind == "number" and self.missing == "impute"
+            if kind in ("text", "date") or needs_mean:
+                studies.setdefault(name, Study(name, kind))
+        return list(studies.values())
 
     @property
     def options(self) -> tuple[tuple[str, Any], ...]:
         """The options of `read_table` that give this layout."""
-        target: Any = self.target[0] if len(self.target) == 1 else self.target
-        every = (
+        target: Any = self.target
+        if len(self.target) == 1:
+            target = self.target[0]
+        missing = None if self.missing == "error" else self.missing
+        options = (
             ("set_id", self.set_id),
             ("keys", self.keys),
             ("query", self.query),
             ("target", target),
             ("extras", self.extras),
             ("dim", self.dim),
-            ("missing", self.missing if self.missing != "error" else None),
+            ("missing", missing),
         )
-        return tuple((option, value) for option, value in every if value)
+        return tuple((option, value) for option, value in options if value)
 
     def read(
         self, table: Any, place: Place, copied: Sequence[str] = (), tokens: Any = None
@@ -538,11 +605,9 @@ class Layout:
             table = whole_batch(table)
             if self.joined:
                 return self._read_joined(table, place, copied, tokens)
-            return (
-                self._read_rows(table, place, copied)
-                if self.set_id
-                else self._read_lists(table, place, copied)
-            )
+            if self.set_id:
+                return self._read_rows(table, place, copied)
+            return self._read_lists(table, place, copied)
         except pa.ArrowException as error:
             raise SchemaError(
                 f"the columns{place.inside} must read as sets: {str(error)[:300]}."
@@ -555,12 +620,18 @@ class Layout:
 
         With the name of the column that each of these comes from.
         """
-        known, impute = {coding.column: coding for coding in self.codings}, self.missing == "impute"
-        parts, owners = [], []
+        codings = {coding.column: coding for coding in self.codings}
+        parts: list[np.ndarray] = []
+        owners: list[str] = []
         for name, column in columns:
-            if name in known:
+            if name in codings:
                 part = coded(
-                    known[name], column, place, lists=lists, impute=impute, unknown=self.unknown
+                    codings[name],
+                    column,
+                    place,
+                    lists=lists,
+                    impute=self.missing == "impute",
+                    unknown=self.unknown,
                 )
             else:
                 part = numbers(plain_values(column), name, place, lists=lists)[:, None]
@@ -570,35 +641,50 @@ class Layout:
 
     def _names_of(self, columns: Sequence[str]) -> tuple[str, ...]:
         """Names of the coordinates that columns become."""
-        known = {coding.column: coding for coding in self.codings}
-        return tuple(n for c in columns for n in (known[c].names if c in known else (c,)))
+        codings = {coding.column: coding for coding in self.codings}
+        names: list[str] = []
+        for column in columns:
+            if column in codings:
+                names.extend(codings[column].names)
+            else:
+                names.append(column)
+        return tuple(names)
 
     def _dataset(
-        self, sets: SetBatch, names: tuple[str, ...], samples: Any, place: Place, **more: Any
+        self,
+        sets: SetBatch,
+        names: tuple[str, ...],
+        samples: Any,
+        place: Place,
+        ids: np.ndarray | None = None,
     ) -> Dataset:
         """Sets with all that the table says of samples besides."""
-        sets = sets.with_extras(self._vectors(samples, place, self.extras, "extra"))
-        read: dict[str, tuple[str | None, Callable[..., np.ndarray]]] = {
-            "weights": (self.weight, numbers),
-            "groups": (self.groups, partial(set_ids, what="which group")),
-            "time": (self.time, instants),
-            "split": (self.split, parts_of_split),
-        }
-        for use, (name, reader) in read.items():
-            if name is not None:
-                more[use] = reader(plain_values(samples.column(name)), name, place)
+
+        def read(name: str | None, reader: Callable[..., np.ndarray]) -> np.ndarray | None:
+            if name is None:
+                return None
+            return reader(plain_values(samples.column(name)), name, place)
+
+        # sample-level features join the sets; all else stands beside them
+        extras = self._vectors(samples, place, self.extras, "extra")
+        query_names = names  # rows of a role are queries with the coordinates of the keys
+        if self.role is None:
+            query_names = self._names_of(self.query)
         return Dataset(
-            sets,
-            self.targets(samples, place),
-            names,
-            "",
-            ", ".join(self.target),
+            sets=sets.with_extras(extras),
+            target=self.targets(samples, place),
+            names=names,
+            target_name=", ".join(self.target),
+            split=read(self.split, parts_of_split),
             columns=self.options,
-            query_names=self._names_of(self.query) if self.role is None else names,
+            ids=ids,
+            weights=read(self.weight, numbers),
+            groups=read(self.groups, partial(set_ids, what="which group")),
+            time=read(self.time, instants),
+            query_names=query_names,
             extra_names=self._names_of(self.extras),
             codings=self.codings,
             left_out=self.left_out,
-            **more,
         )
 
     def _sets(
@@ -610,35 +696,36 @@ class Layout:
         place: Place,
         rows: Callable[[], np.ndarray],
     ) -> SetBatch:
-        """Sets of tokens; gaps are refused, or the tokens that have one dropped.
+        """Sets of tokens; missing values are refused, or the tokens that have one dropped.
 
-        ``rows`` says where each token was.
-
-        ``names`` are those of the columns that the coordinates come from.
+        ``names`` are those of the columns that the coordinates come from. ``rows`` says in which
+        row each token was.
         """
+        # missing and infinite values
         if not np.isfinite(tokens).all():
-            known = (
-                ~np.isnan(tokens).any(axis=1)
-                if self.missing == "drop"
-                else np.ones(len(tokens), dtype=bool)
-            )
-            refuse_gaps(tokens[known], names, place, "token", rows()[known])
-            tokens, offsets = tokens[known], np.concatenate([[0], np.cumsum(known)])[offsets]
+            is_present = np.ones(len(tokens), dtype=bool)
+            if self.missing == "drop":
+                is_present = ~np.isnan(tokens).any(axis=1)
+            refuse_gaps(tokens[is_present], names, place, "token", rows()[is_present])
+            tokens = tokens[is_present]
+            offsets = np.concatenate([[0], np.cumsum(is_present)])[offsets]
+
+        # a set without any token gets one of zeros, or is refused
         empty = np.flatnonzero(np.diff(offsets) == 0)
         if len(empty) and self.missing == "drop":
             tokens = np.insert(tokens, offsets[empty], 0.0, axis=0)
             offsets = np.concatenate([[0], np.cumsum(np.maximum(np.diff(offsets), 1))])
         elif len(empty):
-            what = f"set {empty[0]} has no keys"
-            what += (
-                ""
-                if self.set_id
-                else f", {place.row(empty[0])} has none in column {self.keys[0]!r}"
-            )
-            raise SchemaError(f"every set must have at least one key: {what}. Drop such sets.")
+            evidence = f"set {empty[0]} has no keys"
+            if not self.set_id:
+                evidence += f", {place.row(empty[0])} has none in column {self.keys[0]!r}"
+            raise SchemaError(f"every set must have at least one key: {evidence}. Drop such sets.")
+
+        # keys and queries in one type
         if query is not None:
-            both = np.result_type(tokens, query)
-            tokens, query = tokens.astype(both, copy=False), query.astype(both, copy=False)
+            dtype = np.result_type(tokens, query)
+            tokens = tokens.astype(dtype, copy=False)
+            query = query.astype(dtype, copy=False)
         return SetBatch._from_flat(
             tokens, offsets.astype(np.int64, copy=False), query, None, self._pairs()
         )
@@ -648,13 +735,13 @@ class Layout:
 
         None where they are all there are, in their order, or none is.
         """
-        names, asked = self._names_of(self.keys), self._names_of(self.query)
-        pairs = tuple((i, names.index(name)) for i, name in enumerate(asked) if name in names)
-        return (
-            pairs
-            if pairs and pairs != tuple((i, i) for i in range(min(len(names), len(asked))))
-            else None
-        )
+        names = self._names_of(self.keys)
+        query_names = self._names_of(self.query)
+        pairs = tuple((i, names.index(name)) for i, name in enumerate(query_names) if name in names)
+        in_order = tuple((i, i) for i in range(min(len(names), len(query_names))))
+        if not pairs or pairs == in_order:
+            return None
+        return pairs
 
     def _beside(
         self,
@@ -668,29 +755,31 @@ class Layout:
 
         ``keys`` are a table of tokens, its rows in order, their offsets.
         """
-        found = {name: samples.column(name) for name in copied if name != self.key_id}
-        if self.key_id is not None and self.key_id in copied:
-            if keys is None:
-                ids = samples.column(self.key_id)
-            else:
-                table, rows, offsets = keys
-                ids = pa.LargeListArray.from_arrays(
-                    pa.array(offsets), table.column(self.key_id).take(pa.array(rows))
-                )
-            if not is_list(ids.type) or not np.array_equal(pc.list_value_length(ids), sets.lengths):
-                raise SchemaError(
-                    f"column {self.key_id!r} must have an id for each key{place.inside}: it does "
-                    "not, or keys with gaps were dropped. Fill gaps (--missing impute), or leave "
-                    "out --key-id."
-                )
-            found[self.key_id] = ids
-        return found
+        copies = {name: samples.column(name) for name in copied if name != self.key_id}
+        if self.key_id is None or self.key_id not in copied:
+            return copies
+        # the ids of keys, as one list per sample in the order of its keys
+        if keys is None:
+            ids = samples.column(self.key_id)
+        else:
+            table, rows, offsets = keys
+            entries = table.column(self.key_id).take(pa.array(rows))
+            ids = pa.LargeListArray.from_arrays(pa.array(offsets), entries)
+        if not is_list(ids.type) or not np.array_equal(pc.list_value_length(ids), sets.lengths):
+            raise SchemaError(
+                f"column {self.key_id!r} must have an id for each key{place.inside}: it does "
+                "not, or keys with missing values were dropped. Fill these in (--missing impute), "
+                "or leave out --key-id."
+            )
+        copies[self.key_id] = ids
+        return copies
 
     # ------------------------------------------------------------ one row per set
 
     def _read_lists(
         self, table: Any, place: Place, copied: Sequence[str]
     ) -> tuple[Dataset, dict[str, Any]]:
+        """Sets out of lists, a row each."""
         tokens, offsets, names, owners = self._list_tokens(table, place)
         if self.dim is not None and tokens.shape[1] != self.dim:
             raise SchemaError(
@@ -699,14 +788,11 @@ class Layout:
             )
         query = self._vectors(table, place, self.query, "query")
         lengths = np.diff(offsets)
-        sets = self._sets(
-            tokens,
-            offsets,
-            query,
-            owners,
-            place,
-            lambda: np.repeat(np.arange(len(lengths)), lengths),
-        )
+
+        def rows_of_tokens() -> np.ndarray:
+            return np.repeat(np.arange(len(lengths)), lengths)
+
+        sets = self._sets(tokens, offsets, query, owners, place, rows_of_tokens)
         return self._dataset(sets, names, table, place), self._beside(copied, table, sets, place)
 
     def _list_tokens(
@@ -716,38 +802,50 @@ class Layout:
 
         Names of coordinates, and of the columns they come from.
         """
-        known = self._known_rows(table, place)
+        # a row without a list in one column has no tokens
+        has_lists = self._rows_with_lists(table, place)
         columns = [table.column(name) for name in self.keys]
-        if not known.all():
-            columns = [pc.if_else(pa.array(known), column, None) for column in columns]
+        if not has_lists.all():
+            columns = [pc.if_else(pa.array(has_lists), column, None) for column in columns]
         values, offsets = unlisted(columns[0])
         first = self.keys[0]
+
+        # one column of lists of tokens
         if len(columns) == 1 and is_list(values.type):
             tokens, offsets, names = self._nested_tokens(values, offsets, place)
             return tokens, offsets, names, names
+
+        # one column of flat lists, `dim` numbers for each token
         if len(columns) == 1 and self.dim is not None:
-            odd = np.diff(offsets) % self.dim != 0
-            if odd.any():
-                i = int(odd.argmax())
+            lengths = np.diff(offsets)
+            has_rest = lengths % self.dim != 0
+            if has_rest.any():
+                row = int(has_rest.argmax())
                 raise SchemaError(
                     f"lists of column {first!r} must be whole keys of `dim` = {self.dim} "
-                    f"coordinates: {place.row(i)} has {np.diff(offsets)[i]} numbers."
+                    f"coordinates: {place.row(row)} has {lengths[row]} numbers."
                 )
             flat = numbers(values, first, place, lists="lists of ")
             names = _positions(first, self.dim)
             return flat.reshape(-1, self.dim), offsets // self.dim, names, names
+
+        # one column of lists for each coordinate: lists of a row are equally long
         parts = [(first, values)]
         for name, column in zip(self.keys[1:], columns[1:], strict=True):
-            values, others = unlisted(column)
-            if not np.array_equal(offsets, others):
-                row = int((np.diff(offsets) != np.diff(others)).argmax())
+            values, other_offsets = unlisted(column)
+            if not np.array_equal(offsets, other_offsets):
+                lengths = np.diff(offsets)
+                other_lengths = np.diff(other_offsets)
+                row = int((lengths != other_lengths).argmax())
                 raise SchemaError(
                     f"the coordinates of a set must have equally many entries: in {place.row(row)} "
-                    f"column {first!r} has {np.diff(offsets)[row]} and {name!r} has "
-                    f"{np.diff(others)[row]}. Pad or cut them."
+                    f"column {first!r} has {lengths[row]} and {name!r} has "
+                    f"{other_lengths[row]}. Pad or cut them."
                 )
             parts.append((name, values))
-        rows = np.repeat(np.arange(table.num_rows), np.diff(offsets)) if self.codings else None
+        rows = None
+        if self.codings:
+            rows = np.repeat(np.arange(table.num_rows), np.diff(offsets))
         tokens, owners = self._coded(parts, place._replace(rows=rows), "lists of ")
         return tokens, offsets, self._names_of(self.keys), owners
 
@@ -761,52 +859,56 @@ class Layout:
                 f"column {name!r} must hold sets of keys: found type "
                 f"list<{tokens.type}>{place.inside}. There is one level of lists too many."
             )
+
+        # tokens that are null
         if tokens.null_count:
-            known = tokens.is_valid().to_numpy(zero_copy_only=False)
+            is_present = tokens.is_valid().to_numpy(zero_copy_only=False)
             if self.missing != "drop":
-                row = int(np.searchsorted(offsets, known.argmin(), side="right")) - 1
+                row = int(np.searchsorted(offsets, is_present.argmin(), side="right")) - 1
                 raise SchemaError(
                     f"column {name!r} must hold lists of tokens: {place.row(row)} has one that is "
                     "empty. Drop it, or all such tokens with missing='drop' (--missing drop)."
                 )
-            tokens = tokens.filter(pa.array(known))
-            offsets = np.concatenate([[0], np.cumsum(known)])[offsets]
-        flat, width, odd = same_lengths(tokens)
-        width = width or self.dim or 0  # where all lists are empty
-        if odd is not None:
-            row = int(np.searchsorted(offsets, odd[0], side="right")) - 1
+            tokens = tokens.filter(pa.array(is_present))
+            offsets = np.concatenate([[0], np.cumsum(is_present)])[offsets]
+
+        # all tokens have one width, which `dim` says where there are none
+        flat, width, misfit = same_lengths(tokens)
+        width = width or self.dim or 0
+        if misfit is not None:
+            token, length = misfit
+            row = int(np.searchsorted(offsets, token, side="right")) - 1
             raise SchemaError(
                 f"all tokens of column {name!r} must have as many coordinates, at least one: the "
-                f"first has {width}, and token {odd[0] - offsets[row]} of {place.row(row)} has "
-                f"{odd[1]}. Pad or cut them."
+                f"first has {width}, and token {token - offsets[row]} of {place.row(row)} has "
+                f"{length}. Pad or cut them."
             )
         if not width:
             raise SchemaError(
                 f"column {name!r} must hold at least one token: all lists{place.inside} are empty. "
                 "Say how many coordinates a token has with `dim` (--dim)."
             )
-        return (
-            numbers(flat, name, place, lists="lists of ").reshape(-1, width),
-            offsets,
-            _positions(name, width),
-        )
+        values = numbers(flat, name, place, lists="lists of ")
+        return values.reshape(-1, width), offsets, _positions(name, width)
 
-    def _known_rows(self, table: Any, place: Place) -> Bool[np.ndarray, " n"]:
+    def _rows_with_lists(self, table: Any, place: Place) -> Bool[np.ndarray, " n"]:
         """Rows in which all key columns have a list.
 
         The others are refused, or all their tokens dropped.
         """
-        known = np.ones(table.num_rows, dtype=bool)
+        has_lists = np.ones(table.num_rows, dtype=bool)
         for name in self.keys:
-            if table.column(name).null_count:
-                known &= table.column(name).is_valid().to_numpy(zero_copy_only=False)
-            if self.missing != "drop" and not known.all():
+            column = table.column(name)
+            if column.null_count:
+                has_lists &= column.is_valid().to_numpy(zero_copy_only=False)
+            if self.missing != "drop" and not has_lists.all():
+                row = has_lists.argmin()
                 raise SchemaError(
-                    f"column {name!r} must have a list in every row: {place.row(known.argmin())} "
+                    f"column {name!r} must have a list in every row: {place.row(row)} "
                     "is empty. Drop the row, or have its tokens dropped with missing='drop' "
                     "(--missing drop)."
                 )
-        return known
+        return has_lists
 
     def _vectors(
         self, table: Any, place: Place, names: tuple[str, ...], what: str
@@ -819,21 +921,29 @@ class Layout:
             return None
         first = table.column(names[0])
         if len(names) == 1 and is_list(first.type):
-            found, owners = matrix(first, names[0], place, PLURALS[what]), list(names)
+            vectors = matrix(first, names[0], place, PLURALS[what])
+            owners = list(names)
         else:
-            found, owners = self._coded(((name, table.column(name)) for name in names), place)
-        refuse_gaps(found, owners, place, what)
-        return found
+            vectors, owners = self._coded(self._columns_of(table, names), place)
+        refuse_gaps(vectors, owners, place, what)
+        return vectors
+
+    @staticmethod
+    def _columns_of(table: Any, names: Sequence[str]) -> list[tuple[str, Any]]:
+        """Columns of a table with their names."""
+        return [(name, table.column(name)) for name in names]
 
     def targets(self, table: Any, place: Place) -> np.ndarray | None:
-        """The target of each row; one column of several outputs for several columns."""
-        if len(self.target) < 2:
-            return (
-                labels(table.column(self.target[0]), self.target[0], place) if self.target else None
-            )
-        found = np.stack([numbers(table.column(name), name, place) for name in self.target], axis=1)
-        refuse_gaps(found, self.target, place, "target")
-        return found
+        """The target of each row: (n,) of one column, (n, outputs) of several, None of none."""
+        if not self.target:
+            return None
+        if len(self.target) == 1:
+            name = self.target[0]
+            return labels(table.column(name), name, place)
+        outputs = [numbers(table.column(name), name, place) for name in self.target]
+        targets = np.stack(outputs, axis=1)
+        refuse_gaps(targets, self.target, place, "target")
+        return targets
 
     # ------------------------------------------------------------ one row per token
 
@@ -842,30 +952,41 @@ class Layout:
     ) -> tuple[Dataset, dict[str, Any]]:
         """Sets out of rows; the order of sets is that in which they first appear."""
         assert self.set_id is not None
+        # the set of each row, and all tokens
         ids = set_ids(plain_values(table.column(self.set_id)), self.set_id, place)
-        owner, first = _owners(ids)
-        tokens, names = self._coded(((name, table.column(name)) for name in self.keys), place)
+        owner, first_rows = _owners(ids)
+        n_sets = len(first_rows)
+        tokens, names = self._coded(self._columns_of(table, self.keys), place)
         if self.dim is not None and self.dim != len(self.keys):
             raise SchemaError(
                 f"`dim` is {self.dim}, and there are {len(self.keys)} key columns. Leave it out."
             )
-        for name in dict.fromkeys(
-            [*self.of_samples, *(name for name in copied if name != self.key_id)]
-        ):
-            _check_constant(table.column(name), owner, first, name, place)
-        samples, at = table.take(pa.array(first)), place._replace(rows=first)
-        is_key, query = np.ones(len(tokens), dtype=bool), None
-        if self.role is not None:
-            is_key, query = _rows_by_role(table.column(self.role), tokens, owner, len(first), place)
-            if query is not None:
-                refuse_gaps(query, names, at, "query")
+
+        # columns of samples say the same in all rows of a set, so that the first row stands for it
+        copied_of_samples = [name for name in copied if name != self.key_id]
+        for name in dict.fromkeys([*self.of_samples, *copied_of_samples]):
+            _check_constant(table.column(name), owner, first_rows, name, place)
+        samples = table.take(pa.array(first_rows))
+        place_of_samples = place._replace(rows=first_rows)
+
+        # queries: rows of their own by their role, or columns of samples
+        is_key = np.ones(len(tokens), dtype=bool)
+        if self.role is None:
+            query = self._vectors(samples, place_of_samples, self.query, "query")
         else:
-            query = self._vectors(samples, at, self.query, "query")
-        rows = np.flatnonzero(is_key)
-        order = rows[np.argsort(owner[rows], kind="stable")]
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(owner[order], minlength=len(first)))])
+            is_key, query = _rows_by_role(table.column(self.role), tokens, owner, n_sets, place)
+            if query is not None:
+                refuse_gaps(query, names, place_of_samples, "query")
+
+        # keys, set after set
+        key_rows = np.flatnonzero(is_key)
+        order = key_rows[np.argsort(owner[key_rows], kind="stable")]
+        lengths = np.bincount(owner[order], minlength=n_sets)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
         sets = self._sets(tokens[order], offsets, query, names, place, lambda: order)
-        data = self._dataset(sets, self._names_of(self.keys), samples, at, ids=ids[first])
+        data = self._dataset(
+            sets, self._names_of(self.keys), samples, place_of_samples, ids=ids[first_rows]
+        )
         return data, self._beside(copied, samples, sets, place, (table, order, offsets))
 
     def _read_joined(
@@ -876,41 +997,75 @@ class Layout:
         A sample has the tokens of its id, which other samples may have too.
         """
         assert self.set_id is not None
-        there = Place("the table of tokens")
+        place_of_tokens = Place("the table of tokens")
         tokens = whole_batch(tokens)
-        wanted = set_ids(plain_values(samples.column(self.set_id)), self.set_id, place)
-        held = set_ids(plain_values(tokens.column(self.set_id)), self.set_id, there)
-        if (wanted.dtype.kind == "U") != (held.dtype.kind == "U"):
+
+        # ids of both tables, of one kind
+        sample_column = samples.column(self.set_id)
+        token_column = tokens.column(self.set_id)
+        sample_ids = set_ids(plain_values(sample_column), self.set_id, place)
+        token_ids = set_ids(plain_values(token_column), self.set_id, place_of_tokens)
+        if (sample_ids.dtype.kind == "U") != (token_ids.dtype.kind == "U"):
             raise SchemaError(
                 f"column {self.set_id!r} must hold the same ids in both tables: it holds "
-                f"{samples.column(self.set_id).type} for samples and "
-                f"{tokens.column(self.set_id).type} for tokens. Convert one of them."
+                f"{sample_column.type} for samples and {token_column.type} for tokens. Convert one "
+                "of them."
             )
-        values, names = self._coded(((name, tokens.column(name)) for name in self.keys), there)
-        order = np.argsort(held, kind="stable")
-        first, last = (
-            np.searchsorted(held[order], wanted, side=side) for side in ("left", "right")
-        )
-        if self.missing != "drop" and (first == last).any():
-            i = int((first == last).argmax())
+        values, names = self._coded(self._columns_of(tokens, self.keys), place_of_tokens)
+
+        # tokens sorted by id: those of a sample are the run from `start` to `end`
+        order = np.argsort(token_ids, kind="stable")
+        sorted_ids = token_ids[order]
+        starts = np.searchsorted(sorted_ids, sample_ids, side="left")
+        ends = np.searchsorted(sorted_ids, sample_ids, side="right")
+        lengths = ends - starts
+        has_none = lengths == 0
+        if self.missing != "drop" and has_none.any():
+            row = int(has_none.argmax())
             raise SchemaError(
-                f"every sample must have tokens: {self.set_id!r} is {wanted[i]!s:.40} in "
-                f"{place.row(i)}, and in no row of the table of tokens "
-                f"({int((first == last).sum())} such samples). Drop such samples, or give them a "
+                f"every sample must have tokens: {self.set_id!r} is {sample_ids[row]!s:.40} in "
+                f"{place.row(row)}, and in no row of the table of tokens "
+                f"({int(has_none.sum())} such samples). Drop such samples, or give them a "
                 "token of zeros with missing='drop' (--missing drop)."
             )
-        offsets = np.concatenate([[0], np.cumsum(last - first)])
-        rows = order[np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], last - first)]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        rows = order[np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)]
         query = self._vectors(samples, place, self.query, "query")
-        sets = self._sets(values[rows], offsets, query, names, there, lambda: rows)
-        strays = int(len(held) - len(np.unique(rows)))
-        left_out = self.left_out + (
-            (f"{strays} tokens, whose {self.set_id!r} no sample has",) if strays else ()
-        )
-        data = replace(self, left_out=left_out)._dataset(
-            sets, self._names_of(self.keys), samples, place, ids=wanted
-        )
+        sets = self._sets(values[rows], offsets, query, names, place_of_tokens, lambda: rows)
+
+        # tokens that belong to no sample are left out, and that is said
+        layout = self
+        n_strays = len(token_ids) - len(np.unique(rows))
+        if n_strays:
+            strays = f"{n_strays} tokens, whose {self.set_id!r} no sample has"
+            layout = replace(self, left_out=(*self.left_out, strays))
+        data = layout._dataset(sets, self._names_of(self.keys), samples, place, ids=sample_ids)
         return data, self._beside(copied, samples, sets, place, (tokens, rows, offsets))
+
+
+def _check_single_columns(schema: pa.Schema, options: TableOptions, source: str) -> None:
+    """Raise unless options that name one column each name one that is there."""
+    names = {
+        "set_id": options.set_id,
+        "weight": options.weight,
+        "groups": options.groups,
+        "time": options.time,
+        "split": options.split,
+    }
+    for option, name in names.items():
+        if name is None:
+            continue
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"`{option}` must name a column: got {name!r:.60}.")
+        check_columns(schema, [name], option, source)
+
+
+def _usual_target(schema: pa.Schema, taken: set[str]) -> tuple[str, ...]:
+    """The first column of a usual name of a target that is not taken, or none."""
+    for name in TARGET_NAMES:
+        if name in schema.names and name not in taken and not _is_ragged(schema, name):
+            return (name,)
+    return ()
 
 
 def whole_batch(table: Any) -> Any:
@@ -918,7 +1073,8 @@ def whole_batch(table: Any) -> Any:
     if not isinstance(table, pa.Table):
         return table
     table = table.combine_chunks()
-    return pa.record_batch([one_piece(c) for c in table.columns], names=table.column_names)
+    columns = [one_piece(column) for column in table.columns]
+    return pa.record_batch(columns, names=table.column_names)
 
 
 def _inner(kind: pa.DataType) -> pa.DataType:
@@ -997,26 +1153,31 @@ def _text_reason(name: str, pieces: Pieces) -> str:
 
 def _entries(column: Any) -> Any:
     """The entries of a column, of all its lists if it holds lists, without a dictionary."""
-    column = one_piece(column) if isinstance(column, pa.ChunkedArray) else column
-    return plain_values(unlisted(column)[0] if is_list(column.type) else column)
+    if isinstance(column, pa.ChunkedArray):
+        column = one_piece(column)
+    if is_list(column.type):
+        column, _ = unlisted(column)
+    return plain_values(column)
 
 
 def _owners(ids: Shaped[np.ndarray, " r"]) -> tuple[Int[np.ndarray, " r"], Int[np.ndarray, " n"]]:
     """The set of each row, numbered by first appearance, and that first row."""
-    starts = np.flatnonzero(
-        np.concatenate([[True], ids[1:] != ids[:-1]])
-    )  # of runs of rows of one set
-    _, first, owner = np.unique(ids[starts], return_index=True, return_inverse=True)
-    order = np.argsort(first)
+    # rows of one set mostly follow each other: sorting the runs is cheaper than sorting the rows
+    run_starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
+    run_lengths = np.diff([*run_starts, len(ids)])
+    _, first_runs, set_of_run = np.unique(ids[run_starts], return_index=True, return_inverse=True)
+    # np.unique numbers sets by their ids; here they are numbered as they appear
+    order = np.argsort(first_runs)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    return np.repeat(rank[owner.reshape(-1)], np.diff([*starts, len(ids)])), starts[first[order]]
+    owner = np.repeat(rank[set_of_run.reshape(-1)], run_lengths)
+    return owner, run_starts[first_runs[order]]
 
 
 def _check_constant(
     column: Any, owner: np.ndarray, first: np.ndarray, name: str, place: Place
 ) -> None:
-    """Raise where rows of a set disagree."""
+    """Raise where rows of a set disagree; ``first`` is the first row of each set."""
     column = plain_values(column)
     if is_list(column.type):
         values: np.ndarray = matrix(column, name, place, "vectors")
@@ -1024,18 +1185,22 @@ def _check_constant(
         values = numbers(column, name, place)
     else:
         values = np.asarray(column.dictionary_encode().indices.fill_null(-1))
-    chosen = values[first][owner]
-    same = values == chosen
+
+    # every row against the first row of its set; two missing values agree
+    first_of_row = first[owner]
+    expected = values[first_of_row]
+    agrees = values == expected
     if values.dtype.kind == "f":
-        same |= np.isnan(values) & np.isnan(chosen)
-    same = same if same.ndim == 1 else same.all(axis=1)
-    if not same.all():
-        row = int((~same).argmax())
-        one, other = (str(column[i]) for i in (row, int(first[owner[row]])))
+        agrees |= np.isnan(values) & np.isnan(expected)
+    if agrees.ndim == 2:
+        agrees = agrees.all(axis=1)
+    if not agrees.all():
+        row = int((~agrees).argmax())
+        first_row = int(first_of_row[row])
         raise SchemaError(
             f"column {name!r} must be the same in all rows of a set: {place.row(row)} says "
-            f"{one:.40} where {place.row(first[owner[row]])}, of the same set, says {other:.40}. "
-            "Is this the right column, and `set_id` the right set?"
+            f"{column[row]!s:.40} where {place.row(first_row)}, of the same set, says "
+            f"{column[first_row]!s:.40}. Is this the right column, and `set_id` the right set?"
         )
 
 
@@ -1043,18 +1208,21 @@ def _rows_by_role(
     column: Any, tokens: np.ndarray, owner: np.ndarray, n: int, place: Place
 ) -> tuple[Bool[np.ndarray, " r"], Float[np.ndarray, "n d"] | None]:
     """Which rows are keys, and the query of each set if there are any."""
+    # roles in any case; all else is probably a column of another meaning
     roles = np.char.lower(np.array([str(v) for v in column.to_pylist()], dtype=np.str_))
-    unknown = ~np.isin(roles, ["key", "query"])
-    if unknown.any():
-        row = int(unknown.argmax())
+    is_other = ~np.isin(roles, ["key", "query"])
+    if is_other.any():
+        row = int(is_other.argmax())
         raise SchemaError(
             f"column 'role' must say 'key' or 'query': {place.row(row)} says {roles[row]!s:.40}. "
             "Rename the column if it is something else."
         )
-    rows = np.flatnonzero(roles == "query")
-    if len(rows) == 0:
-        return roles == "key", None
-    counts = np.bincount(owner[rows], minlength=n)
+    is_key = roles == "key"
+    # one query for each set, or none at all
+    query_rows = np.flatnonzero(roles == "query")
+    if len(query_rows) == 0:
+        return is_key, None
+    counts = np.bincount(owner[query_rows], minlength=n)
     if (counts != 1).any():
         i = int((counts != 1).argmax())
         raise SchemaError(
@@ -1062,5 +1230,5 @@ def _rows_by_role(
             f"set number {i}{place.inside} has {counts[i]}."
         )
     queries = np.empty((n, tokens.shape[1]), tokens.dtype)
-    queries[owner[rows]] = tokens[rows]
-    return roles == "key", queries
+    queries[owner[query_rows]] = tokens[query_rows]
+    return is_key, queries

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-GROWTH, TIMES = 2**27, 20
+GROWTH = 2**27
+TIMES = 20
 """Arrays of a file may take 128 MiB and twenty times its size together: deflated zeros claim a
 thousand times.
 """
@@ -63,17 +64,21 @@ class NpzFile:
             ) from None
 
     def _read(self, name: str) -> np.ndarray:
+        """An array; nothing is allocated for it before its header has been checked."""
+
         def wrong(rule: str, evidence: str, remedy: str = _REMEDY) -> ValueError:
             return ValueError(f"{rule}: {name!r} of {self.path.name!r} {evidence}. {remedy}")
 
+        # the entry of the archive
         info = self._zip.getinfo(f"{name}.npy")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise wrong("arrays must be stored as NumPy does", "is compressed by other means")
         if info.compress_size > self._size:  # as much would be allocated before a byte is read
             raise zipfile.BadZipFile("it is said to be larger than the file")
         with self._zip.open(info) as file:
+            # the header of the array
             try:
-                shape, turned, dtype = _header(file)
+                shape, is_transposed, dtype = _header(file)
             except (
                 ValueError,
                 TypeError,
@@ -87,22 +92,26 @@ class NpzFile:
             rest = info.file_size - file.tell()
             size = math.prod(shape) * dtype.itemsize
             if dtype.kind not in "biufcSU" or not dtype.itemsize:
-                held = "objects" if dtype.hasobject else dtype
+                content_kind = "objects" if dtype.hasobject else dtype
                 raise wrong(
-                    "arrays must hold numbers or text", f"holds {held}", "Save it as numbers."
+                    "arrays must hold numbers or text",
+                    f"holds {content_kind}",
+                    "Save it as numbers.",
                 )
             if size != rest or min(shape, default=0) < 0:
                 words = f"has shape {shape} of {dtype}, {size:,} bytes, and {rest:,} are there"
                 raise wrong("an array must be as large as its shape says", words)
-            self._take_room(
-                name, math.prod(shape) * max(dtype.itemsize, 8)
-            )  # numbers become floats
+
+            # its content, for which there is room also when numbers become floats
+            self._take_room(name, math.prod(shape) * max(dtype.itemsize, 8))
             content = bytearray(file.read(rest + 1))  # writable, as an array of one's own is
         if len(content) != size:
             raise wrong("all bytes of an array must be there", f"has {len(content):,} of {size:,}")
         try:
             flat = np.frombuffer(content, dtype)
-            return flat.reshape(shape[::-1]).T if turned else flat.reshape(shape)
+            if is_transposed:
+                return flat.reshape(shape[::-1]).T
+            return flat.reshape(shape)
         except ValueError as error:  # no bytes, or an axis too long for NumPy
             raise wrong(
                 "an array must have a shape that NumPy knows", f"has {shape} ({error})"
@@ -151,25 +160,28 @@ def npz_table(
     path: Path,
     keys: tuple[str, ...] | None,
     query: tuple[str, ...] | None,
-    target: Any,
-    extras: Any = None,
+    target: tuple[str, ...] | None,
+    extras: tuple[str, ...] | None = None,
     content: bytes | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[Any, np.ndarray | None]:
     """The arrays of an npz file as a table of one row per set, and its split or None.
 
     Names are those of the arrays.
     """
     import pyarrow as pa
 
+    # which arrays: those that were named, else those of the usual names
     file = NpzFile(path, content)
-    keys_name = keys[0] if keys else "keys" if "keys" in file else "X"
-    query_name = query[0] if query else "query" if "query" in file else None
-    extras_name = extras[0] if extras else "extras" if "extras" in file else None
-    targets = (
-        [next((n for n in ("y", "target") if n in file), None)] if target is None else list(target)
-    )
-    for name in (keys_name, *filter(None, (query_name, extras_name, *targets))):
+    keys_name = keys[0] if keys else "X"
+    if not keys and "keys" in file:
+        keys_name = "keys"
+    query_name = query[0] if query else _first_of(("query",), file)
+    extras_name = extras[0] if extras else _first_of(("extras",), file)
+    targets = [_first_of(("y", "target"), file)] if target is None else list(target)
+    for name in filter(None, (keys_name, query_name, extras_name, *targets)):
         _check_name(file, name)
+
+    # keys: sets of one size, or tokens end to end with a pointer to the first of each set
     tokens = _floats(file[keys_name], keys_name)
     if tokens.ndim == 3:
         if 0 in tokens.shape:
@@ -183,16 +195,20 @@ def npz_table(
         ptr = _pointer(file, tokens, keys_name)
     n = len(ptr) - 1
     columns = {keys_name: pa.LargeListArray.from_arrays(pa.array(ptr), _rows(tokens))}
+
+    # queries and extras: a vector for each set
     for vectors, what in ((query_name, "query"), (extras_name, "row of extras")):
         if vectors is None:
             continue
-        found = _floats(file[vectors], vectors)
-        if found.ndim != 2 or len(found) != n or not found.shape[1]:
+        matrix = _floats(file[vectors], vectors)
+        if matrix.ndim != 2 or len(matrix) != n or not matrix.shape[1]:
             raise ValueError(
                 f"array {vectors!r} must have one {what} per set, ({n}, d): its shape is "
-                f"{found.shape}. Save one row for each set."
+                f"{matrix.shape}. Save one row for each set."
             )
-        columns[vectors] = _rows(found)
+        columns[vectors] = _rows(matrix)
+
+    # targets
     for name in filter(None, targets):
         try:
             columns[name] = pa.array(_target(file[name], name, n))
@@ -200,17 +216,26 @@ def npz_table(
             raise ValueError(
                 f"array {name!r} must hold text: it does not read ({error}). Save it again."
             ) from None
-    split = file["split"] if "split" in file.names else None
-    whole = split is not None and split.shape == (n,) and split.dtype.kind in "iu"
-    return pa.table(columns), split if whole else None
+
+    # an array "split" that is something else than one whole number per set is no split
+    if "split" not in file:
+        return pa.table(columns), None
+    split = file["split"]
+    is_split = split.shape == (n,) and split.dtype.kind in "iu"
+    return pa.table(columns), split if is_split else None
+
+
+def _first_of(names: tuple[str, ...], file: NpzFile) -> str | None:
+    """The first of some names that an array of the file has, or None."""
+    return next((name for name in names if name in file), None)
 
 
 def _rows(matrix: np.ndarray) -> Any:
+    """The rows of a matrix as an Arrow column of lists of one length."""
     import pyarrow as pa
 
-    return pa.FixedSizeListArray.from_arrays(
-        pa.array(np.ascontiguousarray(matrix).reshape(-1)), matrix.shape[1]
-    )
+    values = pa.array(np.ascontiguousarray(matrix).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(values, matrix.shape[1])
 
 
 def _check_name(file: NpzFile, name: str) -> None:
@@ -223,11 +248,13 @@ def _check_name(file: NpzFile, name: str) -> None:
 
 
 def _floats(array: np.ndarray, name: str) -> np.ndarray:
+    """Numbers in float32 if they are, else in float64."""
     if array.dtype.kind not in "fiub":
         raise ValueError(
             f"array {name!r} must hold numbers: it holds {array.dtype}. Encode it as numbers first."
         )
-    return array.astype(np.float32 if array.dtype == np.float32 else np.float64, copy=False)
+    dtype = np.float32 if array.dtype == np.float32 else np.float64
+    return array.astype(dtype, copy=False)
 
 
 def _pointer(file: NpzFile, tokens: np.ndarray, name: str) -> np.ndarray:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -35,20 +35,40 @@ from keyhole.data.columns import (
     set_ids,
     unlisted,
 )
-from keyhole.data.layout import PROBLEM, Dataset, Layout, check_columns, check_names
+from keyhole.data.layout import (
+    PROBLEM,
+    Dataset,
+    Layout,
+    TableOptions,
+    check_columns,
+    check_names,
+)
 from keyhole.data.npz import npz_table
 from keyhole.data.schema import Coding, Schema
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".csv", ".tsv", ".npz")
 BATCH_BYTES = 2**25  # bytes of a batch when nobody says how many rows it has
+PROBED_ROWS = 256  # rows whose size in memory stands for that of the others
+ALL_ROWS = 2**31  # a batch size that no row group exceeds
 AGAIN = "fetch or write it again"
 MISSING = ("error", "drop", "impute")
-READ_OPTIONS = ("keys", "query", "target", "extras", "set_id", "missing", "dim")
-"""Options that a schema has of the table it was learned from."""
 NEWEST = 0.2
 """Share of the samples, the newest, that is set apart for testing where a column says when they
 were.
 """
+
+
+class DataTable(Protocol):
+    """A table of pandas, polars or Arrow."""
+
+    @property
+    def columns(self) -> Any:
+        """Its columns, or their names."""
+
+
+FilePath = str | os.PathLike[str]
+TableSource = FilePath | Sequence[FilePath] | DataTable
+"""Files, or a table in memory."""
 
 
 @contextmanager
@@ -108,13 +128,13 @@ class _ParquetFile:
         with reading(path), pq.ParquetFile(path) as file:
             self.metadata = file.metadata
             self.schema = file.schema_arrow
-            counts = [
-                self.metadata.row_group(i).num_rows for i in range(self.metadata.num_row_groups)
-            ]
+            groups = range(self.metadata.num_row_groups)
+            counts = [self.metadata.row_group(i).num_rows for i in groups]
             self.schema.names  # noqa: B018 - text, or an error
         self.path = path
         self.n_groups = len(counts)
-        if min(counts, default=0) < 0 or sum(counts) != self.metadata.num_rows:
+        has_negative_count = min(counts, default=0) < 0
+        if has_negative_count or sum(counts) != self.metadata.num_rows:
             raise self._rows_lost(path.name, self.metadata.num_rows, sum(counts))
 
     def where(self, group: int) -> str:
@@ -130,50 +150,49 @@ class _ParquetFile:
         file; and Arrow ends the process where it is asked for the footer of a column that is
         damaged.
         """
-        first = next(
-            file.iter_batches(PROBED_ROWS, row_groups=[group], columns=columns, use_threads=False),
-            None,
+        probes = file.iter_batches(
+            PROBED_ROWS, row_groups=[group], columns=columns, use_threads=False
         )
-        if first is None or first.num_rows == 0:
+        probe = next(probes, None)
+        if probe is None or probe.num_rows == 0:
             return 1
-        return int(BATCH_BYTES * first.num_rows // max(1, validated(first, self.path).nbytes))
+        return _rows_of_batch_bytes(probe.num_rows, validated(probe, self.path).nbytes)
 
     def read(
         self, group: int, columns: list[str], batch_size: int | None
     ) -> Iterator[tuple[Any, int]]:
         """Record batches of one row group, each with its first row."""
-        expected = self.rows(group)
-        seen = 0
+        expected_rows = self.rows(group)
+        rows_read = 0
         with ExitStack() as stack:
+            # open the file and settle how many rows a batch has
             with reading(self.path):
                 file = stack.enter_context(
                     pq.ParquetFile(self.path, memory_map=True, metadata=self.metadata)
                 )
-                size = (
-                    self._rows_of_a_batch(file, group, columns)
-                    if batch_size is None
-                    else batch_size
-                )
-                size = min(max(1, size), max(1, expected))
-                # without threads of its own: the arithmetic has them
+                if batch_size is None:
+                    batch_size = self._rows_of_a_batch(file, group, columns)
+                batch_size = min(batch_size, max(1, expected_rows))
+                # Arrow gets no threads of its own: the arithmetic has them
                 batches = file.iter_batches(
-                    size, row_groups=[group], columns=columns, use_threads=False
+                    batch_size, row_groups=[group], columns=columns, use_threads=False
                 )
+            # `reading` guards the decoding alone: errors of whoever uses a batch are not the file's
             while True:
                 with reading(self.path):
-                    table = next(batches, None)
-                if table is None:
+                    batch = next(batches, None)
+                if batch is None:
                     break
-                if table.num_rows:
-                    yield validated(table, self.path), seen
-                seen += table.num_rows
-        if seen != expected:
-            raise self._rows_lost(self.where(group), expected, seen)
+                if batch.num_rows:
+                    yield validated(batch, self.path), rows_read
+                rows_read += batch.num_rows
+        if rows_read != expected_rows:
+            raise self._rows_lost(self.where(group), expected_rows, rows_read)
 
-    def _rows_lost(self, where: str, said: int, found: int) -> ValueError:
+    def _rows_lost(self, where: str, stated_rows: int, counted_rows: int) -> ValueError:
         return ValueError(
-            f"a table must hold together: {where} says that it has {said} rows, and {found} are "
-            f"there. {self.path.name!r} is damaged; {AGAIN}."
+            f"a table must hold together: {where} says that it has {stated_rows} rows, and "
+            f"{counted_rows} are there. {self.path.name!r} is damaged; {AGAIN}."
         )
 
 
@@ -187,18 +206,16 @@ class _ArrowFile:
         self,
         path: Path,
         schema: pa.Schema,
-        groups: Any,
+        groups: Callable[[int], Any],
         n_groups: int,
         name: str,
-        split: Any = None,
+        split: np.ndarray | None = None,
     ) -> None:
-        self.path, self.schema, self._groups, self.n_groups, self._name = (
-            path,
-            schema,
-            groups,
-            n_groups,
-            name,
-        )
+        self.path = path
+        self.schema = schema
+        self._groups = groups
+        self.n_groups = n_groups
+        self._name = name
         self.split = split
         with reading(path):
             schema.names  # noqa: B018 - text, or an error
@@ -208,7 +225,11 @@ class _ArrowFile:
         with reading(path):
             file = pa.ipc.open_file(pa.memory_map(str(path)))
             return cls(
-                path, file.schema, file.get_batch, file.num_record_batches, "record batch {} of {}"
+                path=path,
+                schema=file.schema,
+                groups=file.get_batch,
+                n_groups=file.num_record_batches,
+                name="record batch {} of {}",
             )
 
     @classmethod
@@ -216,14 +237,28 @@ class _ArrowFile:
         with reading(path):
             file = pa.ipc.open_stream(pa.memory_map(str(path)))
             batches = list(file)
-        return cls(path, file.schema, batches.__getitem__, len(batches), "record batch {} of {}")
+        return cls(
+            path=path,
+            schema=file.schema,
+            groups=batches.__getitem__,
+            n_groups=len(batches),
+            name="record batch {} of {}",
+        )
 
     @classmethod
-    def table(cls, path: Path, table: pa.Table, split: Any = None) -> _ArrowFile:
+    def table(cls, path: Path, table: pa.Table, split: np.ndarray | None = None) -> _ArrowFile:
         """All rows are one group: they were read together."""
         with reading(path):
-            whole = pa.record_batch([one_piece(c) for c in table.columns], schema=table.schema)
-        return cls(path, table.schema, [whole].__getitem__, 1, "{1}", split)
+            columns = [one_piece(column) for column in table.columns]
+            whole = pa.record_batch(columns, schema=table.schema)
+        return cls(
+            path=path,
+            schema=table.schema,
+            groups=[whole].__getitem__,
+            n_groups=1,
+            name="{1}",
+            split=split,
+        )
 
     def where(self, group: int) -> str:
         return self._name.format(group, self.path.name)
@@ -244,20 +279,60 @@ class _ArrowFile:
             table = table.select(columns)
         validated(table, self.path)
         if batch_size is None:
-            batch_size = max(1, int(BATCH_BYTES * table.num_rows // max(1, table.nbytes)))
+            batch_size = _rows_of_batch_bytes(table.num_rows, table.nbytes)
         for start in range(0, table.num_rows, batch_size):
             yield table.slice(start, batch_size), start
 
 
-def _open(path: Path, keys: Any, query: Any, target: Any, extras: Any) -> _ParquetFile | _ArrowFile:
+def _rows_of_batch_bytes(n_rows: int, n_bytes: int) -> int:
+    """Rows that take `BATCH_BYTES`, where ``n_rows`` of them take ``n_bytes``; at least one."""
+    return max(1, int(BATCH_BYTES * n_rows // max(1, n_bytes)))
+
+
+def _parse_options(name: str) -> Any:
+    """How a file of this name separates its columns: by tabs in .tsv, by commas else."""
+    if name.lower().endswith(".tsv"):
+        return csv.ParseOptions(delimiter="\t")
+    return csv.ParseOptions(delimiter=",")
+
+
+class _ArrayNames(NamedTuple):
+    """Which arrays of an npz file hold what; None where that is to be told by usual names."""
+
+    keys: tuple[str, ...] | None = None
+    query: tuple[str, ...] | None = None
+    target: tuple[str, ...] | None = None
+    extras: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, options: TableOptions) -> _ArrayNames:
+        return cls(
+            keys=_as_tuple(options.keys),
+            query=_as_tuple(options.query),
+            target=_as_tuple(options.target),
+            extras=_as_tuple(options.extras),
+        )
+
+
+def _as_tuple(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Names of columns as a tuple; a text is one name."""
+    if names is None:
+        return None
+    if isinstance(names, str):
+        return (names,)
+    return tuple(names)
+
+
+def _open(path: Path, arrays: _ArrayNames) -> _ParquetFile | _ArrowFile:
     """A file by its suffix if its kind is read whole, else by its first bytes."""
     suffix = path.suffix.lower()
     if suffix == ".npz":
-        return _ArrowFile.table(path, *npz_table(path, keys, query, target, extras))
+        table, split = npz_table(path, arrays.keys, arrays.query, arrays.target, arrays.extras)
+        return _ArrowFile.table(path, table, split)
     if suffix in (".csv", ".tsv"):
         with reading(path):
-            options = csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",")
-            return _ArrowFile.table(path, csv.read_csv(path, parse_options=options))
+            table = csv.read_csv(path, parse_options=_parse_options(path.name))
+            return _ArrowFile.table(path, table)
     status = path.stat()
     return _opened(path, os.getpid(), status.st_size, status.st_mtime_ns)
 
@@ -282,20 +357,21 @@ def _opened(path: Path, _pid: int, _size: int, _time: int) -> _ParquetFile | _Ar
 def table_in_memory(content: bytes, name: str, target: str | None = None) -> pa.Table:
     """The table in the bytes of a file.
 
-    Nothing is opened, of its name only the end of a TSV counts.
+    Nothing is opened. The first bytes say what the file is; of its name only the end of a TSV
+    counts.
     """
     try:
-        if content[:2] == b"PK":
-            return npz_table(
-                Path(name or "the file"), None, None, target and (target,), content=content
-            )[0]
+        if content[:2] == b"PK":  # a zip archive, which npz is
+            targets = (target,) if target else None
+            path = Path(name or "the file")
+            table, _ = npz_table(path, None, None, targets, content=content)
+            return table
         if content[:4] == b"PAR1":
             table = pq.read_table(pa.BufferReader(content))
         elif content[:6] == b"ARROW1":
             table = pa.ipc.open_file(pa.BufferReader(content)).read_all()
         else:
-            options = csv.ParseOptions(delimiter="\t" if name.lower().endswith(".tsv") else ",")
-            table = csv.read_csv(pa.BufferReader(content), parse_options=options)
+            table = csv.read_csv(pa.BufferReader(content), parse_options=_parse_options(name))
         table.validate(full=True)
         return table
     except (pa.ArrowException, ValueError, OSError) as error:
@@ -316,9 +392,11 @@ def table_of(source: Any, what: str) -> pa.Table:
         source = pa.Table.from_batches([source])
     if isinstance(source, pa.Table):
         return source
-    if hasattr(
-        source, "set_axis"
-    ):  # pandas may have names twice, and names that are no text: they stand aside
+
+    # pandas may have a name twice, and names that are no text: its columns are numbered for
+    # narwhals, and get their names back below
+    is_pandas = hasattr(source, "set_axis")
+    if is_pandas:
         names = [str(name) for name in source.columns]
         source = source.set_axis([str(i) for i in range(len(names))], axis=1)
     else:
@@ -331,69 +409,130 @@ def table_of(source: Any, what: str) -> pa.Table:
             f"{type(source).__name__}. Collect a lazy frame first, and make a table of anything "
             "else, for example with pandas.DataFrame."
         ) from None
-    columns = [_arrow_column(frame[column]) for column in frame.columns]
-    notes = [{PROBLEM: problem} if problem else None for _, problem in columns]
-    fields = [
-        pa.field(n, c.type, metadata=note)
-        for n, (c, _), note in zip(names, columns, notes, strict=True)
-    ]
-    return pa.table([column for column, _ in columns], schema=pa.schema(fields))
+
+    # a column that Arrow cannot hold becomes nulls with a note, and is refused only if it is read
+    columns = []
+    fields = []
+    for name, frame_name in zip(names, frame.columns, strict=True):
+        column, problem = _arrow_column(frame[frame_name])
+        note = {PROBLEM: problem} if problem else None
+        columns.append(column)
+        fields.append(pa.field(name, column.type, metadata=note))
+    return pa.table(columns, schema=pa.schema(fields))
 
 
 def _arrow_column(series: Any) -> tuple[Any, str]:
-    """A column of a frame, cells that are matrices being lists of their rows.
+    """A column of a frame, and "".
 
-    Or nulls, and what is the matter.
+    Cells that are matrices become lists of their rows. Where Arrow cannot hold the cells, the
+    column is one of nulls, and the text says why.
     """
+    refusals = (pa.ArrowException, ValueError, TypeError, OverflowError)
     try:
         return series.to_arrow(), ""
-    except (pa.ArrowException, ValueError, TypeError, OverflowError):
-        cells = [list(cell) if getattr(cell, "ndim", 0) == 2 else cell for cell in series.to_list()]
+    except refusals:
+        cells = series.to_list()
+    for i, cell in enumerate(cells):
+        is_matrix = getattr(cell, "ndim", 0) == 2
+        if is_matrix:
+            cells[i] = list(cell)
     try:
         return pa.array(cells, from_pandas=True), ""
-    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+    except refusals as error:
         return pa.nulls(len(cells)), " ".join(str(error).split())[:150]
 
 
-def _files(path: Any) -> list[Path]:
-    paths = [Path(path)] if isinstance(path, (str, os.PathLike)) else [Path(p) for p in path]
-    found = [file for p in paths for file in (sorted(p.glob("*.parquet")) if p.is_dir() else [p])]
-    if not found:
+def _files(path: FilePath | Sequence[FilePath]) -> list[Path]:
+    """The files that paths name, each checked; a folder stands for its Parquet files."""
+    # one path or several; in a folder Parquet files alone count
+    if isinstance(path, (str, os.PathLike)):
+        paths = [Path(path)]
+    else:
+        paths = [Path(one) for one in path]
+    files: list[Path] = []
+    for one in paths:
+        if one.is_dir():
+            files.extend(sorted(one.glob("*.parquet")))
+        else:
+            files.append(one)
+    if not files:
         raise FileNotFoundError(f"there is no Parquet file in {path}.")
-    for file in found:
+    # refuse in words what Arrow would refuse in its own, or wait for without end
+    for file in files:
         check_file_name(file)
         if file.exists():
             refuse_special_file(file)
         if not file.is_file():
             raise FileNotFoundError(f"{file.name!r} is not there: no such file.")
-    return found
+    return files
 
 
 def _table_of_files(paths: Sequence[Path]) -> pa.Table:
     """Files as one table in memory."""
-    files = [_open(path, None, None, None, None) for path in paths]
-    read = [
-        t
-        for f in files
-        for group in range(f.n_groups)
-        for t, _ in f.read(group, f.schema.names, 2**31)
-    ]
+    files = [_open(path, _ArrayNames()) for path in paths]
+    batches = []
+    for file in files:
+        for group in range(file.n_groups):
+            for batch, _ in file.read(group, file.schema.names, ALL_ROWS):
+                batches.append(batch)
     with reading(paths[0]):
-        return pa.Table.from_batches(read, files[0].schema)
+        return pa.Table.from_batches(batches, files[0].schema)
 
 
 class _Beginnings(NamedTuple):
-    """Where sets begin in the groups of a table with one row per token.
+    """Where sets begin in the row groups of a table with one row per token.
 
-    A set belongs to the group it begins in.
-
-    For each group its ``rows``, the leading ones to ``skip``, of a set of an earlier group, and the
-    ``sets`` that begin.
+    A set belongs to the row group it begins in. Each list has one entry per row group.
     """
 
     rows: list[int]
+    """Rows of the group."""
     skip: list[int]
+    """Its leading rows that belong to a set of an earlier group."""
     sets: list[int]
+    """Sets that begin in it."""
+
+
+@dataclass
+class _GroupIds:
+    """The ids of the sets of a table, row group by row group; see `_Beginnings`."""
+
+    rows: list[int] = field(default_factory=list)
+    skip: list[int] = field(default_factory=list)
+    ids: list[np.ndarray] = field(default_factory=list)
+    """Of each group the distinct ids after the skipped rows."""
+    first_rows: list[tuple[int, int]] = field(default_factory=list)
+    """Of each of these ids, group after group: its group, and its first row there."""
+    last_id: Any = None
+
+    def add(self, ids: np.ndarray) -> None:
+        """Take in the ids of the rows of the next row group."""
+        # rows up to the first id that differs from the last of the group before go on with its set
+        if self.last_id is None:
+            begins_another = np.ones(len(ids), dtype=bool)
+        else:
+            begins_another = ids != self.last_id
+        skip = len(ids)
+        if begins_another.any():
+            skip = int(begins_another.argmax())
+        distinct, positions = np.unique(ids[skip:], return_index=True)
+        number = len(self.rows)
+        self.rows.append(len(ids))
+        self.skip.append(skip)
+        if len(distinct):
+            self.ids.append(distinct)
+        self.first_rows.extend((number, skip + int(position)) for position in positions)
+        if len(ids):
+            self.last_id = ids[-1]
+
+    def all_ids(self) -> np.ndarray:
+        """The ids of all groups end to end, as in ``first_rows``."""
+        return np.concatenate(self.ids) if self.ids else np.zeros(0)
+
+    def sets_of_groups(self) -> list[int]:
+        """How many sets begin in each group, if no set is interrupted."""
+        groups = [group for group, _ in self.first_rows]
+        return np.bincount(groups, minlength=len(self.rows)).tolist()
 
 
 class ParquetSets:
@@ -411,7 +550,7 @@ class ParquetSets:
         A folder stands for its ``*.parquet`` files. Arrow files (the IPC format, also called
         Feather) are memory-mapped, and their batches are views of them.
     tokens : path or table, optional
-        A table with one row per token, where ``path`` has one row per sample; it is read whole.
+        A table with one row per token, where ``path`` has one row per sample. It is read whole.
     keys : column name or names, optional
         With one row per set, one column of lists of tokens (list<list<float>>,
         list<fixed_size_list<float>>, or flat lists and ``dim``), or one column of lists of numbers
@@ -426,13 +565,12 @@ class ParquetSets:
         Column or columns of outputs or labels, () for none; by default the first of target, label,
         class, y. With one row per token it is the same in all rows of a set.
     extras : column name or names, optional
-        Columns of the sample itself: one column of lists, or one column of numbers each; by default
-        the column of lists ``extras``. With one row per token they are the same in all rows of a
-        set.
+        Sample-level features: one column of lists, or one column of numbers each. By default the
+        column of lists ``extras``. With one row per token they are the same in all rows of a set.
     weight : str, optional
         Column of sample weights.
     groups : str, optional
-        Column that names siblings among samples, to be left out together:
+        Column that names the group of each sample. Samples of one group are held out together:
         ``fit(…, groups=data.groups)``.
     time : str, optional
         Column that says when a sample was, in dates or numbers. The newest fifth is then the test
@@ -444,18 +582,19 @@ class ParquetSets:
         With one row per token, which set a row belongs to; by default the first of set, set_id,
         bag, bag_id, id, group. Rows of a set follow each other where they are not in one row group.
     missing : "error", "drop" or "impute"
-        What to do about a gap (NaN or nothing): refuse the table; drop a token that has one, a set
-        without any token left getting one of zeros, and refuse gaps of queries and extras; or fill
-        it, a number or date by the mean over the rows of the table and a text by a category of its
-        own. Gaps in targets are always refused.
+        What to do about a missing value (NaN or an empty cell). "error" refuses the table. "drop"
+        drops a token that has one, gives a set without any token left one token of zeros, and
+        refuses missing values of queries and extras. "impute" fills in a number or date by the
+        mean over the rows of the table, and a text by a category of its own. Missing values in
+        targets are always refused.
     dim : int, optional
         Coordinates of a key, for flat lists.
     schema : Schema, optional
         What was learned about another table, to read this one in the same way: all options that are
         not given.
     unknown : "error" or "ignore"
-        With a schema, what becomes of a category that it does not know: refused, or none of those
-        it knows.
+        With a schema, what becomes of a category that is not in it: it is refused, or read as none
+        of its categories.
     batch_size : int, optional
         Sets of a batch; by default as many as take some 32 MiB.
     start, stop : int, optional
@@ -476,9 +615,9 @@ class ParquetSets:
 
     def __init__(
         self,
-        path: Any,
+        path: TableSource,
         *,
-        tokens: Any = None,
+        tokens: FilePath | DataTable | None = None,
         keys: str | Sequence[str] | None = None,
         query: str | Sequence[str] | None = None,
         target: str | Sequence[str] | None = None,
@@ -496,81 +635,96 @@ class ParquetSets:
         start: int = 0,
         stop: int | None = None,
     ) -> None:
-        named: dict[str, Any] = {"keys": keys, "query": query, "target": target, "extras": extras}
-        named |= {"set_id": set_id, "missing": missing, "dim": dim}
-        known = (
-            {}
-            if schema is None
-            else {k: v for k, v in schema.columns if k in READ_OPTIONS and named[k] is None}
+        # what was not given is as in the table that the schema was learned from
+        options = TableOptions(
+            keys=keys,
+            query=query,
+            target=target,
+            extras=extras,
+            set_id=set_id,
+            missing=missing,
+            dim=dim,
+            weight=weight,
+            groups=groups,
+            time=time,
+            split=split,
         )
-        named |= known
-        named["missing"] = check_choice(named["missing"] or "error", "missing", MISSING)
+        target_is_of_schema = False
+        if schema is not None:
+            stored = dict(schema.columns)
+            target_is_of_schema = target is None and "target" in stored
+            options = _with_stored_options(options, stored)
+        options = _checked_options(options)
         check_choice(unknown, "unknown", ("error", "ignore"))
-        for option in ("keys", "query", "extras"):
-            check_names(named[option], option)
-        named["dim"] = (
-            None
-            if named["dim"] is None
-            else check_count(named["dim"], "dim", maximum=LARGEST_COUNT)
-        )
-        self.batch_size = (
-            None
-            if batch_size is None
-            else check_count(batch_size, "batch_size", maximum=LARGEST_COUNT)
-        )
+        self.batch_size = _checked_size(batch_size, "batch_size")
+
+        # the files, or one table in memory, which is held for good
         self._lasting: list[_ParquetFile | _ArrowFile] = []
         if isinstance(path, (str, os.PathLike, list, tuple)):
             self.paths = _files(path)
         else:
             self.paths = [Path("the table")]
             self._lasting = [_ArrowFile.table(self.paths[0], table_of(path, "source"))]
-        arrays = {k: named[k] for k in ("keys", "query", "target", "extras")}
-        self._arrays = {
-            k: (v,) if isinstance(v, str) else None if v is None else tuple(v)
-            for k, v in arrays.items()
-        }
+        self._arrays = _ArrayNames.of(options)
         self._held: list[_ParquetFile | _ArrowFile] = []
-        beside = _files(tokens) if isinstance(tokens, (str, os.PathLike)) else []
-        if tokens is not None:
-            tokens = _table_of_files(beside) if beside else table_of(tokens, "tokens")
-        self.tokens: pa.Table | None = tokens
-        self.files = [] if self._lasting else [*self.paths, *beside]
+
+        # the table of tokens, where there is one
+        token_files: list[Path] = []
+        self.tokens: pa.Table | None = None
+        if isinstance(tokens, (str, os.PathLike)):
+            token_files = _files(tokens)
+            self.tokens = _table_of_files(token_files)
+        elif tokens is not None:
+            self.tokens = table_of(tokens, "tokens")
+        self.files = [] if self._lasting else [*self.paths, *token_files]
+
+        # a table to predict for need not have the target yet
         first = self._file(0)
-        if "target" in known and not set(self._arrays["target"] or ()) <= set(first.schema.names):
-            named["target"] = ()  # what is to be predicted is not known yet
-        named |= {"weight": weight, "groups": groups, "time": time, "split": split}
+        if target_is_of_schema:
+            columns = set(first.schema.names)
+            if not set(self._arrays.target or ()) <= columns:
+                options = replace(options, target=())
+
+        # which column is what, and which row groups are read
         self._ends = np.cumsum([self._file(i).n_groups for i in range(len(self.paths))]).tolist()
-        self.layout = Layout.of(first.schema, self._evidence, self.paths[0].name, named, tokens)
-        every: int = self._ends[-1]
+        self.layout = Layout.of(
+            first.schema, self._evidence, self.paths[0].name, options, self.tokens
+        )
+        n_groups: int = self._ends[-1]
         self.start = check_count(start, "start", minimum=0)
-        self.stop = every if stop is None else min(check_count(stop, "stop", minimum=0), every)
+        self.stop = n_groups
+        if stop is not None:
+            self.stop = min(check_count(stop, "stop", minimum=0), n_groups)
+
+        # all files must have the columns; then these are learned about, or read as in the schema
         self.require(self.layout.columns())
-        self.require([self.layout.set_id] if self.layout.set_id else [], one_type=True)
+        if self.layout.set_id:
+            self.require([self.layout.set_id], one_type=True)
         codings = self._learned() if schema is None else schema.codings
         self.layout = replace(self.layout, codings=codings, unknown=unknown)
 
     def _learned(self) -> tuple[Coding, ...]:
         """How columns that are no plain numbers become such, by a pass over these columns."""
-        tokens = self.tokens
-        studies = self.layout.studies(
-            self._file(0).schema, None if tokens is None else tokens.schema
-        )
-        keys = set(self.layout.keys)
+        token_schema = None if self.tokens is None else self.tokens.schema
+        studies = self.layout.studies(self._file(0).schema, token_schema)
         for study in studies:
-            own = tokens is None or study.name in {*self.layout.query, *self.layout.extras}
-            pieces = self._pieces([study.name]) if own else iter(())
-            if tokens is not None and study.name in keys:
-                there = Place("the table of tokens")
-                pieces = chain(
-                    pieces, ((piece, there) for piece in tokens.select([study.name]).to_batches())
-                )
-            for table, place in pieces:
+            for table, place in self._pieces_to_study(study.name):
                 column = table.column(0)
-                lists = is_list(column.type)
-                study.add(
-                    unlisted(column)[0] if lists else column, place, "lists of " if lists else ""
-                )
-        return tuple(study.coding(impute=self.layout.missing == "impute") for study in studies)
+                if is_list(column.type):
+                    study.add(unlisted(column)[0], place, "lists of ")
+                else:
+                    study.add(column, place)
+        impute = self.layout.missing == "impute"
+        return tuple(study.coding(impute=impute) for study in studies)
+
+    def _pieces_to_study(self, name: str) -> Iterator[tuple[Any, Place]]:
+        """All record batches of one column: of the samples, of the tokens, or of both."""
+        of_samples = name in {*self.layout.query, *self.layout.extras}
+        if self.tokens is None or of_samples:
+            yield from self._pieces([name])
+        if self.tokens is not None and name in self.layout.keys:
+            for batch in self.tokens.select([name]).to_batches():
+                yield batch, Place("the table of tokens")
 
     def _pieces(self, columns: list[str]) -> Iterator[tuple[Any, Place]]:
         """Record batches of some columns of all row groups, whichever of them are to be read."""
@@ -581,7 +735,7 @@ class ParquetSets:
 
     def _file(self, which: int) -> _ParquetFile | _ArrowFile:
         if not self._held:
-            self._held = self._lasting or [_open(path, **self._arrays) for path in self.paths]
+            self._held = self._lasting or [_open(path, self._arrays) for path in self.paths]
         return self._held[which]
 
     def _evidence(self, columns: list[str]) -> Iterator[Any]:
@@ -594,7 +748,8 @@ class ParquetSets:
             which, _ = self._place(number)
             names = self._file(which).schema.names
             if all(names.count(column) == 1 for column in columns):
-                yield from (table for table, _ in self._tables(number, columns, None))
+                for table, _ in self._tables(number, columns, None):
+                    yield table
 
     @property
     def target(self) -> Any:
@@ -604,18 +759,21 @@ class ParquetSets:
     def require(self, columns: Sequence[str], *, one_type: bool = False) -> None:
         """Raise unless every file has these columns, each once.
 
-        And of the same type in all files if asked.
+        And of the same type in all files if ``one_type``.
         """
         first = self._file(0).schema
-        for i, file in enumerate(self.paths):
+        for i, path in enumerate(self.paths):
             schema = self._file(i).schema
-            check_columns(schema, columns, None, file.name)
-            for name in columns if one_type else ():
-                found, wanted = schema.field(name).type, first.field(name).type
-                if found != wanted:
+            check_columns(schema, columns, None, path.name)
+            if not one_type:
+                continue
+            for name in columns:
+                kind = schema.field(name).type
+                first_kind = first.field(name).type
+                if kind != first_kind:
                     raise SchemaError(
-                        f"column {name!r} must have one type: it is {wanted} in "
-                        f"{self.paths[0].name} and {found} in {file.name}. Convert one of them."
+                        f"column {name!r} must have one type: it is {first_kind} in "
+                        f"{self.paths[0].name} and {kind} in {path.name}. Convert one of them."
                     )
 
     @property
@@ -643,7 +801,13 @@ class ParquetSets:
     def _place(self, number: int) -> tuple[int, int]:
         """The file of a row group, and its number there."""
         which = bisect_right(self._ends, number)
-        return which, number - (self._ends[which - 1] if which else 0)
+        groups_before = self._ends[which - 1] if which else 0
+        return which, number - groups_before
+
+    def _where(self, number: int) -> str:
+        """A row group in words, for messages."""
+        which, group = self._place(number)
+        return self._file(which).where(group)
 
     def _tables(
         self, number: int, columns: Sequence[str], batch_size: int | None
@@ -661,57 +825,56 @@ class ParquetSets:
         Rows of a set follow each other, or all fits into memory.
         """
         name = str(self.layout.set_id)
-        rows, skip, seen, begin, last = [], [], [], [], None
+        groups = _GroupIds()
         for number in range(self._ends[-1]):
-            pieces = self._tables(number, [name], None)
-            parts = [set_ids(plain_values(t.column(name)), name, place) for t, place in pieces]
-            ids = np.concatenate(parts) if parts else np.zeros(0)
-            other = ids != last if last is not None else np.ones(len(ids), dtype=bool)
-            skip.append(int(other.argmax()) if other.any() else len(ids))
-            rows.append(len(ids))
-            found, at = np.unique(ids[skip[-1] :], return_index=True)
-            seen += [found] if len(found) else []
-            begin += [(number, skip[-1] + int(i)) for i in at]
-            last = ids[-1] if len(ids) else last
-        sets = np.bincount([number for number, _ in begin], minlength=len(rows)).tolist()
-        every = np.concatenate(seen) if seen else np.zeros(0)
-        order = np.argsort(every, kind="stable")
-        again = np.flatnonzero(every[order][1:] == every[order][:-1])
-        if len(again):
-            size = 8 * sum(rows) * len(self.layout.columns())
-            if size > MEMORY_BUDGET:
-                one, two = (begin[order[again[0] + k]] for k in (0, 1))
-                names = [
-                    self._file(self._place(g)[0]).where(self._place(g)[1]) for g, _ in (one, two)
-                ]
-                raise SchemaError(
-                    f"rows of a set must follow each other in a table of {size:,} bytes, which is "
-                    f"read in parts: {Place(names[1]).row(two[1])} belongs to set "
-                    f"{every[order[again[0]]]!s:.40}, which began in "
-                    f"{Place(names[0]).row(one[1])}. Sort the table by {name!r}."
-                )
-            first = next(i for i, count in enumerate(rows) if count)
-            sets = [len(np.unique(every)) if i == first else 0 for i in range(len(rows))]
-            skip = [0 if i == first else count for i, count in enumerate(rows)]
-        return _Beginnings(rows, skip, sets)
+            parts = [
+                set_ids(plain_values(table.column(name)), name, place)
+                for table, place in self._tables(number, [name], None)
+            ]
+            groups.add(np.concatenate(parts) if parts else np.zeros(0))
+
+        # an id that begins twice is a set with rows of other sets in between
+        ids = groups.all_ids()
+        order = np.argsort(ids, kind="stable")
+        sorted_ids = ids[order]
+        repeats = np.flatnonzero(sorted_ids[1:] == sorted_ids[:-1])
+        if len(repeats) == 0:
+            return _Beginnings(rows=groups.rows, skip=groups.skip, sets=groups.sets_of_groups())
+
+        # such a table is read as one part, if it fits into memory
+        n_bytes = 8 * sum(groups.rows) * len(self.layout.columns())
+        if n_bytes > MEMORY_BUDGET:
+            first_group, first_row = groups.first_rows[order[repeats[0]]]
+            second_group, second_row = groups.first_rows[order[repeats[0] + 1]]
+            raise SchemaError(
+                f"rows of a set must follow each other in a table of {n_bytes:,} bytes, which is "
+                f"read in parts: {Place(self._where(second_group)).row(second_row)} belongs to set "
+                f"{sorted_ids[repeats[0]]!s:.40}, which began in "
+                f"{Place(self._where(first_group)).row(first_row)}. Sort the table by {name!r}."
+            )
+        first = next(i for i, count in enumerate(groups.rows) if count)
+        sets = [0] * len(groups.rows)
+        sets[first] = len(np.unique(ids))
+        skip = list(groups.rows)
+        skip[first] = 0
+        return _Beginnings(rows=groups.rows, skip=skip, sets=sets)
 
     def _token_rows(self, number: int, columns: Sequence[str]) -> tuple[Any, Place]:
         """The rows of all sets that begin in a row group, also where they go on in the next."""
         rows, skip, _ = self._beginnings
-        which, group = self._place(number)
-        place = Place(self._file(which).where(group), skip[number])
 
-        def piece(k: int, keep: slice) -> pa.Table:
-            batches = [t for t, _ in self._tables(k, columns, rows[k] or 1)]
-            return pa.Table.from_batches(batches)[keep]
+        def rows_of(group: int, chosen: slice) -> pa.Table:
+            batches = [table for table, _ in self._tables(group, columns, rows[group] or 1)]
+            return pa.Table.from_batches(batches)[chosen]
 
-        pieces = [piece(number, slice(skip[number], None))]
-        for k in range(number + 1, len(rows)):
-            if skip[k]:
-                pieces.append(piece(k, slice(0, skip[k])))
-            if skip[k] < rows[k]:
+        pieces = [rows_of(number, slice(skip[number], None))]
+        for group in range(number + 1, len(rows)):
+            if skip[group]:
+                pieces.append(rows_of(group, slice(0, skip[group])))
+            another_set_begins = skip[group] < rows[group]
+            if another_set_begins:
                 break
-        return pa.concat_tables(pieces), place
+        return pa.concat_tables(pieces), Place(self._where(number), skip[number])
 
     def read(
         self, number: int, copied: Sequence[str] = ()
@@ -725,14 +888,13 @@ class ParquetSets:
             for table, place in self._tables(number, columns, self.batch_size):
                 yield self.layout.read(table, place, copied, self.tokens)
         elif self.rows(number):
+            # the sets of the group are made together, and then cut into batches
             table, place = self._token_rows(number, columns)
-            data, more = self.layout.read(table, place, copied)
-            size = self.batch_size or max(1, BATCH_BYTES * len(data) // max(1, table.nbytes))
+            data, copies = self.layout.read(table, place, copied)
+            size = self.batch_size or _rows_of_batch_bytes(len(data), table.nbytes)
             for start in range(0, len(data), size):
-                yield (
-                    data[start : start + size],
-                    {name: c.slice(start, size) for name, c in more.items()},
-                )
+                copies_of_batch = {name: col.slice(start, size) for name, col in copies.items()}
+                yield data[start : start + size], copies_of_batch
 
     def group(self, number: int) -> Iterator[Batch]:
         """The batches of one row group, counted over all files."""
@@ -741,18 +903,22 @@ class ParquetSets:
 
     def whole(self) -> Dataset:
         """All of it as one data set; rows of a set need not be together."""
-        tables = [
-            t
-            for i in range(self.start, self.stop)
-            for t, _ in self._tables(i, self.layout.columns(), 2**31)
-        ]
-        name = self.paths[0].name if len(self.paths) == 1 else f"{len(self.paths)} files"
+        # all rows as one table
+        tables = []
+        for number in range(self.start, self.stop):
+            for table, _ in self._tables(number, self.layout.columns(), ALL_ROWS):
+                tables.append(table)
+        if len(self.paths) == 1:
+            name = self.paths[0].name
+        else:
+            name = f"{len(self.paths)} files"
         if not tables:
             raise ValueError(f"a table must have at least one row: {name} has none.")
         with reading(self.paths[0]):
             table = pa.Table.from_batches(tables)
         data, _ = self.layout.read(table, Place(), tokens=self.tokens)
-        words = f"{len(data)} rows, one row per set"
+
+        # what was read, in words
         if self._by_token:
             words = f"{len(data)} sets of {table.num_rows} rows, one row per token"
         elif self.tokens is not None:
@@ -760,15 +926,25 @@ class ParquetSets:
                 f"{len(data)} samples with {len(data.sets.sets.tokens)} tokens of a table of "
                 f"{self.tokens.num_rows}"
             )
-        split = self._file(0).split if data.split is None else data.split
-        if data.time is not None and data.split is None:
+        else:
+            words = f"{len(data)} rows, one row per set"
+
+        # the split: by its own column, else by time, else that of the file
+        split = data.split
+        if split is None and data.time is not None:
+            n_train = len(data) - int(NEWEST * len(data))
+            oldest_first = np.argsort(data.time, kind="stable")
             split = np.zeros(len(data), dtype=np.int64)
-            split[np.argsort(data.time, kind="stable")[len(data) - int(NEWEST * len(data)) :]] = 1
+            split[oldest_first[n_train:]] = 1
+        elif split is None:
+            split = self._file(0).split
         return replace(data, description=f"{name}: {words}", split=split)
 
     def __iter__(self) -> Iterator[Batch]:
-        batches = (batch for part in range(self.start, self.stop) for batch in self.group(part))
-        return _read_ahead(batches) if thread_count() > 1 else batches
+        batches = chain.from_iterable(map(self.group, range(self.start, self.stop)))
+        if thread_count() > 1:
+            return _read_ahead(batches)
+        return batches
 
     def parts(self, count: int | None = None) -> list[ParquetSets]:
         """Cut it into at most ``count`` runs of row groups, one row group each if None.
@@ -780,9 +956,13 @@ class ParquetSets:
             raise ValueError(
                 f"there must be sets to share out: {self.paths[0].name!r} has no rows."
             )
-        count = len(filled) if count is None else min(check_count(count, "count"), len(filled))
-        cuts = [filled[i] for i in np.linspace(0, len(filled), count + 1).round().astype(int)[:-1]]
-        return [self[a:b] for a, b in pairwise([0, *cuts[1:], self.n_groups])]
+        n_parts = len(filled)
+        if count is not None:
+            n_parts = min(check_count(count, "count"), n_parts)
+        # each part begins with a row group that has rows; the first takes empty ones before it too
+        places = np.linspace(0, len(filled), n_parts + 1).round().astype(int)
+        inner_cuts = [filled[place] for place in places[1:-1]]
+        return [self[first:last] for first, last in pairwise([0, *inner_cuts, self.n_groups])]
 
     def __getitem__(self, groups: slice) -> ParquetSets:
         """Some of its row groups: ``source[3:]`` goes on after the first three."""
@@ -799,19 +979,56 @@ class ParquetSets:
         """The distinct values of the target, read without the sets."""
         if len(self.layout.target) != 1:
             raise SchemaError(f"labels are in one column: `target` is {self.target!r}.")
-        found: list[np.ndarray] = []
+        name = self.layout.target[0]
+        distinct: list[np.ndarray] = []
         for number in range(self.start, self.stop):
-            tables = self._tables(number, self.layout.target, self.batch_size)
-            found += [
-                np.unique(labels(t.column(0), self.layout.target[0], place)) for t, place in tables
-            ]
-        if not found:
+            for table, place in self._tables(number, self.layout.target, self.batch_size):
+                distinct.append(np.unique(labels(table.column(0), name, place)))
+        if not distinct:
             raise SchemaError(f"labels are read from rows: {self.paths[0].name!r} has none.")
-        return np.unique(np.concatenate(found))
+        return np.unique(np.concatenate(distinct))
 
     def __repr__(self) -> str:
         more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
         return f"ParquetSets({self.paths[0].name!r}{more}, row groups {self.start}:{self.stop})"
+
+
+def _with_stored_options(options: TableOptions, stored: dict[str, Any]) -> TableOptions:
+    """Options, those that are None as a schema stored them."""
+
+    def filled(value: Any, name: str) -> Any:
+        if value is None:
+            return stored.get(name)
+        return value
+
+    return replace(
+        options,
+        keys=filled(options.keys, "keys"),
+        query=filled(options.query, "query"),
+        target=filled(options.target, "target"),
+        extras=filled(options.extras, "extras"),
+        set_id=filled(options.set_id, "set_id"),
+        missing=filled(options.missing, "missing"),
+        dim=filled(options.dim, "dim"),
+    )
+
+
+def _checked_options(options: TableOptions) -> TableOptions:
+    """Options that are known to be of their kind; missing values are an error by default."""
+    check_names(options.keys, "keys")
+    check_names(options.query, "query")
+    check_names(options.extras, "extras")
+    return replace(
+        options,
+        missing=check_choice(options.missing or "error", "missing", MISSING),
+        dim=_checked_size(options.dim, "dim"),
+    )
+
+
+def _checked_size(size: int | None, name: str) -> int | None:
+    if size is None:
+        return None
+    return check_count(size, name, maximum=LARGEST_COUNT)
 
 
 def _read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -885,22 +1102,28 @@ def read_table(
     >>> data.names, data.target.tolist()
     (('x', 'y'), ['yes', 'no'])
     """
-    for given in (source, tokens):
-        path = Path(given) if isinstance(given, (str, os.PathLike)) else None
-        if path is not None and path.suffix.lower() not in SUFFIXES and not path.is_dir():
+    # a suffix that is none of ours is refused before anything is opened
+    for table in (source, tokens):
+        if not isinstance(table, (str, os.PathLike)):
+            continue
+        path = Path(table)
+        if path.suffix.lower() not in SUFFIXES and not path.is_dir():
             raise ValueError(
                 f"a table is read by its suffix, one of {', '.join(SUFFIXES)}: got {path.name!r}. "
                 "Rename it, or convert it."
             )
-    named: dict[str, Any] = {
-        "keys": keys,
-        "query": query,
-        "target": target,
-        "extras": extras,
-        "set_id": set_id,
-    }
-    named |= {"groups": groups, "time": time, "split": split, "missing": missing, "dim": dim}
-    return ParquetSets(source, tokens=tokens, **named).whole()
-
-
-PROBED_ROWS = 256  # rows whose size in memory stands for that of the others
+    reader = ParquetSets(
+        source,
+        tokens=tokens,
+        keys=keys,
+        query=query,
+        target=target,
+        extras=extras,
+        groups=groups,
+        time=time,
+        split=split,
+        set_id=set_id,
+        missing=missing,
+        dim=dim,
+    )
+    return reader.whole()

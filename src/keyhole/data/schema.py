@@ -30,11 +30,11 @@ class Coding:
         A date becomes days after ``start``; a text a one among zeros, or a sign at a place that its
         hash names.
     categories : tuple of str
-        Those of "one-hot", sorted; "" stands for a gap, where the table had any.
+        Those of "one-hot", sorted; "" stands for a missing value, where the table had any.
     start : float
         First day of the table, counted from 1970.
     fill : float or None
-        What is put in the place of a gap: the mean over the rows of the table.
+        What is put in the place of a missing value: the mean over the rows of the table.
 
     Examples
     --------
@@ -53,11 +53,9 @@ class Coding:
         """Names of its coordinates."""
         if self.kind == "one-hot":
             return tuple(f"{self.column}={category}" for category in self.categories)
-        return (
-            tuple(f"{self.column}#{j}" for j in range(HASHED))
-            if self.kind == "hashed"
-            else (self.column,)
-        )
+        if self.kind == "hashed":
+            return tuple(f"{self.column}#{j}" for j in range(HASHED))
+        return (self.column,)
 
     def as_list(self) -> list[Any]:
         """As JSON holds it."""
@@ -70,21 +68,28 @@ class Coding:
         Raises ValueError, TypeError or KeyError where it is none.
         """
         column, kind, categories, start, fill = stored
-        texts = isinstance(categories, list) and all(isinstance(c, str) for c in categories)
-        if not isinstance(column, str) or kind not in CODINGS or not texts:
+        # the kinds of things
+        are_texts = isinstance(categories, list) and all(isinstance(c, str) for c in categories)
+        if not isinstance(column, str) or kind not in CODINGS or not are_texts:
             raise ValueError(f"a coding {str(stored)[:60]!r} of a column")
-        if (kind == "one-hot") != bool(categories) or len(set(categories)) != len(categories):
+        # categories, of one-hot codings alone
+        is_one_hot = kind == "one-hot"
+        if is_one_hot != bool(categories) or len(set(categories)) != len(categories):
             raise ValueError(
                 f"a coding of column {column!r:.40} whose categories are none, or are there twice"
             )
         if len(categories) > MOST_CATEGORIES + 1:
             raise ValueError(f"{len(categories)} categories of column {column!r:.40}")
-        for number in (start, *([] if fill is None else [fill])):
+        # finite numbers; what fills in missing values may be absent
+        numbers = [start]
+        if fill is not None:
+            numbers.append(fill)
+        for number in numbers:
             if not isinstance(number, float) or not math.isfinite(number):
                 raise ValueError(
                     f"a coding of column {column!r:.40} with {number!r:.40}, which is no number"
                 )
-        return cls(column, kind, tuple(categories), start, fill)
+        return cls(column=column, kind=kind, categories=tuple(categories), start=start, fill=fill)
 
 
 @dataclass(frozen=True)
@@ -153,9 +158,9 @@ class Schema:
         """
         from keyhole.data.reader import ParquetSets
 
-        found = ParquetSets(source, tokens=tokens, schema=self, unknown=unknown).whole()
-        self.check(found.sets, found.names)
-        return found
+        data = ParquetSets(source, tokens=tokens, schema=self, unknown=unknown).whole()
+        self.check(data.sets, data.names)
+        return data
 
     def check(self, sets: SetBatch | SetGroups, names: Any = ()) -> None:
         """Raise unless ``sets`` are like the training sets.
@@ -163,26 +168,32 @@ class Schema:
         In dimension, queries and (where both have any) names.
         """
         batch = sets.sets
+        names_of_fit = ", ".join(self.names[:20])
         if batch.dim != self.dim:
-            known = (
-                f"They were {', '.join(self.names[:20])}."
-                if self.names
-                else "Read the table as it was read to fit."
-            )
+            remedy = "Read the table as it was read to fit."
+            if self.names:
+                remedy = f"They were {names_of_fit}."
             raise ValueError(
                 f"tokens must have the {self.dim} coordinates the model was fitted to: got "
-                f"{batch.dim}. {known}"
+                f"{batch.dim}. {remedy}"
             )
-        if (batch.query is not None) != self.has_query:
-            had, given = ("with", "without") if self.has_query else ("without", "with")
+        # queries: there, or not, as in training
+        has_query = batch.query is not None
+        if self.has_query and not has_query:
             raise ValueError(
-                f"the model was fitted to sets {had} a query: got sets {given}. Read both the same "
+                "the model was fitted to sets with a query: got sets without. Read both the same "
                 "way."
             )
-        for i, (was, name) in enumerate(zip(self.names, names, strict=False)):
-            if was != name:
+        if has_query and not self.has_query:
+            raise ValueError(
+                "the model was fitted to sets without a query: got sets with. Read both the same "
+                "way."
+            )
+        # names, as far as both have any: columns in another order would go unnoticed
+        for i, (name_of_fit, name) in enumerate(zip(self.names, names, strict=False)):
+            if name_of_fit != name:
                 raise ValueError(
                     "coordinates must be those the model was fitted to, in their order: coordinate "
-                    f"{i} was {was!r} and is {name!r}. Choose the columns "
-                    f"{', '.join(self.names[:20])} as keys."
+                    f"{i} was {name_of_fit!r} and is {name!r}. Choose the columns "
+                    f"{names_of_fit} as keys."
                 )

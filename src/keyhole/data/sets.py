@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
+from numpy.typing import ArrayLike
 
 from keyhole._array import is_tensor
 from keyhole._checks import as_sequence, check_float_array, check_no_mask, check_pairs, is_table
@@ -97,19 +98,17 @@ class SampleBatch:
     @property
     def query_dim(self) -> int:
         """The dimension d_q of a query; that of a key where queries are constant, or are keys."""
-        query = None if self.each else self.sets.query
-        return self.dim if query is None else int(query.shape[1])
+        if self.each or self.sets.query is None:
+            return self.dim
+        return int(self.sets.query.shape[1])
 
     @property
     def extras(self) -> Float[np.ndarray, "n c"] | None:
-        """Columns of the samples themselves, in float64 and in host memory always.
-
-        None if there are none.
-        """
+        """Sample-level features, in float64 and in host memory always; None if there are none."""
         raise NotImplementedError
 
     def with_extras(self, extras: Any) -> Any:
-        """The same samples with other columns of their own, (n, c); or without, for None."""
+        """The same samples with other sample-level features, (n, c); or without, for None."""
         raise NotImplementedError
 
     @property
@@ -128,7 +127,9 @@ class SampleBatch:
 
     def numpy(self) -> Any:
         """Return the samples in host memory, as NumPy arrays; themselves if they are there."""
-        return self if self.device is None else self.with_sets(self.sets.numpy())
+        if self.device is None:
+            return self
+        return self.with_sets(self.sets.numpy())
 
     def astype(self, dtype: Any) -> Any:
         """Return the samples in float32 or float64."""
@@ -139,13 +140,19 @@ class SampleBatch:
 
         With ``each``, every key is a query.
         """
-        pooled = PooledSets(self, pooling, each)
-        return self.sets if pooled.is_plain else pooled
+        pooled = PooledSets(base=self, pooling=pooling, each=each)
+        if pooled.is_plain:
+            return self.sets
+        return pooled
 
     def written_out(self) -> WrittenSets:
         """The sets that the samples stand for, and the coefficient c_j of each."""
         counts = self.set_counts
-        return WrittenSets(self.sets, self.set_offsets, np.repeat(1.0 / counts, counts))
+        return WrittenSets(
+            sets=self.sets,
+            offsets=self.set_offsets,
+            coefficients=np.repeat(1.0 / counts, counts),
+        )
 
     def signature(self) -> SetBatch:
         """Every sample as one set, so that samples are equal where these are."""
@@ -171,8 +178,10 @@ class SampleBatch:
         if isinstance(rows, slice):
             return np.arange(*rows.indices(len(self)))
         check_no_mask(rows, "rows")
-        # a tuple addresses several axes in NumPy, and a batch has one
-        index = np.empty((), dtype=object) if isinstance(rows, tuple) else np.asarray(rows)
+        # a tuple addresses several axes in NumPy, and a batch has one: it is refused below
+        index = np.asarray(None if isinstance(rows, tuple) else rows)
+
+        # a mask
         if index.dtype == bool:
             if index.shape != (len(self),):
                 raise IndexError(
@@ -180,6 +189,8 @@ class SampleBatch:
                     "sets."
                 )
             return np.flatnonzero(index)
+
+        # integers, negative ones counting from the end
         if index.size == 0:
             index = index.astype(np.intp)
         if index.dtype.kind not in "iu" or index.ndim > 1:
@@ -188,10 +199,10 @@ class SampleBatch:
                 f"mask: got {type(rows).__name__} of dtype {index.dtype} and shape {index.shape}."
             )
         index = np.atleast_1d(index).astype(np.intp)
-        outside = (index < -len(self)) | (index >= len(self))
-        if outside.any():
+        is_outside = (index < -len(self)) | (index >= len(self))
+        if is_outside.any():
             raise IndexError(
-                f"set {int(index[outside][0])} is out of range for a batch of {len(self)} sets."
+                f"set {int(index[is_outside][0])} is out of range for a batch of {len(self)} sets."
             )
         return np.where(index < 0, index + len(self), index)
 
@@ -213,11 +224,13 @@ class SampleBatch:
         for j in range(self.dim):
             # queries may have more coordinates than keys, or fewer: the last column has the rest of
             # theirs
-            own = slice(j, j + 1 if j + 1 < self.dim or self.query_dim <= self.dim else None)
-            query = None if self.sets.query is None else self.sets.query[:, own]
-            column = self.with_sets(
-                self.sets.mapped(itemgetter((slice(None), slice(j, j + 1)))).with_query(query)
-            )
+            is_last = j + 1 == self.dim
+            query_end = None if is_last and self.query_dim > self.dim else j + 1
+            query = None
+            if self.sets.query is not None:
+                query = self.sets.query[:, j:query_end]
+            coordinate = self.sets.mapped(itemgetter((slice(None), slice(j, j + 1))))
+            column = self.with_sets(coordinate.with_query(query))
             for i in range(len(self)):
                 cells[i, j] = column[i : i + 1]
         return cells
@@ -255,7 +268,7 @@ class WrittenSets:
     def of_keys(self, numbers: Float[np.ndarray, "k t"]) -> Float[np.ndarray, "l t"]:
         """Numbers of keys written out, which are overwritten, as numbers of the keys held.
 
-        Σ_j c_j x_j over copies.
+        Σ_j c_j x_j over duplicates.
         """
         lengths = self.sets.lengths
         numbers *= np.repeat(self.coefficients, lengths)[:, None]
@@ -264,8 +277,8 @@ class WrittenSets:
         # a sample has as many sets as keys, so that its first set, and its first key, have the same
         # number
         first = np.repeat(self.offsets[:-1], np.diff(self.offsets))
-        place = np.arange(len(numbers)) - np.repeat(self.sets.offsets[:-1] - first, lengths)
-        return np.stack([np.bincount(place, weights=column) for column in numbers.T], axis=1)
+        key_held = np.arange(len(numbers)) - np.repeat(self.sets.offsets[:-1] - first, lengths)
+        return np.stack([np.bincount(key_held, weights=column) for column in numbers.T], axis=1)
 
 
 def check_samples(value: Any, name: str) -> None:
@@ -295,15 +308,14 @@ def samples_in(value: Any) -> SampleBatch | None:
     """
     if isinstance(value, SampleBatch):
         return value
-    if (
-        not isinstance(value, np.ndarray)
-        or value.dtype != object
-        or value.ndim != 2
-        or value.size == 0
-    ):
+    if not isinstance(value, np.ndarray) or value.dtype != object:
+        return None
+    if value.ndim != 2 or value.size == 0:
         return None
     if not all(isinstance(cell, SampleBatch) for cell in value.flat):
         return None
+
+    # every column holds one coordinate of all samples, whose sets must have the same sizes in all
     columns = [concatenate(list(column)) for column in value.T]
     sizes = [np.split(column.sets.lengths, column.set_offsets[1:-1]) for column in columns]
     for j, i in np.ndindex(len(columns), len(value)):
@@ -335,7 +347,7 @@ class SetBatch(SampleBatch):
         past purchase. Without it every set has the constant query x~_0 = [0; √2], whose length is
         that of a unit token [x; 1].
     extras : array (n, c), optional
-        Columns of the sample itself, such as a user's mean rating: estimators solve for their
+        Sample-level features, such as a user's mean rating: estimators solve for their
         coefficients in the same ridge as for the values of the heads.
         ``kh.tokens.with_size(batch)`` adds the number of keys.
     pairs : sequence of (query coordinate, key coordinate), optional
@@ -382,25 +394,40 @@ class SetBatch(SampleBatch):
     pairs: tuple[tuple[int, int], ...] | None
 
     def __init__(
-        self, keys: Any, query: Any = None, extras: Any = None, *, pairs: Any = None
+        self,
+        keys: ArrayLike | Sequence[ArrayLike],
+        query: ArrayLike | None = None,
+        extras: ArrayLike | None = None,
+        *,
+        pairs: ArrayLike | None = None,
     ) -> None:
         tokens, offsets = _join_sets(keys, "keys")
+        # queries in the type of the keys, the wider of the two
+        n_sets = len(offsets) - 1
+        queries = None
+        query_dim = 0
         if query is not None:
-            query = arrays.check_numbers(query, "query")
-            arrays.check_query(query, n=len(offsets) - 1)
-            tokens, query = arrays.alike(tokens, query)
-            arrays.check_all_finite(query, "query")
-        pairs = check_pairs(
-            pairs, 0 if query is None else int(query.shape[1]), int(tokens.shape[1])
+            queries = arrays.check_numbers(query, "query")
+            arrays.check_query(queries, n=n_sets)
+            tokens, queries = arrays.alike(tokens, queries)
+            arrays.check_all_finite(queries, "query")
+            query_dim = int(queries.shape[1])
+        self._store(
+            tokens=tokens,
+            offsets=offsets,
+            query=queries,
+            extras=arrays.check_extras(extras, n_sets),
+            pairs=check_pairs(pairs, query_dim, int(tokens.shape[1])),
         )
-        self._store(tokens, offsets, query, arrays.check_extras(extras, len(offsets) - 1), pairs)
 
     def _store(
         self, tokens: Any, offsets: np.ndarray, query: Any, extras: np.ndarray | None, pairs: Any
     ) -> None:
-        held = {"tokens": tokens, "offsets": offsets, "query": query, "extras": extras}
-        for name, array in held.items():
-            object.__setattr__(self, name, None if array is None else arrays.frozen(array))
+        """Set the fields of a frozen object, once; arrays become read-only."""
+        object.__setattr__(self, "tokens", arrays.frozen(tokens))
+        object.__setattr__(self, "offsets", arrays.frozen(offsets))
+        object.__setattr__(self, "query", None if query is None else arrays.frozen(query))
+        object.__setattr__(self, "extras", None if extras is None else arrays.frozen(extras))
         object.__setattr__(self, "pairs", pairs)
 
     @classmethod
@@ -444,7 +471,7 @@ class SetBatch(SampleBatch):
         return batch
 
     def with_extras(self, extras: Any) -> SetBatch:
-        """The same sets with other columns of their own, (n, c); or without, for None."""
+        """The same sets with other sample-level features, (n, c); or without, for None."""
         extras = arrays.check_extras(extras, len(self))
         return self._from_flat(self.tokens, self.offsets, self.query, extras, self.pairs)
 
@@ -493,11 +520,9 @@ class SetBatch(SampleBatch):
         """Return the batch in float32 or float64."""
         if np.dtype(dtype) not in (np.float32, np.float64):
             raise ValueError(f"`dtype` must be float32 or float64: got {np.dtype(dtype)}.")
-        return (
-            self
-            if self.dtype == np.dtype(dtype)
-            else self.mapped(lambda array: arrays.astype(array, dtype))
-        )
+        if self.dtype == np.dtype(dtype):
+            return self
+        return self.mapped(lambda array: arrays.astype(array, dtype))
 
     def numpy(self) -> SetBatch:
         """Return the batch in host memory, as NumPy arrays; itself if it is there."""
@@ -520,7 +545,10 @@ class SetBatch(SampleBatch):
 
         ``of_query`` of queries.
         """
-        query = None if self.query is None else (of_query or change)(self.query)
+        query = self.query
+        if query is not None:
+            change_query = of_query or change
+            query = change_query(query)
         return self._from_flat(change(self.tokens), self.offsets, query, self.extras, self.pairs)
 
     def with_query(self, query: Float[Any, "n q"] | None) -> SetBatch:
@@ -531,13 +559,15 @@ class SetBatch(SampleBatch):
         return self._from_flat(self.tokens, self.offsets, query, self.extras)
 
     def beside(self, others: Sequence[SetBatch]) -> SetBatch:
-        """The same sets with the coordinates of sets of the same sizes after their own."""
+        """The same sets with the coordinates of sets of the same sizes after theirs."""
         batches = (self, *others)
-        query = None if self.query is None else np.concatenate([b.query for b in batches], axis=1)
-        query = None if query is None or query.shape[1] == 0 else query
-        return self._from_flat(
-            np.concatenate([b.tokens for b in batches], axis=1), self.offsets, query, self.extras
-        )
+        tokens = np.concatenate([batch.tokens for batch in batches], axis=1)
+        query = None
+        if self.query is not None:
+            query = np.concatenate([batch.query for batch in batches], axis=1)
+            if query.shape[1] == 0:
+                query = None
+        return self._from_flat(tokens, self.offsets, query, self.extras)
 
     def with_sets(self, sets: SetBatch) -> SetBatch:
         """Those sets."""
@@ -548,13 +578,15 @@ class SetBatch(SampleBatch):
         return self
 
     def each_key_as_query(self) -> SetBatch:
-        """Every key of every set as the query of a copy of its set."""
-        copies = self[np.repeat(np.arange(len(self)), self.lengths)]
-        return self._from_flat(copies.tokens, copies.offsets, self.tokens)
+        """Every key of every set as the query of a duplicate of its set."""
+        duplicates = self[np.repeat(np.arange(len(self)), self.lengths)]
+        return self._from_flat(duplicates.tokens, duplicates.offsets, self.tokens)
 
     def single_keys(self) -> SetBatch:
         """Every key as a set of its own, with the query of its set."""
-        query = None if self.query is None else np.repeat(self.query, self.lengths, axis=0)
+        query = None
+        if self.query is not None:
+            query = np.repeat(self.query, self.lengths, axis=0)
         return self._from_flat(self.tokens, np.arange(len(self.tokens) + 1), query)
 
     def extended_keys(self) -> Float[Any, "t e"]:
@@ -573,11 +605,9 @@ class SetBatch(SampleBatch):
 
         To be multiplied with the last rows of heads.
         """
-        return (
-            self.extended_query()
-            if self.query is not None
-            else np.full((len(self), 1), np.sqrt(2.0), self.dtype)
-        )
+        if self.query is not None:
+            return self.extended_query()
+        return np.full((len(self), 1), np.sqrt(2.0), self.dtype)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -597,63 +627,85 @@ class SetBatch(SampleBatch):
         return self._gather(self._row_numbers(rows))
 
     def _contiguous(self, start: int, stop: int) -> SetBatch:
+        """Sets that follow each other: views of the arrays."""
         offsets = self.offsets[start : stop + 1]
         first = offsets[0]
-        query, extras = (
-            None if array is None else array[start:stop] for array in (self.query, self.extras)
-        )
         return self._from_flat(
-            self.tokens[first : offsets[-1]], offsets - first, query, extras, self.pairs
+            tokens=self.tokens[first : offsets[-1]],
+            offsets=offsets - first,
+            query=None if self.query is None else self.query[start:stop],
+            extras=None if self.extras is None else self.extras[start:stop],
+            pairs=self.pairs,
         )
 
     def _gather(self, rows: np.ndarray) -> SetBatch:
+        """Sets in any order: copies."""
         offsets, source = arrays.gathered(self.offsets, rows)
-        query = None if self.query is None else self.query[arrays.like(rows, self.tokens)]
-        extras = None if self.extras is None else self.extras[rows]
+        query = self.query
+        if query is not None:
+            query = query[arrays.like(rows, self.tokens)]
         return self._from_flat(
-            self.tokens[arrays.like(source, self.tokens)], offsets, query, extras, self.pairs
+            tokens=self.tokens[arrays.like(source, self.tokens)],
+            offsets=offsets,
+            query=query,
+            extras=None if self.extras is None else self.extras[rows],
+            pairs=self.pairs,
         )
 
     @classmethod
     def _joined(cls, batches: Sequence[SetBatch]) -> SetBatch:
-        dims = {b.dim for b in batches}
+        dims = {batch.dim for batch in batches}
         if len(dims) > 1:
             raise ValueError(f"`batches` must share their token dimension: got {sorted(dims)}.")
-        query = arrays.joined_rows([b.query for b in batches], "a query")
-        offsets = arrays.offsets_of(np.concatenate([b.lengths for b in batches]))
-        extras = arrays.joined_rows([b.extras for b in batches], "extras")
-        if len({b.pairs for b in batches}) > 1:
+        # queries, extras and pairs: all batches have them, and alike, or none has
+        query = arrays.joined_rows([batch.query for batch in batches], "a query")
+        extras = arrays.joined_rows([batch.extras for batch in batches], "extras")
+        if len({batch.pairs for batch in batches}) > 1:
             raise ValueError(
                 "`batches` must pair the same coordinates of query and key: they pair different "
                 "ones."
             )
         return cls._from_flat(
-            arrays.concatenated([b.tokens for b in batches]),
-            offsets,
-            query,
-            extras,
-            batches[0].pairs,
+            tokens=arrays.concatenated([batch.tokens for batch in batches]),
+            offsets=arrays.offsets_of(np.concatenate([batch.lengths for batch in batches])),
+            query=query,
+            extras=extras,
+            pairs=batches[0].pairs,
         )
 
     def __repr__(self) -> str:
-        n, total = len(self), len(self.tokens)
-        query = "with query" if self.query is not None else "no query"
-        query += f" of dim {self.query_dim}" if self.query_dim != self.dim else ""
+        # how many sets and keys
+        n_sets = len(self)
+        if n_sets == 0:
+            sizes = "0 sets"
+        else:
+            span = _span(self.lengths)
+            plural = "key" if span == "1" else "keys"
+            if n_sets == 1:
+                sizes = f"1 set, {span} {plural}"
+            else:
+                sizes = f"{n_sets} sets, {span} {plural} each ({len(self.tokens)} in all)"
+
+        # what they hold besides
+        parts = [sizes, f"dim {self.dim}"]
+        query = "no query" if self.query is None else "with query"
+        if self.query_dim != self.dim:
+            query += f" of dim {self.query_dim}"
+        parts.append(query)
         if self.extras is not None:
             count = self.extras.shape[1]
-            query += f", {count} extra{'' if count == 1 else 's'}"
-        tail = (
-            f"dim {self.dim}, {query}, "
-            f"{self.dtype}{'' if self.device is None else f', torch on {self.device}'})"
-        )
-        if n == 0:
-            return f"SetBatch(0 sets, {tail}"
-        low, high = int(self.lengths.min()), int(self.lengths.max())
-        span = f"{low}" if low == high else f"{low}–{high}"
-        plural = "key" if span == "1" else "keys"
-        if n == 1:
-            return f"SetBatch(1 set, {span} {plural}, {tail}"
-        return f"SetBatch({n} sets, {span} {plural} each ({total} in all), {tail}"
+            parts.append("1 extra" if count == 1 else f"{count} extras")
+        parts.append(str(self.dtype))
+        if self.device is not None:
+            parts.append(f"torch on {self.device}")
+        return f"SetBatch({', '.join(parts)})"
+
+
+def _span(counts: Int[np.ndarray, " n"]) -> str:
+    """The smallest and the largest of some counts, in words: "3–5", or "4" if they are equal."""
+    low = int(counts.min())
+    high = int(counts.max())
+    return f"{low}" if low == high else f"{low}–{high}"
 
 
 def concatenate(batches: Sequence[Any]) -> Any:
@@ -688,6 +740,7 @@ def concatenate(batches: Sequence[Any]) -> Any:
 
 def _join_sets(sets: Any, name: str) -> tuple[Any, np.ndarray]:
     """Return (tokens, offsets) for an (n, N, d) array or a sequence of (N_i, d) arrays, checked."""
+    # what is something else already
     if isinstance(sets, SampleBatch):
         raise TypeError(
             f"`{name}` is a {type(sets).__name__} already: use it as it is, or pass its arrays."
@@ -698,18 +751,19 @@ def _join_sets(sets: Any, name: str) -> tuple[Any, np.ndarray]:
             f"{type(sets).__name__}. A table with a row per key is read by kh.read_table; a row "
             "per set, one key each, is x.to_numpy()[:, None, :]."
         )
+
+    # one array; an array of objects is one too if it has three axes, else a sequence of arrays
     sets = as_sequence(sets)
-    if is_tensor(sets) or (isinstance(sets, np.ndarray) and sets.dtype != object):
+    is_array = isinstance(sets, np.ndarray)
+    if is_tensor(sets) or (is_array and sets.dtype != object):
         return _join_dense(arrays.check_numbers(sets, name), name)
-    if isinstance(sets, np.ndarray) and sets.ndim == 3:
+    if is_array and sets.ndim == 3:
         return _join_dense(check_float_array(sets, name), name)
-    is_scalar = isinstance(sets, np.ndarray) and sets.ndim == 0
-    if (
-        is_scalar
-        or isinstance(sets, dict)
-        or not hasattr(sets, "__len__")
-        or not hasattr(sets, "__getitem__")
-    ):
+
+    # a sequence of arrays
+    is_scalar = is_array and sets.ndim == 0
+    is_sequence = hasattr(sets, "__len__") and hasattr(sets, "__getitem__")
+    if is_scalar or isinstance(sets, dict) or not is_sequence:
         raise TypeError(
             f"`{name}` must be an (n, N, d) array or a sequence of n arrays (N_i, d): got "
             f"{type(sets).__name__}."
@@ -731,7 +785,9 @@ def _join_dense(array: Any, name: str) -> tuple[Any, np.ndarray]:
 
 
 def _join_ragged(sets: Any, name: str) -> tuple[Any, np.ndarray]:
-    held: list[Any] = []
+    """The same for a sequence of arrays."""
+    # every set is a matrix of as many columns
+    matrices: list[Any] = []
     for i in range(len(sets)):
         if isinstance(sets[i], SampleBatch):
             raise TypeError(
@@ -744,23 +800,25 @@ def _join_ragged(sets: Any, name: str) -> tuple[Any, np.ndarray]:
                 f"each set of `{name}` must have shape (N_i, d): set {i} has shape "
                 f"{tuple(array.shape)}. A set of one key is x[None, :]."
             )
-        if held and array.shape[1] != held[0].shape[1]:
+        if matrices and array.shape[1] != matrices[0].shape[1]:
             raise ValueError(
                 f"all sets of `{name}` must share their last axis (the token dimension): set 0 has "
-                f"shape {tuple(held[0].shape)} and set {i} has shape {tuple(array.shape)}."
+                f"shape {tuple(matrices[0].shape)} and set {i} has shape {tuple(array.shape)}."
             )
-        held.append(array)
-    lengths = np.array([len(a) for a in held], dtype=np.int64)
-    arrays.check_sizes(len(held), lengths, held[0].shape[1] if held else 1, name)
-    offsets = arrays.offsets_of(lengths)
-    tokens = arrays.concatenated(held)
+        matrices.append(array)
+    lengths = np.array([len(array) for array in matrices], dtype=np.int64)
+    dim = matrices[0].shape[1] if matrices else 1
+    arrays.check_sizes(len(matrices), lengths, dim, name)
+
+    # joined first and checked then, in one pass; if that fails, find out in which set
+    tokens = arrays.concatenated(matrices)
     try:
         arrays.check_all_finite(tokens, name)
-    except ValueError:  # say in which set
-        for i, array in enumerate(held):
+    except ValueError:
+        for i, array in enumerate(matrices):
             arrays.check_all_finite(array, f"{name}[{i}]")
         raise
-    return tokens, offsets
+    return tokens, arrays.offsets_of(lengths)
 
 
 def first_occurrences(
@@ -771,20 +829,23 @@ def first_occurrences(
     Same keys as a multiset, same query, extras and labels.
 
     Hashes pick the candidates in O(tokens); candidates are then compared entry by entry, so the
-    answer is exact.
+    result is exact.
     """
+    # samples of equal hashes are neighbours in the order of hashes
     batch = batch.signature()
     hashes = hash_samples(batch, labels)
     first = np.arange(len(batch))
     order = np.argsort(hashes, kind="stable")
     repeats = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
-    # within a run of equal hashes, compare each sample with the distinct ones before it
-    members: dict[int, list[int]] = {}
+    # of each run of equal hashes, the distinct samples: at first its first sample
+    distinct_of_hash: dict[int, list[int]] = {}
     for position in repeats:
-        members.setdefault(int(hashes[order[position]]), [int(order[position])])
+        sample = int(order[position])
+        distinct_of_hash.setdefault(int(hashes[sample]), [sample])
+    # within a run, compare each sample with the distinct ones before it
     for position in repeats:
         sample = int(order[position + 1])
-        distinct = members[int(hashes[sample])]
+        distinct = distinct_of_hash[int(hashes[sample])]
         for other in distinct:
             if _same_sample(batch, labels, other, sample):
                 first[sample] = other
@@ -943,23 +1004,27 @@ class DistinctSamples:
 
         It is n for those of no weight and for later duplicates.
         """
-        some = groups if groups is None else groups[self.rows]
-        order = sample_order(batch[self.rows], columns[self.rows], seed, some)
+        groups_of_rows = None if groups is None else groups[self.rows]
+        order = sample_order(batch[self.rows], columns[self.rows], seed, groups_of_rows)
         ranks = np.full(len(batch), len(batch))
         ranks[self.rows[order]] = np.arange(len(order))
         return ranks
 
 
 def _same_sample(batch: SetBatch, labels: np.ndarray, i: int, j: int) -> bool:
+    """Whether samples i and j are equal, whatever the order of their keys."""
     if not np.array_equal(labels[i], labels[j]):
         return False
     for rows in (batch.query, batch.extras):
         if rows is not None and not np.array_equal(rows[i], rows[j]):
             return False
-    a, b = (batch.tokens[batch.offsets[s] : batch.offsets[s + 1]] for s in (i, j))
-    if a.shape != b.shape:
+    keys_i = batch.tokens[batch.offsets[i] : batch.offsets[i + 1]]
+    keys_j = batch.tokens[batch.offsets[j] : batch.offsets[j + 1]]
+    if keys_i.shape != keys_j.shape:
         return False
-    return bool(np.array_equal(a[np.lexsort(a.T)], b[np.lexsort(b.T)]))
+    sorted_i = keys_i[np.lexsort(keys_i.T)]
+    sorted_j = keys_j[np.lexsort(keys_j.T)]
+    return bool(np.array_equal(sorted_i, sorted_j))
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False, slots=True)
@@ -976,7 +1041,7 @@ class SetGroups(SampleBatch):
     counts : array (n,)
         How many sets each sample owns; at least one.
     extras : array (n, c), optional
-        Columns of the samples themselves, as in `SetBatch`.
+        Sample-level features, as in `SetBatch`.
 
     Examples
     --------
@@ -993,7 +1058,7 @@ class SetGroups(SampleBatch):
     set_offsets: Int[np.ndarray, " o"]
     extras: Float[np.ndarray, "n c"] | None
 
-    def __init__(self, sets: SetBatch, counts: Any, extras: Any = None) -> None:
+    def __init__(self, sets: SetBatch, counts: ArrayLike, extras: ArrayLike | None = None) -> None:
         check_sets(sets, "sets")
         if sets.extras is not None:
             raise ValueError(
@@ -1002,31 +1067,38 @@ class SetGroups(SampleBatch):
                 "sample."
             )
         check_no_mask(counts, "counts")
-        counts = np.asarray(counts)
-        if counts.ndim != 1 or counts.dtype.kind not in "iu" or len(counts) == 0:
+        # counts: whole numbers of at least one that add up to the sets
+        n_sets = np.asarray(counts)
+        if n_sets.ndim != 1 or n_sets.dtype.kind not in "iu" or len(n_sets) == 0:
             raise ValueError(
-                f"`counts` must be a vector of integers: got shape {counts.shape}, {counts.dtype}."
+                f"`counts` must be a vector of integers: got shape {n_sets.shape}, {n_sets.dtype}."
             )
-        if counts.min() < 1:
-            i = int(counts.argmin())
+        if n_sets.min() < 1:
+            i = int(n_sets.argmin())
             raise ValueError(
-                f"every sample must own at least one set: sample {i} owns {int(counts[i])}."
+                f"every sample must own at least one set: sample {i} owns {int(n_sets[i])}."
             )
-        if counts.sum() != len(sets):
+        if n_sets.sum() != len(sets):
             raise ValueError(
-                f"`counts` must add up to the number of sets: got {int(counts.sum())} for "
+                f"`counts` must add up to the number of sets: got {int(n_sets.sum())} for "
                 f"{len(sets)} sets."
             )
-        self._store(sets, arrays.offsets_of(counts), arrays.check_extras(extras, len(counts)))
+        self._store(
+            sets=sets,
+            offsets=arrays.offsets_of(n_sets),
+            extras=arrays.check_extras(extras, len(n_sets)),
+        )
 
     def _store(
         self, sets: SetBatch, offsets: Int[np.ndarray, " o"], extras: np.ndarray | None
     ) -> None:
-        for name, value in (("sets", sets), ("set_offsets", offsets), ("extras", extras)):
-            object.__setattr__(self, name, value)
+        """Set the fields of a frozen object, once."""
+        object.__setattr__(self, "sets", sets)
+        object.__setattr__(self, "set_offsets", offsets)
+        object.__setattr__(self, "extras", extras)
 
     def with_extras(self, extras: Any) -> SetGroups:
-        """The same groups with other columns of their own, (n, c); or without, for None."""
+        """The same groups with other sample-level features, (n, c); or without, for None."""
         return self._of(self.sets, self.set_offsets, arrays.check_extras(extras, len(self)))
 
     counts = SampleBatch.set_counts
@@ -1053,11 +1125,10 @@ class SetGroups(SampleBatch):
 
     @classmethod
     def _joined(cls, batches: Sequence[SetGroups]) -> SetGroups:
-        extras = arrays.joined_rows([b.extras for b in batches], "extras")
         return cls(
-            concatenate([b.sets for b in batches]),
-            np.concatenate([b.counts for b in batches]),
-            extras,
+            sets=concatenate([batch.sets for batch in batches]),
+            counts=np.concatenate([batch.counts for batch in batches]),
+            extras=arrays.joined_rows([batch.extras for batch in batches], "extras"),
         )
 
     def with_sets(self, sets: SetBatch) -> SetGroups:
@@ -1078,23 +1149,24 @@ class SetGroups(SampleBatch):
         Queries and keys alone do not say which keys share a set, and softmax depends on it.
         """
         sets = self.sets
-        query = np.zeros((len(sets), sets.dim)) if sets.query is None else sets.query
-        hashes = (hash_samples(sets, np.zeros((len(sets), 1))) >> np.uint64(11)).astype(np.float64)
-        own = np.concatenate([query, hashes[:, None]], axis=1)
-        triples = np.concatenate([np.repeat(own, sets.lengths, axis=0), sets.tokens], axis=1)
+        query = sets.query
+        if query is None:
+            query = np.zeros((len(sets), sets.dim))
+        # 53 bits of a hash are a float64 without loss
+        hashes = hash_samples(sets, np.zeros((len(sets), 1))) >> np.uint64(11)
+        of_sets = np.concatenate([query, hashes.astype(np.float64)[:, None]], axis=1)
+        triples = np.concatenate([np.repeat(of_sets, sets.lengths, axis=0), sets.tokens], axis=1)
         return SetBatch._from_flat(triples, sets.offsets[self.set_offsets], None, self.extras)
 
     def __getitem__(self, rows: Any) -> SetGroups:
         """Return the samples that ``rows`` names: a slice, integers, or a mask."""
-        chosen = self._row_numbers(rows)
-        offsets, source = arrays.gathered(self.set_offsets, chosen)
-        return self._of(
-            self.sets[source], offsets, None if self.extras is None else self.extras[chosen]
-        )
+        numbers = self._row_numbers(rows)
+        offsets, source = arrays.gathered(self.set_offsets, numbers)
+        extras = None if self.extras is None else self.extras[numbers]
+        return self._of(self.sets[source], offsets, extras)
 
     def __repr__(self) -> str:
-        low, high = (int(self.counts.min()), int(self.counts.max())) if len(self) else (0, 0)
-        span = f"{low}" if low == high else f"{low}–{high}"
+        span = _span(self.counts) if len(self) else "0"
         extras = "" if self.extras is None else f", {self.extras.shape[1]} extra(s)"
         return f"SetGroups({len(self)} samples, {span} sets each{extras}, of {self.sets!r})"
 
@@ -1136,12 +1208,16 @@ class PooledSets(SampleBatch):
 
         Sets ``set_offsets[i] … set_offsets[i+1] − 1``.
         """
-        return self.base.sets.offsets if self.each else self.base.set_offsets
+        if self.each:
+            return self.base.sets.offsets
+        return self.base.set_offsets
 
     @property
     def token_counts(self) -> Int[np.ndarray, " n"]:
         """Keys that each sample takes once its sets are written out."""
-        return self.base.token_counts**2 if self.each else self.base.token_counts
+        if self.each:
+            return self.base.token_counts**2
+        return self.base.token_counts
 
     @property
     def is_plain(self) -> bool:
@@ -1154,7 +1230,7 @@ class PooledSets(SampleBatch):
         return self.base.extras
 
     def with_extras(self, extras: Any) -> PooledSets:
-        """The same samples with other columns of their own, (n, c); or without, for None."""
+        """The same samples with other sample-level features, (n, c); or without, for None."""
         return PooledSets(self.base.with_extras(extras), self.pooling, self.each)
 
     def with_sets(self, sets: SetBatch) -> PooledSets:
@@ -1163,13 +1239,18 @@ class PooledSets(SampleBatch):
 
     def written_out(self) -> WrittenSets:
         """The sets that the samples stand for, and the coefficient c_j of each."""
-        sets, offsets = self.base.sets, self.set_offsets
+        sets = self.base.sets
         if self.each:
             sets = sets.each_key_as_query()
+        offsets = self.set_offsets
         if self.pooling == "sum":
-            return WrittenSets(sets, offsets, sets.lengths.astype(np.float64), self.each)
+            # a layer averages over the keys of a set: times their number this is their sum
+            coefficients = sets.lengths.astype(np.float64)
+        else:
+            counts = np.diff(offsets)
+            coefficients = np.repeat(1.0 / counts, counts)
         return WrittenSets(
-            sets, offsets, np.repeat(1.0 / np.diff(offsets), np.diff(offsets)), self.each
+            sets=sets, offsets=offsets, coefficients=coefficients, repeated=self.each
         )
 
     def signature(self) -> SetBatch:

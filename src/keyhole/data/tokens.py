@@ -43,9 +43,9 @@ class TokenRule:
     query_centre, query_spread : arrays (d_q,) or None
         The same for queries of another dimension than the keys.
     extras_centre, extras_spread : arrays (c,) or None
-        Columns of samples become (z − centre) / spread: their training mean taken off (without an
-        intercept it stays), divided by their standard deviation (without an intercept by their root
-        mean square), times ``extras_scale``.
+        Sample-level features become (z − centre) / spread: their training mean taken off (without
+        an intercept it stays), divided by their standard deviation (without an intercept by their
+        root mean square), times ``extras_scale``.
     extras_scale : float
     hops : tuple of arrays (P, D_h, D)
         Those of the head distribution: the query the layer sees is extended, last of all, by what
@@ -85,39 +85,35 @@ class TokenRule:
         array([-1.,  0.])
         """
         batch.check_query_rule(query)
-        extras: dict[str, Any] = {}
+        rule = cls(scaling=scaling, query=query, pooling=pooling)
+
+        # sample-level features
         if batch.extras is not None:
-            centre, spread, moving = mean_and_spread(
-                batch.extras, np.ones(len(batch), int), weights
-            )
+            one_row_each = np.ones(len(batch), int)
+            centre, spread, moving = mean_and_spread(batch.extras, one_row_each, weights)
             if not fit_intercept:
                 # the root mean square, of the mean and of what varies among samples that have
                 # weight
                 size = np.hypot(centre, np.where(moving, spread, 0.0))
                 centre = np.zeros_like(centre)
                 spread = np.where(size > 0, size, 1.0)
-            extras = {"extras_centre": centre, "extras_spread": spread}
-        if scaling != "standard":
-            return cls(scaling, query, pooling, **extras)
-        keys = standardisation(batch.sets.tokens, batch.token_counts, weights)
-        if batch.query is None or batch.query_dim == batch.dim or query != "given":
-            return cls(scaling, query, pooling, *keys, **extras)
-        return cls(
-            scaling,
-            query,
-            pooling,
-            *keys,
-            *standardisation(batch.query, batch.set_counts, weights),
-            **extras,
-        )
+            rule = replace(rule, extras_centre=centre, extras_spread=spread)
+
+        # keys, and queries of another kind
+        if scaling == "standard":
+            centre, spread = standardisation(batch.sets.tokens, batch.token_counts, weights)
+            rule = replace(rule, centre=centre, spread=spread)
+            if batch.query is not None and batch.query_dim != batch.dim and query == "given":
+                centre, spread = standardisation(batch.query, batch.set_counts, weights)
+                rule = replace(rule, query_centre=centre, query_spread=spread)
+        return rule
 
     def with_extras_scale(self, scale: float) -> TokenRule:
         """The same rule with extras of another scale."""
         if self.extras_spread is None:
             return self
-        return replace(
-            self, extras_spread=self.extras_spread * (self.extras_scale / scale), extras_scale=scale
-        )
+        spread = self.extras_spread * (self.extras_scale / scale)
+        return replace(self, extras_spread=spread, extras_scale=scale)
 
     def with_hops_of(self, distribution: Any) -> TokenRule:
         """The same rule with the hops of a head distribution, if it has any."""
@@ -127,47 +123,55 @@ class TokenRule:
                 "further hops extend a query, and with query='each' every key is the query in "
                 "turn. Use query='given' or query='mean', or a head distribution of one hop."
             )
-        return replace(self, hops=hops) if hops or self.hops else self
+        if not hops and not self.hops:
+            return self
+        return replace(self, hops=hops)
 
     def query_dim(self, batch: SampleBatch) -> int:
         """The dimension of the queries that the layer will see.
 
         Those given, or made of keys, and what hops find.
         """
-        asked = batch.query_dim if self.query == "given" else batch.dim
-        return asked + sum(len(hop) for hop in self.hops) * batch.dim
+        first_hop_dim = batch.dim
+        if self.query == "given":
+            first_hop_dim = batch.query_dim
+        n_patterns = sum(len(hop) for hop in self.hops)
+        return first_hop_dim + n_patterns * batch.dim
 
     def apply(self, batch: SampleBatch) -> SetBatch | PooledSets:
         """Scale, make queries, and pool."""
         sets = self._scale(batch.sets)
         if self.query == "mean":
             sets = sets.with_query(_means_of_keys(sets))
-        if (
-            self.query == "each"
-        ):  # a query that was given is not looked at: samples that differ in it alone are copies
+        elif self.query == "each":
+            # a query that was given is not used: samples that differ in it alone are duplicates
             sets = sets.with_query(None)
         if self.hops:
             sets = pass_hops(sets, self.hops)
-        ready = batch.with_sets(sets)
+        samples = batch.with_sets(sets)
         if batch.extras is not None and self.extras_centre is not None:
-            ready = ready.with_extras((batch.extras - self.extras_centre) / self.extras_spread)
-        return ready.pooled(self.pooling, each=self.query == "each")
+            extras = (batch.extras - self.extras_centre) / self.extras_spread
+            samples = samples.with_extras(extras)
+        return samples.pooled(self.pooling, each=self.query == "each")
 
     def _scale(self, batch: SetBatch) -> SetBatch:
+        """Keys and queries after scaling."""
         if self.scaling == "none":
             return batch
         if self.scaling == "sphere":
             return batch.mapped(_to_sphere)
-        if self.query != "given":  # a query that will be replaced need not fit the keys
+        # a query that will be replaced need not fit the keys
+        if self.query != "given":
             batch = batch.with_query(None)
-        own = (
-            (self.query_centre, self.query_spread)
-            if self.query_centre is not None
-            else (self.centre, self.spread)
-        )
+        # queries of the kind of the keys are scaled as these are
+        query_centre = self.centre
+        query_spread = self.spread
+        if self.query_centre is not None:
+            query_centre = self.query_centre
+            query_spread = self.query_spread
         return batch.mapped(
             lambda tokens: _standardised(tokens, self.centre, self.spread),
-            lambda query: _standardised(query, *own),
+            lambda query: _standardised(query, query_centre, query_spread),
         )
 
 
@@ -176,40 +180,45 @@ def pass_hops(sets: SetBatch, hops: Sequence[Float[np.ndarray, "p _ e"]]) -> Set
 
     Σ_i a_i x_i, hop after hop.
 
-    What is found is rounded to float32, so that copies of a sample remain copies whatever the order
-    of their keys.
+    What is found is rounded to float32, so that duplicates of a sample remain duplicates whatever
+    the order of their keys.
     """
     for hop in hops:
-        weights, found = (
-            weights_of_hop(sets, hop),
-            np.empty((len(sets), len(hop), sets.dim), np.float32),
-        )
+        # the mean of the keys of each set, weighed by the attention of each pattern: (n, P, d)
+        weights = weights_of_hop(sets, hop)
+        means = np.empty((len(sets), len(hop), sets.dim), np.float32)
         for rows in _hop_blocks(sets, hop):
-            part, own = sets[rows], weights[sets.offsets[rows.start] : sets.offsets[rows.stop]]
-            kept = own[:, :, None] * part.tokens[:, None, :]
-            found[rows] = np.add.reduceat(kept, part.offsets[:-1], axis=0)
-        query = np.concatenate(
-            [sets.extended_query()[:, :-1], found.reshape(len(sets), -1)], axis=1
-        )
+            block = sets[rows]
+            block_weights = weights[sets.offsets[rows.start] : sets.offsets[rows.stop]]
+            weighted_keys = block_weights[:, :, None] * block.tokens[:, None, :]
+            means[rows] = np.add.reduceat(weighted_keys, block.offsets[:-1], axis=0)
+        # they follow the query, which the next hop asks with
+        query = sets.extended_query()[:, :-1]
+        query = np.concatenate([query, means.reshape(len(sets), -1)], axis=1)
         sets = sets.with_query(query.astype(sets.dtype))
     return sets
 
 
 def weights_of_hop(sets: SetBatch, hop: Float[np.ndarray, "p f e"]) -> Float[np.ndarray, "t p"]:
     """softmax_i(x~_0ᵀ U_p x~_i) of every pattern p of a hop on every key, set after set."""
-    wide = hop.transpose(1, 0, 2).reshape(hop.shape[1], -1)
-    weights = np.empty((len(sets.tokens), len(hop)))
+    n_patterns, query_dim, key_dim = hop.shape
+    side_by_side = hop.transpose(1, 0, 2).reshape(query_dim, -1)  # [U_1 … U_P]
+    weights = np.empty((len(sets.tokens), n_patterns))
     for rows in _hop_blocks(sets, hop):
-        part = sets[rows]
-        asked = (part.extended_query().astype(np.float64) @ wide).reshape(
-            len(part), len(hop), hop.shape[2]
-        )
-        own = np.repeat(asked, part.lengths, axis=0)
-        scores = np.einsum("tpe,te->tp", own, part.extended_keys())
-        starts, counts = part.offsets[:-1], part.lengths
-        scores -= np.repeat(np.maximum.reduceat(scores, starts, axis=0), counts, axis=0)
+        block = sets[rows]
+        starts = block.offsets[:-1]
+        lengths = block.lengths
+        # x~_0ᵀ U_p of every set, then its product with every key of the set
+        directions = block.extended_query().astype(np.float64) @ side_by_side
+        directions = directions.reshape(len(block), n_patterns, key_dim)
+        directions = np.repeat(directions, lengths, axis=0)
+        scores = np.einsum("tpe,te->tp", directions, block.extended_keys())
+        # softmax over the keys of each set, its largest score taken off so that exp is at most 1
+        largest = np.maximum.reduceat(scores, starts, axis=0)
+        scores -= np.repeat(largest, lengths, axis=0)
         np.exp(scores, out=scores)
-        scores /= np.repeat(np.add.reduceat(scores, starts, axis=0), counts, axis=0)
+        sums = np.add.reduceat(scores, starts, axis=0)
+        scores /= np.repeat(sums, lengths, axis=0)
         weights[sets.offsets[rows.start] : sets.offsets[rows.stop]] = scores
     return weights
 
@@ -227,9 +236,8 @@ def _standardised(
 
 def _to_sphere(tokens: Float[np.ndarray, "t d"]) -> Float[np.ndarray, "t d"]:
     """Every token divided by its length."""
-    largest = np.abs(tokens).max(
-        axis=1, keepdims=True
-    )  # divided out first, so that squares cannot overflow
+    # the largest coordinate is divided out first, so that squares cannot overflow
+    largest = np.abs(tokens).max(axis=1, keepdims=True)
     units = tokens / np.where(largest > 0, largest, 1)
     lengths = np.sqrt(np.einsum("td,td->t", units, units))[:, None]
     return np.asarray(units / np.where(lengths > 0, lengths, 1))
@@ -257,24 +265,32 @@ def mean_and_spread(
 
     Tokens of samples without weight do not count.
     """
-    share = np.repeat(np.ones(len(counts)) if weights is None else weights, counts)
-    kept = share > 0
-    tokens, share = tokens[kept].astype(np.float64), share[kept] / share.sum()
+    # the share of each token in the mean
+    if weights is None:
+        weights = np.ones(len(counts))
+    share = np.repeat(weights, counts)
+    has_weight = share > 0
+    tokens = tokens[has_weight].astype(np.float64)
+    share = share[has_weight] / share.sum()
+
     # in float64, every coordinate in units of its own size, so that squares neither overflow nor
     # vanish, and relative to the first token: a large common offset costs no digits
     units = unit_exponent(tokens, axis=0)
-    first = np.ldexp(tokens[0], -units)
-    shifted = np.ldexp(tokens, -units) - first
+    scaled = np.ldexp(tokens, -units)
+    first = scaled[0]
+    shifted = scaled - first
     centre = shifted.T @ share
     spread = np.sqrt(np.square(shifted - centre).T @ share)
-    still = spread <= 1e-12 * np.abs(np.ldexp(tokens, -units)).max(
-        axis=0
-    )  # what never moves says nothing
-    return np.ldexp(centre + first, units), np.where(still, 1.0, np.ldexp(spread, units)), ~still
+
+    # a coordinate that never moves, but for rounding, says nothing
+    is_still = spread <= 1e-12 * np.abs(scaled).max(axis=0)
+    means = np.ldexp(centre + first, units)
+    deviations = np.where(is_still, 1.0, np.ldexp(spread, units))
+    return means, deviations, ~is_still
 
 
 def with_size(samples: Any) -> Any:
-    """The same samples with the number of keys of each as a further column of extras.
+    """The same samples with the number of keys of each as a further sample-level feature.
 
     For ragged sets: a layer averages over keys, and a mean does not know how many there were.
 
@@ -290,26 +306,28 @@ def with_size(samples: Any) -> Any:
            [5.]])
     """
     sizes = samples.token_counts.astype(np.float64)[:, None]
-    return samples.with_extras(
-        sizes if samples.extras is None else np.hstack([samples.extras, sizes])
-    )
+    if samples.extras is None:
+        return samples.with_extras(sizes)
+    return samples.with_extras(np.hstack([samples.extras, sizes]))
 
 
 def _means_of_keys(sets: SetBatch) -> Float[np.ndarray, "n d"]:
     """The mean of the keys of each set, to the last bit the same for any order of its keys.
 
-    Copies of a sample are found by comparing bits, and a plain sum depends on the order. Here each
-    number is cut, at places that depend on the largest of its set alone, into two parts whose sums
-    are exact; what is left is less than the rounding of the result.
+    Duplicates of a sample are found by comparing bits, and a plain sum depends on the order. Here
+    each number is cut, at places that depend on the largest of its set alone, into two parts whose
+    sums are exact; what remains is less than the rounding of the result.
     """
-    starts, counts = sets.offsets[:-1], sets.lengths
+    starts = sets.offsets[:-1]
+    counts = sets.lengths
     rest = sets.tokens.astype(np.float64)
+    # in units of a power of two above the sum, so that nothing overflows or is lost below the
+    # smallest number
     _, exponent = np.frexp(np.maximum.reduceat(np.abs(rest), starts, axis=0))
     _, room = np.frexp(counts.astype(np.float64))
     exponent += room[:, None]
-    # in units of a power of two above the sum, so that nothing overflows or is lost below the
-    # smallest number
     rest = np.ldexp(rest, -np.repeat(exponent, counts, axis=0))
+    # adding and subtracting a large number leaves the leading bits of a part, and these sum exactly
     sums = np.zeros(exponent.shape)
     for cut in (np.full(len(counts), 1.5), np.ldexp(1.5, room - 52)):
         cuts = np.repeat(cut, counts)[:, None]
@@ -339,19 +357,22 @@ def drop_missing(keys: Any) -> list[Float[np.ndarray, "k d"]]:
     array([1, 1])
     """
     keys = as_sequence(keys)
-    observed = []
+    sets = []
     for tokens in _token_arrays([_with_nan(keys[i]) for i in range(len(keys))]):
-        kept = tokens[~np.isnan(tokens).any(axis=1)]
-        observed.append(kept if len(kept) else np.zeros((1, tokens.shape[1]), tokens.dtype))
-    return observed
+        observed = tokens[~np.isnan(tokens).any(axis=1)]
+        if len(observed) == 0:
+            observed = np.zeros((1, tokens.shape[1]), tokens.dtype)
+        sets.append(observed)
+    return sets
 
 
 def _with_nan(tokens: Any) -> Any:
     """Tokens whose masked entries are NaN."""
     if not isinstance(tokens, np.ma.MaskedArray):
         return tokens
-    dtype = tokens.dtype if tokens.dtype.kind == "f" else np.float64
-    return np.ma.filled(tokens.astype(dtype), np.nan)
+    if tokens.dtype.kind != "f":
+        tokens = tokens.astype(np.float64)
+    return np.ma.filled(tokens, np.nan)
 
 
 def _token_arrays(keys: Any) -> Iterator[Float[np.ndarray, "k d"]]:
@@ -396,9 +417,10 @@ def windows(
     array([[-1.,  1.,  2.,  2.],
            [-1.,  1.,  2.,  2.]])
     """
-    width, stride = check_count(width, "width"), check_count(stride, "stride")
+    width = check_count(width, "width")
+    stride = check_count(stride, "stride")
     series = as_sequence(series)
-    made = []
+    sets = []
     for i in range(len(series)):
         steps = check_float_array(series[i], f"series[{i}]").astype(np.float64)
         if steps.ndim not in (1, 2) or len(steps) < width:
@@ -407,16 +429,18 @@ def windows(
                 f"series {i} has shape {steps.shape}. Use a smaller width, or leave it out."
             )
         steps = steps.reshape(len(steps), -1)
-        starts = np.unique(
-            np.append(np.arange(0, len(steps) - width + 1, stride), len(steps) - width)
-        )
+
+        # windows (windows, channels, width), one of which ends with the series
+        last_start = len(steps) - width
+        starts = np.unique(np.append(np.arange(0, last_start + 1, stride), last_start))
         cut = steps[starts[:, None] + np.arange(width)].transpose(0, 2, 1)
         if split:
-            level, amplitude = cut.mean(axis=2, keepdims=True), cut.std(axis=2, keepdims=True)
+            level = cut.mean(axis=2, keepdims=True)
+            amplitude = cut.std(axis=2, keepdims=True)
             shape = (cut - level) / np.where(amplitude > 0, amplitude, 1.0)
             cut = np.concatenate([shape, level, amplitude], axis=2)
-        made.append(cut.reshape(len(cut), -1))
-    return made
+        sets.append(cut.reshape(len(cut), -1))
+    return sets
 
 
 def with_ages(keys: Any, n_ages: int) -> list[Float[np.ndarray, "k e"]]:
@@ -424,7 +448,7 @@ def with_ages(keys: Any, n_ages: int) -> list[Float[np.ndarray, "k e"]]:
 
     Sets with an order.
 
-    Keys of age ``n_ages − 1`` and above share the last column.
+    Keys of age ``n_ages − 1`` and above share the last coordinate.
 
     Examples
     --------
@@ -434,11 +458,13 @@ def with_ages(keys: Any, n_ages: int) -> list[Float[np.ndarray, "k e"]]:
            [8., 0., 1.],
            [9., 1., 0.]])
     """
-    n_ages, made = check_count(n_ages, "n_ages"), []
+    n_ages = check_count(n_ages, "n_ages")
+    sets = []
     for tokens in _token_arrays(keys):
         ages = np.minimum(np.arange(len(tokens))[::-1], n_ages - 1)
-        made.append(np.concatenate([tokens, np.eye(n_ages, dtype=tokens.dtype)[ages]], axis=1))
-    return made
+        one_hot = np.eye(n_ages, dtype=tokens.dtype)[ages]
+        sets.append(np.concatenate([tokens, one_hot], axis=1))
+    return sets
 
 
 def with_shared(keys: Any, query: Any) -> list[Float[np.ndarray, "k e"]]:
@@ -456,17 +482,17 @@ def with_shared(keys: Any, query: Any) -> list[Float[np.ndarray, "k e"]]:
     array([[1., 0., 0., 0.],
            [1., 1., 0., 1.]])
     """
-    asked = check_float_array(query, "query")
-    if len(asked) != len(keys):
+    queries = check_float_array(query, "query")
+    if len(queries) != len(keys):
         raise ValueError(
-            f"`query` must have one row per set: got {len(asked)} rows for {len(keys)} sets."
+            f"`query` must have one row per set: got {len(queries)} rows for {len(keys)} sets."
         )
-    made = []
+    sets = []
     for i, tokens in enumerate(_token_arrays(keys)):
-        if tokens.shape[1:] != asked.shape[1:]:
+        if tokens.shape[1:] != queries.shape[1:]:
             raise ValueError(
                 f"keys and query must have coordinates of one kind: set {i} has shape "
-                f"{tokens.shape}, `query` {asked.shape}. Choose the columns they have in common."
+                f"{tokens.shape}, `query` {queries.shape}. Choose the columns they have in common."
             )
-        made.append(np.concatenate([tokens, tokens * asked[i]], axis=1))
-    return made
+        sets.append(np.concatenate([tokens, tokens * queries[i]], axis=1))
+    return sets

@@ -61,13 +61,17 @@ def write_parquet(
             writer = None
             for item in batches:
                 table = sets_table(as_batch(item), extra or {}, rows)
+                # the first batch says which columns there are
                 if writer is None:
-                    options = {
-                        "compression": "none",
-                        "use_dictionary": False,
-                        "write_statistics": False,
-                    }
-                    writer = stack.enter_context(pq.ParquetWriter(draft, table.schema, **options))
+                    writer = stack.enter_context(
+                        pq.ParquetWriter(
+                            draft,
+                            table.schema,
+                            compression="none",
+                            use_dictionary=False,
+                            write_statistics=False,
+                        )
+                    )
                 writer.write_table(table, row_group_size=row_group_size or table.num_rows)
                 rows += table.num_rows
             if writer is None:
@@ -82,32 +86,34 @@ def sets_table(
 ) -> Any:
     """A batch as an Arrow table with columns keys, query, extras, y and weight.
 
-    Rows of further columns are appended.
+    Rows of further columns, from ``start`` on, are appended.
     """
+    # sets: keys as lists of tokens, query and extras as vectors
     sets: SetBatch = batch.sets
-    number = pa.from_numpy_dtype(sets.dtype)
-    flat = pa.FixedSizeListArray.from_arrays(pa.array(sets.tokens.reshape(-1)), sets.dim)
-    columns = {"keys": pa.LargeListArray.from_arrays(pa.array(sets.offsets), flat)}
+    tokens = _vectors(sets.tokens)
+    columns = {"keys": pa.LargeListArray.from_arrays(pa.array(sets.offsets), tokens)}
     if sets.query is not None:
-        columns["query"] = pa.FixedSizeListArray.from_arrays(
-            pa.array(sets.query.reshape(-1), number), sets.query_dim
-        )
+        columns["query"] = _vectors(sets.query)
     if sets.extras is not None:
-        flat = pa.array(sets.extras.reshape(-1))
-        columns["extras"] = pa.FixedSizeListArray.from_arrays(flat, sets.extras.shape[1])
+        columns["extras"] = _vectors(sets.extras)
+
+    # target and weights: numbers or texts, or one vector of outputs per row
     for name, values in (("y", batch.y), ("weight", batch.weights)):
         if values is None:
             continue
-        values = np.asarray(values)
-        column = pa.array(np.ascontiguousarray(values).reshape(-1))
-        columns[name] = (
-            column
-            if values.ndim == 1
-            else pa.FixedSizeListArray.from_arrays(column, values.shape[1])
-        )
+        array = np.ascontiguousarray(values)
+        if np.ndim(values) == 1:
+            columns[name] = pa.array(array)
+        else:
+            columns[name] = _vectors(array)
     for name, values in extra.items():
         columns[name] = pa.array(values[start : start + len(sets)])
     return pa.table(columns)
+
+
+def _vectors(rows: np.ndarray) -> Any:
+    """The rows of a matrix as an Arrow column of lists of one length."""
+    return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
 
 
 MAKER = "keyhole predict"
@@ -130,7 +136,9 @@ class PartedFile:
     they may not read the folder either.
     """
 
-    def __init__(self, path: Any, job: dict[str, Any], *, overwrite: bool = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], job: dict[str, Any], *, overwrite: bool = False
+    ) -> None:
         self.path = behind_links(Path(path))
         self.folder = self.path.with_name(self.path.name + ".parts")
         self.job = json.loads(json.dumps(job))  # as it will read back: tuples are lists
@@ -183,18 +191,17 @@ class PartedFile:
 
     def _refuse_another_job(self) -> Any:
         """The job of the parts that are there, None if there are none."""
-        known = self._known_job()
-        if known is not None and known != self.job and not self.overwrite:
-            changed = ", ".join(
-                sorted(key for key in {*known, *self.job} if known.get(key) != self.job.get(key))
-            )
+        earlier = self._earlier_job()
+        if earlier is not None and earlier != self.job and not self.overwrite:
+            names = {*earlier, *self.job}
+            changed = sorted(name for name in names if earlier.get(name) != self.job.get(name))
             raise ValueError(
-                f"{self.folder} holds parts of another run: {changed} changed since. Run it as "
-                "before to go on, or pass --overwrite to start over."
+                f"{self.folder} holds parts of another run: {', '.join(changed)} changed since. "
+                "Run it as before to go on, or pass --overwrite to start over."
             )
-        return known
+        return earlier
 
-    def _known_job(self) -> Any:
+    def _earlier_job(self) -> Any:
         """What the note in the folder says.
 
         Raise unless the folder is ours, or there is none, or nothing in it.
@@ -206,20 +213,19 @@ class PartedFile:
         try:
             note = json.loads((self.folder / "job.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
+            if not self.folder.exists():
+                return None
             # a run that was killed before it wrote its note leaves no more than this
-            left = os.listdir(self.folder) if self.folder.exists() else []
-            if all(name == "lock" or re.fullmatch(r"job\.\d+\.draft", name) for name in left):
+            names = os.listdir(self.folder)
+            if all(name == "lock" or re.fullmatch(r"job\.\d+\.draft", name) for name in names):
                 return None
             raise foreign from None
         except (NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
             if not self.folder.parent.is_dir():
                 return None  # the path leads through a file: making the folder will say so
             raise foreign from None
-        if (
-            not isinstance(note, dict)
-            or note.get("made by") != MAKER
-            or not isinstance(note.get("job"), dict)
-        ):
+        is_ours = isinstance(note, dict) and note.get("made by") == MAKER
+        if not is_ours or not isinstance(note.get("job"), dict):
             raise foreign
         return note["job"]
 
@@ -228,9 +234,10 @@ class PartedFile:
 
     def _clear(self, *, keep: Sequence[str] = ("lock",)) -> None:
         """Remove what is ours from the folder; the note last but one, the lock last."""
-        ours = [
-            name for name in os.listdir(self.folder) if OURS.fullmatch(name) and name not in keep
-        ]
+        ours = []
+        for name in os.listdir(self.folder):
+            if OURS.fullmatch(name) and name not in keep:
+                ours.append(name)
         for name in sorted(ours, key=lambda name: (name == "lock", name == "job.json")):
             (self.folder / name).unlink(missing_ok=True)
 
@@ -251,6 +258,7 @@ class PartedFile:
             draft.unlink(missing_ok=True)  # of a process of the same number that was killed
             create_draft(draft, place)
             yield draft
+            # on the disk before it has its name: a crash leaves no name without content
             with draft.open("rb+") as file:
                 os.fsync(file.fileno())
             if target is not None:
@@ -277,12 +285,13 @@ class PartedFile:
 
         The others are to be made again.
         """
-        found = set()
-        for number, expected in enumerate(rows):
-            with contextlib.suppress(ValueError, OSError), reading(self._part(number)):
-                if pq.read_metadata(self._part(number)).num_rows == expected:
-                    found.add(number)
-        return found
+        numbers = set()
+        for number, expected_rows in enumerate(rows):
+            part = self._part(number)
+            with contextlib.suppress(ValueError, OSError), reading(part):
+                if pq.read_metadata(part).num_rows == expected_rows:
+                    numbers.add(number)
+        return numbers
 
     def write(self, number: int, table: Any) -> None:
         """Write one part; it appears under its name when it is complete."""
@@ -297,10 +306,13 @@ class PartedFile:
         rows = 0
         with self._draft(Path("joined"), self.path) as draft, contextlib.ExitStack() as stack:
             writer = None
+            schema = None
             for number in numbers:
-                table = self._read(number, None if writer is None else writer.schema)
+                table = self._read(number, schema)
+                # the first part says which columns there are
                 if writer is None:
-                    writer = stack.enter_context(pq.ParquetWriter(draft, table.schema))
+                    schema = table.schema
+                    writer = stack.enter_context(pq.ParquetWriter(draft, schema))
                 writer.write_table(table)
                 rows += table.num_rows
             if writer is None:
@@ -315,32 +327,35 @@ class PartedFile:
         """
         part = self._part(number)
         try:
-            with reading(part):
-                table = pq.read_table(part, page_checksum_verification=True)
-                rows = pq.read_metadata(part).num_rows
-            if table.num_rows != rows:
-                raise ValueError(
-                    f"a part has the rows it says: {part.name!r} has {table.num_rows} of {rows}."
-                )
-            if schema is not None and table.schema != schema:
-                raise ValueError(
-                    f"parts must have the same columns: {part.name!r} has other columns than the "
-                    "first."
-                )
-            for name, column in zip(
-                table.column_names, validated(table, part).columns, strict=True
-            ):
-                ours = name.startswith(PREDICTED) and pa.types.is_floating(column.type)
-                if ours and not np.isfinite(column.to_numpy()).all():
-                    raise ValueError(
-                        f"predictions are finite: column {name!r} of {part.name!r} is not."
-                    )
-            return table
+            return _checked_part(part, schema)
         except ValueError as error:
             part.unlink(missing_ok=True)
             raise ValueError(
                 f"{error} This part was removed: run the same command to make it again."
             ) from None
+
+
+def _checked_part(part: Path, schema: Any) -> Any:
+    """The table of a part; ValueError unless it is whole, finite and, if given, of the schema."""
+    # page checksums are verified: a part may have lain on the disk for days
+    with reading(part):
+        table = pq.read_table(part, page_checksum_verification=True)
+        rows = pq.read_metadata(part).num_rows
+    if table.num_rows != rows:
+        raise ValueError(
+            f"a part has the rows it says: {part.name!r} has {table.num_rows} of {rows}."
+        )
+    if schema is not None and table.schema != schema:
+        raise ValueError(
+            f"parts must have the same columns: {part.name!r} has other columns than the first."
+        )
+    # predictions are finite: anything else is damage
+    columns = validated(table, part).columns
+    for name, column in zip(table.column_names, columns, strict=True):
+        is_prediction = name.startswith(PREDICTED) and pa.types.is_floating(column.type)
+        if is_prediction and not np.isfinite(column.to_numpy()).all():
+            raise ValueError(f"predictions are finite: column {name!r} of {part.name!r} is not.")
+    return table
 
 
 def _locked(path: Path, output: Path) -> int | None:
@@ -356,6 +371,7 @@ def _locked(path: Path, output: Path) -> int | None:
         f"one run writes an output at a time: another run is writing {output}. Wait for it, or "
         "choose another output."
     )
+    # the lock belongs to the open file: it goes when the process does, however it ends
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -375,12 +391,13 @@ def _locked(path: Path, output: Path) -> int | None:
 
 def predictions_table(columns: dict[str, Any]) -> Any:
     """An Arrow table of some columns: arrays, or lists of Arrow arrays that follow each other."""
-    return pa.table(
-        {
-            name: pa.chunked_array(v) if isinstance(v, list) else pa.array(v)
-            for name, v in columns.items()
-        }
-    )
+    arrow_columns = {}
+    for name, values in columns.items():
+        if isinstance(values, list):
+            arrow_columns[name] = pa.chunked_array(values)
+        else:
+            arrow_columns[name] = pa.array(values)
+    return pa.table(arrow_columns)
 
 
 def written_column(path: Path, name: str) -> np.ndarray:
