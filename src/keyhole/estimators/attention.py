@@ -77,7 +77,7 @@ from keyhole.estimators.validation import (
 from keyhole.layer import FittedLayer, fit
 from keyhole.refits import Refits
 from keyhole.ridge.calibration import fit_temperature
-from keyhole.solvers.layers import KernelLayer
+from keyhole.solvers.layers import FiniteLayer, KernelLayer
 from keyhole.solvers.solve import pick_device
 from keyhole.spec import LayerSpec
 from keyhole.training import TrainingSet
@@ -261,9 +261,9 @@ class AttentionModel(SetModel):
         # the columns of the factor: p where that is less than n and the primal route is open
         n = len(data)
         width = n
-        may_be_primal = not isinstance(fitted.layer, KernelLayer) and data.groups is None
-        if may_be_primal:
-            width = min(n, fitted.layer.values[..., 0].size)
+        layer = fitted.layer
+        if isinstance(layer, FiniteLayer) and data.groups is None:
+            width = min(n, layer.values[..., 0].size)
         is_too_large = 8 * n * width > memory_budget()
         if self.solver_ == "cg" or is_too_large:
             return
@@ -702,7 +702,7 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     def _store_left_out(self, fitted: FittedLayer, data: TrainingSet, labels: Any) -> None:
         intercept = fitted.layer.intercept
         if self.single_output_:
-            self.intercept_ = float(intercept[0])
+            self.intercept_: Any = float(intercept[0])
         else:
             self.intercept_ = intercept
         if self.selection_.method == "loo":
