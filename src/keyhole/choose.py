@@ -1,11 +1,13 @@
-"""The one place where defaults are chosen.
-
-A specification with "auto" in it becomes a complete one.
+"""The one place where defaults are chosen: an open specification becomes a complete one.
 
 `choose` drafts the candidates on few samples and few heads, and compares their leave-one-out
 losses. What is chosen, one after the other: the number of heads (by predicted cost alone), the
 scaling of tokens, the query, the head distribution, the scale of extras. An explicit setting is
 never overridden.
+
+docs/choosing.md, "Default settings", says the same for users. `keyhole.textbook` chooses nothing;
+the leave-one-out losses that are compared here are means of squares of the e that its `ridge`
+returns.
 """
 
 from __future__ import annotations
@@ -100,9 +102,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """A complete specification and the candidates it was chosen from.
+    """A complete specification, and the candidates it was chosen from.
 
-    With the final fit, if a draft already is it.
+    ``final`` is the final fit where a draft already is it, else None.
     """
 
     spec: LayerSpec
@@ -124,9 +126,12 @@ def choose(spec: LayerSpec, data: TrainingSet) -> Choice:
     until one is worse than the one before. Heads that are learned are learned later, under the rule
     that suits zero-mean heads.
     """
+    # outputs of size one, so that no loss overflows; choices then do not depend on the units of y
     exponent = data.output_exponent()
     data = data.with_outputs_in_units(exponent)
     distinct = data.distinct()
+
+    # the number of heads needs no draft: predicted cost decides it
     spec = replace(spec, n_heads=choose_n_heads(spec, data.samples, distinct.rows))
     chosen = _first_settings(spec)
     drafts: list[Draft] = []
@@ -145,20 +150,28 @@ def choose(spec: LayerSpec, data: TrainingSet) -> Choice:
                 best = drafts[-1]
 
         # 3. the head distribution: strengths grow until one is worse than the one before
-        of_heads = [best]
+        head_drafts = [best]
         for heads in search.strengths(best):
-            of_heads.append(search.draft(best.spec.scaling, best.spec.query, heads, best.tokens))
-            if not is_lower(of_heads[-1].loss, of_heads[-2].loss):
+            draft = search.draft(best.spec.scaling, best.spec.query, heads, best.tokens)
+            head_drafts.append(draft)
+            if not is_lower(head_drafts[-1].loss, head_drafts[-2].loss):
                 break
         for heads in search.drawn_strengths(best):
-            of_heads.append(search.draft(best.spec.scaling, best.spec.query, heads, best.tokens))
-        drafts += of_heads[1:]
-        leader = best_draft(of_heads)
+            draft = search.draft(best.spec.scaling, best.spec.query, heads, best.tokens)
+            head_drafts.append(draft)
+        drafts += head_drafts[1:]
+
+        # zero-mean heads stay unless another distribution is better by more than a standard error
+        leader = best_draft(head_drafts)
         if search.is_better(leader, best):
             best = leader
+
+        # heads that are to be learned stay as they are: they are learned under these settings
         chosen = replace(chosen, scaling=best.spec.scaling, query=best.spec.query)
         if spec.heads is None:
             chosen = replace(chosen, heads=best.spec.heads)
+
+        # a draft that used all samples and all heads need not be fitted again
         if search.is_final and search.has_all_rows:
             assert best.fitted is not None
             final = best.fitted.in_units(exponent)
@@ -169,29 +182,33 @@ def choose(spec: LayerSpec, data: TrainingSet) -> Choice:
         if data.has_extras:
             chosen = replace(chosen, extras_scale=choose_extras_scale(chosen, data))
 
-    # losses in the units of y
-    loss_exponent = 0 if spec.criterion == "log_loss" else 2 * exponent
+    # squared errors have the square of the units of y, the log-loss has none
+    if spec.criterion == "log_loss":
+        loss_exponent = 0
+    else:
+        loss_exponent = 2 * exponent
     candidates = tuple(draft.candidate(loss_exponent) for draft in drafts)
     return Choice(spec=chosen, candidates=candidates, final=final)
 
 
 def _first_settings(spec: LayerSpec) -> LayerSpec:
     """The specification with what is tried first in the place of what is open."""
-    return replace(
-        spec,
-        scaling="none" if spec.scaling == AUTO else spec.scaling,
-        query="given" if spec.query == AUTO else spec.query,
-        heads=GaussianHeads() if spec.heads is None else spec.heads,
-    )
+    settings = spec
+    if settings.scaling == AUTO:
+        settings = replace(settings, scaling="none")
+    if settings.query == AUTO:
+        settings = replace(settings, query="given")
+    if settings.heads is None:
+        settings = replace(settings, heads=GaussianHeads())
+    return settings
 
 
 @dataclass(frozen=True)
 class Draft:
-    """One candidate: its specification, its rule and its fit.
+    """One candidate: its specification, its token rule and its fit.
 
-    The rule is learned on all samples, the fit is to the draft's samples.
-
-    A candidate whose features overflow has no fit, and an infinite loss.
+    The token rule is learned on all samples; the layer is fitted to the draft's samples only. A
+    candidate whose features overflow has no fit, and an infinite loss.
     """
 
     spec: LayerSpec
@@ -202,14 +219,18 @@ class Draft:
     @property
     def loss(self) -> float:
         """Loss on the samples that were left out."""
-        return math.inf if self.fitted is None else self.fitted.loss
+        if self.fitted is None:
+            return math.inf
+        return self.fitted.loss
 
     def candidate(self, exponent: int) -> Candidate:
         """What is reported of it, with its loss times 2^exponent."""
         assert self.spec.heads is not None
         with np.errstate(over="ignore", under="ignore"):
             loss = float(np.ldexp(self.loss, exponent))
-        return Candidate(self.spec.scaling, self.spec.query, self.spec.heads, loss)
+        return Candidate(
+            scaling=self.spec.scaling, query=self.spec.query, heads=self.spec.heads, loss=loss
+        )
 
 
 @dataclass(frozen=True)
@@ -250,41 +271,57 @@ class CandidateSearch:
     def of(
         cls, spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples
     ) -> CandidateSearch | None:
-        """A search for a specification.
+        """A search for what a specification leaves open.
 
-        None if nothing is open or too few samples could tell.
+        None if nothing is open, or if there are too few samples to compare candidates by.
         """
         data = data.with_samples(data.samples.numpy())
-        scalings = SCALINGS if spec.scaling == AUTO else (spec.scaling,)
+
+        # the candidates: an explicit setting is the only one
+        scalings: tuple[str, ...] = (spec.scaling,)
+        if spec.scaling == AUTO:
+            scalings = SCALINGS
         queries: tuple[str, ...] = (spec.query,)
         if spec.query == AUTO:
-            queries = ("given",) if data.samples.has_own_queries else ("given", "mean")
+            queries = ("given",)
+            if not data.samples.has_own_queries:
+                queries = ("given", "mean")
+
+        # a mean of the heads multiplies query and key: without a query there is nothing to act on
         may_have_query = data.samples.sets.query is not None or queries[-1] != "given"
         chooses_heads = spec.heads is None and may_have_query
 
-        # every draft costs: the scalings, further queries, at least two strengths, under softmax
-        # the drawn strengths
+        # the number of drafts to pay for: all scalings under the first query, further queries, at
+        # least two strengths of the mean, and under softmax the drawn strengths
         n_drafts = len(scalings) + len(queries) - 1
-        if chooses_heads:
-            n_drafts += 2 if spec.activation in POINTWISE else 3
+        if chooses_heads and spec.activation in POINTWISE:
+            n_drafts += 2
+        elif chooses_heads:
+            n_drafts += 3
         if n_drafts == 1:
             return None
 
-        # the samples that drafts are fitted to are picked by what they are: neither their order,
-        # nor duplicates, nor rows of weight 0 change the choice; duplicates are one sample of their
-        # joint weight
+        # as many distinct samples as are cheap, but enough to compare candidates by
         counts = data.samples.token_counts[distinct.rows]
         n_samples, n_heads = affordable_draft(spec, counts, data.samples.dim, n_drafts)
         if n_samples < MIN_DRAFT_SAMPLES:
             return None
+
+        # they are picked by rank, which depends on what a sample is: neither the order of the
+        # samples, nor duplicates, nor rows of weight 0 change the choice
         picked = np.arange(len(distinct))
         if n_samples < len(distinct):
             ranks = data.with_ranks(distinct, spec.seed).ranks
             assert ranks is not None
             picked = np.flatnonzero(ranks[distinct.rows] < n_samples)
-        weights = None if distinct.weights is None else distinct.weights[picked]
-        part = replace(data[distinct.rows[picked]], weights=weights)
 
+        # duplicates are one sample of their joint weight
+        joint_weights = None
+        if distinct.weights is not None:
+            joint_weights = distinct.weights[picked]
+        part = replace(data[distinct.rows[picked]], weights=joint_weights)
+
+        # does a draft that uses all of this equal the final fit?
         uses_everything = len(part) == len(distinct) and n_heads == spec.n_heads
         nothing_left_to_fit = spec.alphas is None and not spec.learns_heads and not data.has_extras
         return cls(
@@ -318,7 +355,7 @@ class CandidateSearch:
     def strengths(self, zero_mean: Draft) -> list[HeadDistribution]:
         """Head distributions around growing multiples of the identity.
 
-        None where there is nothing to choose.
+        The list is empty where there is nothing to choose.
         """
         if not self._has_heads_to_try(zero_mean):
             return []
@@ -339,14 +376,16 @@ class CandidateSearch:
 
     def _pairs(self, zero_mean: Draft) -> Any:
         """Coordinates of query and key that mean the same, where queries are the given ones."""
-        return self.data.samples.sets.pairs if zero_mean.spec.query == "given" else None
+        if zero_mean.spec.query != "given":
+            return None
+        return self.data.samples.sets.pairs
 
     def draft(
         self, scaling: str, query: str, heads: HeadDistribution, tokens: TokenRule | None = None
     ) -> Draft:
         """Fit one candidate to the draft's samples.
 
-        Its token rule is learned on all samples.
+        Its token rule is learned on all samples, unless ``tokens`` is that rule already.
         """
         spec = replace(self.draft_spec, scaling=scaling, query=query, heads=heads)
         if tokens is None:
@@ -358,10 +397,11 @@ class CandidateSearch:
         return Draft(spec=spec, tokens=tokens, fitted=fitted)
 
     def is_better(self, new: Draft, old: Draft) -> bool:
-        """Whether a draft has clearly less loss than another.
+        """Whether the loss of a draft is lower by more than one standard error.
 
-        By more than one standard error of the paired differences.
+        The standard error is that of the differences between the losses of the same samples.
         """
+        # without a fit there are no losses to compare sample by sample: its loss is infinite
         if old.fitted is None or new.fitted is None:
             return new.loss < old.loss
         gain, standard_error = improvement(
@@ -372,15 +412,17 @@ class CandidateSearch:
     def _sample_losses(self, draft: Draft) -> Float[np.ndarray, " n"]:
         """The loss of every sample by the fit without it.
 
-        Its squared error, or log-loss at the best temperature.
+        The loss is the squared error, or the log-loss at the best temperature.
         """
         outputs = self.part.outputs
         assert draft.fitted is not None
         predictions = draft.fitted.predictions
         if self.spec.criterion != "log_loss":
             return np.asarray(np.square(outputs - predictions).mean(axis=1))
-        weights = np.ones(len(outputs)) if self.part.weights is None else self.part.weights
-        _, losses = calibrate(class_scores(predictions)[None], labels_of(outputs), weights, 1e-6)
+        # calibrate takes several sets of scores at once; here there is one
+        scores = class_scores(predictions)[None]
+        weights = self.part.weights_or_ones()
+        _, losses = calibrate(scores, labels_of(outputs), weights, 1e-6)
         return np.asarray(losses[0])
 
 
@@ -401,9 +443,9 @@ def best_draft(drafts: list[Draft]) -> Draft:
 
 
 def has_mixed_units(sets: SetBatch) -> bool:
-    """Whether one coordinate of the keys, or of the queries, is far larger than most.
+    """Whether a coordinate of keys, or of queries, is `MIXED_UNITS` times as large as the median.
 
-    `MIXED_UNITS` times larger.
+    The size of a coordinate is its largest absolute value; coordinates that are 0 do not count.
     """
     host = sets.numpy()
     for tokens in (host.tokens, host.query):
@@ -431,9 +473,16 @@ def affordable_draft(
         n_tokens = int(n_samples * keys_per_sample)
         return fit_seconds(n_samples, n_tokens, dim, n_heads, has_query=True)
 
+    # what one fit to all samples costs; an exact kernel, which may cost far more, counts as if it
+    # were AUTO_HEADS heads
     assert not isinstance(spec.n_heads, str)
+    if spec.is_exact:
+        allowed = seconds(n, AUTO_HEADS)
+    else:
+        allowed = seconds(n, spec.n_heads)
+
+    # the first number of samples that keeps all drafts within that, or the least of them
     few_heads = min(spec.n_heads, DRAFT_HEADS)
-    allowed = seconds(n, AUTO_HEADS if spec.is_exact else spec.n_heads)
     for limit in DRAFT_SAMPLES:
         n_samples = min(n, limit)
         n_heads = few_heads
@@ -451,6 +500,7 @@ def choice_seconds(spec: LayerSpec, data: TrainingSet) -> float:
     search = CandidateSearch.of(spec, data, distinct)
     if search is None:
         return 0.0
+    # at most: every strength of the mean, and the drawn strengths
     n_drafts = len(search.scalings) + len(search.queries) - 1
     if search.chooses_heads:
         n_drafts += len(STRENGTHS) + 1
@@ -466,21 +516,31 @@ def choice_seconds(spec: LayerSpec, data: TrainingSet) -> float:
 def fit_seconds(n: int, n_tokens: int, dim: int, n_heads: float, *, has_query: bool) -> float:
     """Seconds of one core that a fit takes, predicted from sizes alone.
 
-    ``math.inf`` heads are the exact kernel.
+    ``n_heads=math.inf`` stands for the exact kernel.
 
     Measured at d = 4 … 400 on one core (Zen 4): pairs of keys take 2.2 + 0.075 D ns, entries of W
     that are drawn 30 ns, features 0.1 ns an operation, products of matrices a fifth of that, a path
     of penalties n³/4 ns, and 6 ms all else.
     """
+    # all terms are in nanoseconds
     width = dim + 1
     overhead = 6e6
     path = 0.25 * float(n) ** 3
+
+    # the exact kernel: all pairs of keys, of which symmetry spares a half, then n × n matrices
     if math.isinf(n_heads):
         pairs = n_tokens**2 / 2 * (2.2 + 0.075 * width)
         return 1e-9 * (pairs + path + overhead)
+
+    # M heads: without a query only one row of W is ever used, and drawn
     p = n_heads * width
-    entries = width**2 if has_query else width
+    if has_query:
+        entries = width**2
+    else:
+        entries = width
     features = n_heads * (30 * entries + 0.1 * (2 * n * entries + 4 * n_tokens * width))
+
+    # the smaller of the Gram matrices: ΦΦᵀ, n × n, or ΦᵀΦ, p × p
     if p >= n:
         solve = 0.02 * n**2 * p + path
     else:
@@ -507,10 +567,13 @@ def choose_n_heads(spec: LayerSpec, samples: Any, rows: Int[np.ndarray, " r"]) -
         n_tokens = int(keys_per_sample.sum())
         return fit_seconds(len(rows), n_tokens, samples.dim, n_heads, has_query=has_query)
 
+    # few enough heads for a fit within AUTO_SECONDS; "cg" and devices have costs of their own
     n_heads = AUTO_HEADS
     may_halve = spec.solver != "cg" and spec.device is None
     while may_halve and n_heads > MIN_AUTO_HEADS and seconds(n_heads) > AUTO_SECONDS:
         n_heads //= 2
+
+    # infinitely many heads, where they are the cheaper ones
     can_be_exact = has_kernel(spec.heads) and spec.activation in POINTWISE and spec.solver != "cg"
     if can_be_exact and seconds(math.inf) <= seconds(n_heads):
         return math.inf
@@ -520,11 +583,13 @@ def choose_n_heads(spec: LayerSpec, samples: Any, rows: Int[np.ndarray, " r"]) -
 def has_kernel(heads: Any) -> bool:
     """Whether infinitely many heads of a distribution have an exact kernel.
 
-    None stands for Gaussian heads.
+    ``heads=None`` stands for Gaussian heads, which have one.
     """
     if heads is None:
         return True
-    if hasattr(heads, "fit") or getattr(heads, "strength_range", None) is not None:
+    is_learned = hasattr(heads, "fit")
+    draws_strengths = getattr(heads, "strength_range", None) is not None
+    if is_learned or draws_strengths:
         return False
     return hasattr(heads, "moments") or hasattr(heads, "components")
 
@@ -535,10 +600,8 @@ def warn_if_long(spec: LayerSpec, data: TrainingSet) -> None:
     if spec.device is not None:
         return
     n_tokens = int(data.samples.token_counts.sum())
-    seconds = (
-        fit_seconds(len(data), n_tokens, data.samples.dim, spec.n_heads, has_query=True)
-        / thread_count()
-    )
+    core_seconds = fit_seconds(len(data), n_tokens, data.samples.dim, spec.n_heads, has_query=True)
+    seconds = core_seconds / thread_count()
     if seconds <= LONG_FIT_SECONDS:
         return
     if spec.is_exact:
@@ -565,13 +628,15 @@ def extras_unit(spread: float, size: float, extras: float) -> float:
 
 
 def choose_extras_scale(spec: LayerSpec, data: TrainingSet) -> float:
-    """The scale of least leave-one-out squared error for extras that are standardised.
+    """The scale of least leave-one-out squared error of ridge on K + scale²·ZZᵀ.
 
-    K + scale²·ZZᵀ.
+    Z are the standardised extras. K is the kernel of at most `MAX_SAMPLES_FOR_EXTRAS` samples under
+    heads that need not be learned, and is made once. Each scale then has a path of penalties: those
+    of the specification if these are all samples, else an automatic grid.
 
-    K is that of at most `MAX_SAMPLES_FOR_EXTRAS` samples under heads that need not be learned, and
-    made once; each scale then has a path of penalties, the ones asked for if these are all samples.
+    The plain version of one scale is ``textbook.ridge(K + scale**2 * Z @ Z.T, y, alpha)``.
     """
+    # at most so many distinct samples, drawn by rank
     data = with_ranks_if_drawn(spec, data)
     tokens = learn_tokens(spec, data)
     samples = JoinedSamples.of(data.with_samples(tokens.apply(data.samples)))
@@ -580,16 +645,21 @@ def choose_extras_scale(spec: LayerSpec, data: TrainingSet) -> float:
         return 1.0
     part = samples.data[rows]
     part = part.with_samples(part.samples.numpy())
-    is_all = len(rows) == samples.n_weighted
+
+    # given penalties are for the sum of squares over all samples, and too large for fewer
+    alphas = None
+    if len(rows) == samples.n_weighted:
+        alphas = spec.alphas
     problem = RidgeProblem.of(
         part.outputs,
-        spec.alphas if is_all else None,
+        alphas,
         fit_intercept=spec.fit_intercept,
         weights=part.weights,
         groups=part.groups,
     )
 
-    # K, and the scale at which extras vary as much as the features do
+    # K, and the scale at which extras vary as much as the features do. With an intercept only what
+    # varies counts: the trace of the centred K is tr K − 1ᵀK1/n
     gram = _gram_of_features(spec, part.samples)
     extras = extras_or_none(part.samples)
     linear = extras @ extras.T
@@ -598,6 +668,7 @@ def choose_extras_scale(spec: LayerSpec, data: TrainingSet) -> float:
         spread -= float(gram.sum() / len(gram))
     unit = extras_unit(spread, float(np.trace(gram)), float(np.trace(linear)))
 
+    # one path of penalties for each scale, in those units
     errors = []
     for ratio in EXTRAS_SCALES:
         errors.append(ridge_gram(gram + (ratio * unit) ** 2 * linear, problem).error)
@@ -613,6 +684,7 @@ def _gram_of_features(spec: LayerSpec, samples: Any) -> Float[np.ndarray, "n n"]
                 samples, None, heads, spec.activation, memory_budget=spec.memory_budget
             )
         )
+    # heads that were drawn from one seed nest: the first of them are a smaller draw
     affordable = block_size(8 * len(samples) * (heads.dim + 1), spec.memory_budget // 4)
     n_heads = min(heads.n_heads, affordable)
     first_heads = HeadDraw(heads.distribution, n_heads, heads.dim, heads.seed, heads.query_dim)

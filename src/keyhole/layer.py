@@ -7,6 +7,9 @@
 Estimators, the lens and the experiments all call `fit`; what a user leaves open is chosen first, by
 `keyhole.choose.choose`. Samples that come in batches are summed instead (streaming.py), and share
 the solve.
+
+The plain version is the example at the top of `keyhole.textbook` (docs/textbook.md): draw heads,
+make features, solve ridge, predict.
 """
 
 from __future__ import annotations
@@ -70,9 +73,9 @@ class FittedLayer:
 
     @property
     def loss(self) -> float:
-        """What the penalty was chosen by.
+        """The leave-one-out squared error, or log-loss, at the penalty used.
 
-        The left-out squared error, or log-loss, at the penalty used.
+        The penalty was chosen by it.
         """
         return self.ridge.loss
 
@@ -99,11 +102,14 @@ def fit(
     """
     _check_complete(spec)
     assert spec.heads is not None
+
+    # outputs of size one, so that squares neither overflow nor vanish; undone at the end
     exponent = data.output_exponent()
     data = data.with_outputs_in_units(exponent)
     if _needs_host_arrays(spec, data):
         data = data.with_samples(data.samples.numpy())
 
+    # ranks, where samples are drawn; drafts are given few samples, and use all of them
     if not draft:
         data = with_ranks_if_drawn(spec, data)
 
@@ -128,13 +134,13 @@ def fit(
 def with_ranks_if_drawn(spec: LayerSpec, data: TrainingSet) -> TrainingSet:
     """The samples with ranks where a fit draws some of them.
 
-    For extras, to hold them out, to stand for a group.
-
+    It draws samples to choose the scale of extras, to hold them out, and to stand for their group.
     Ranks are made of samples as they were given: tokens that were scaled differ in their last
     digits.
     """
     if data.ranks is not None:
         return data
+    # conjugate gradients hold samples out to choose a penalty
     by_gradients = spec.solver == "cg"
     if spec.solver == "auto" and not spec.is_exact:
         n_features = int(spec.n_heads) * (data.samples.dim + 1)
@@ -168,6 +174,7 @@ def learn_heads(spec: LayerSpec, ready: TrainingSet) -> HeadDistribution:
     assert spec.heads is not None
     if not spec.learns_heads:
         return spec.heads
+    # infinitely many heads are used through their kernel, which learned heads must then have
     heads: Any = spec.heads
     if spec.is_exact:
         heads = _with_a_kernel(heads, spec.activation)
@@ -178,6 +185,8 @@ def learn_heads(spec: LayerSpec, ready: TrainingSet) -> HeadDistribution:
         data = JoinedSamples.of(ready).data
     else:
         data = ready[ready.positive_rows]
+
+    # a distribution of the user has the arguments that the protocol names
     if not isinstance(heads, LearnedHeads):
         return heads.fit(
             data.samples,
@@ -188,6 +197,16 @@ def learn_heads(spec: LayerSpec, ready: TrainingSet) -> HeadDistribution:
             activation=spec.activation,
             fit_intercept=spec.fit_intercept,
         )
+
+    # LearnedHeads also takes the number of heads it is judged with, and a device, which knows
+    # samples of one averaged set only
+    if spec.is_exact:
+        n_heads = MAX_HEADS_TO_JUDGE
+    else:
+        n_heads = int(spec.n_heads)
+    device = None
+    if data.samples.is_plain:
+        device = spec.device
     return heads.fit(
         data.samples,
         data.outputs,
@@ -196,15 +215,15 @@ def learn_heads(spec: LayerSpec, ready: TrainingSet) -> HeadDistribution:
         seed=spec.seed,
         activation=spec.activation,
         fit_intercept=spec.fit_intercept,
-        n_heads=MAX_HEADS_TO_JUDGE if spec.is_exact else int(spec.n_heads),
-        device=spec.device if data.samples.is_plain else None,
+        n_heads=n_heads,
+        device=device,
     )
 
 
 def _with_a_kernel(heads: Any, activation: str) -> Any:
-    """Heads to learn whose result has a kernel.
+    """Heads to learn whose result has a kernel; without one they are refused before the work.
 
-    What has none is refused before the work, not after.
+    A kernel needs a pointwise activation and noise of one scale in all directions.
     """
     check_pointwise(activation)
     covariance = getattr(heads, "covariance", "none")
@@ -238,10 +257,8 @@ def _check_complete(spec: LayerSpec) -> None:
 
 
 def _needs_host_arrays(spec: LayerSpec, data: TrainingSet) -> bool:
-    """Whether torch tensors must come to the host.
-
-    Tokens are prepared, and heads learned, in NumPy.
-    """
-    is_prepared = (spec.scaling, spec.query, spec.pooling) == ("none", "given", "mean")
+    """Whether torch tensors must come to the host: tokens are prepared, heads learned, in NumPy."""
+    leaves_tokens_alone = (spec.scaling, spec.query, spec.pooling) == ("none", "given", "mean")
     is_plain = data.samples.is_plain and data.groups is None
-    return not (is_prepared and is_plain) or spec.learns_heads
+    can_stay = leaves_tokens_alone and is_plain and not spec.learns_heads
+    return not can_stay

@@ -1,6 +1,8 @@
-"""The fits that leave samples out, all at once and for new samples.
+"""The fits that leave samples out, all at once and for new samples, without refitting.
 
-What intervals, sets and variances are made of.
+Intervals, label sets and variances are made of them. The plain version for one new sample is
+`keyhole.textbook.jackknife_interval`, where f_{−i}(x) = f(x) − h_i(x) e_i; docs/after_the_fit.md,
+"The formulas", has those of groups and variances.
 """
 
 from __future__ import annotations
@@ -37,9 +39,7 @@ digits.
 
 @dataclass(frozen=True)
 class Refits:
-    """All the fits that leave out one sample, or one group, without refitting.
-
-    See `ridge.problem.Smoother`.
+    """All the fits that leave out one sample, or one group; see `ridge.problem.Smoother`.
 
     Attributes
     ----------
@@ -89,7 +89,8 @@ class Refits:
             rows = rows[np.argsort(data.groups[rows], kind="stable")]
         data = data[rows]
 
-        # in units in which squares neither overflow nor vanish, as in the fit
+        # solve at that penalty, and keep the factorisation: directly, in float64, in units of y in
+        # which squares neither overflow nor vanish, as in the fit
         exponent = data.output_exponent()
         spec = replace(
             spec,
@@ -107,13 +108,21 @@ class Refits:
         assert ridge.factor is not None
         assert ridge.left_out is not None
 
+        # the dual route took this constant off all features: new samples are compared alike
         joined = fit.samples.data
         centre = None
         if fit.route == "dual" and spec.fit_intercept:
             assert isinstance(heads, HeadDraw)
             centre = mean_feature(joined.samples, heads, spec)
-        n = len(joined)
-        group_of_sample = np.arange(n) if joined.groups is None else joined.groups
+
+        # a group starts where its number differs from that of the sample before
+        if joined.groups is None:
+            group_of_sample = np.arange(len(joined))
+        else:
+            group_of_sample = joined.groups
+        starts = np.flatnonzero(np.diff(group_of_sample, prepend=-1))
+
+        # duplicates stand where the first of them stood; and back to the units of y
         _, first_row = np.unique(fit.samples.owner, return_index=True)
         return cls(
             heads=heads,
@@ -125,8 +134,8 @@ class Refits:
             residuals=np.ldexp(ridge.left_out, exponent),
             coef=np.ldexp(ridge.coef, exponent),
             intercept=np.ldexp(ridge.intercept, exponent),
-            weights=np.ones(n) if joined.weights is None else joined.weights,
-            starts=np.flatnonzero(np.diff(group_of_sample, prepend=-1)),
+            weights=joined.weights_or_ones(),
+            starts=starts,
             rows=rows[first_row],
             alpha=alpha,
             has_variance=bool(alpha > 0 and alpha >= ridge.floor),
@@ -164,11 +173,9 @@ class Refits:
     def without(
         self, outputs: Float[np.ndarray, "m t"], hat: Float[np.ndarray, "m n"]
     ) -> Float[np.ndarray, "m t n"]:
-        """Predictions of the fits without each sample's group.
+        """f_{−g}(x) = f(x) − Σ_{j in g} h_j(x) e_j, by the fit without the group g of each sample.
 
-        f_{−g}(x) = f(x) − Σ_{j in g} h_j(x) e_j.
-
-        NaN of a fit that rounding hides.
+        NaN where rounding hides that fit.
         """
         residuals = np.where(np.isfinite(self.residuals), self.residuals, np.nan)
         shifts = hat[:, None, :] * residuals.T
@@ -182,34 +189,39 @@ class Refits:
     ) -> Iterator[
         tuple[slice, Float[np.ndarray, "m t"], Float[np.ndarray, "m n"], Float[np.ndarray, " m"]]
     ]:
-        """f(x), h(x) and, if asked for, v(x) of some samples at a time."""
+        """f(x), h(x) and v(x) of some samples at a time; v(x) is of no use unless ``variances``."""
+        # a few arrays of one row per new sample: h(x), K(x, x_j), and f_{−i}(x) of every output
         n, n_outputs = self.outputs.shape
         bytes_per_sample = 8 * 4 * n * (2 + n_outputs)
         if self.route == "primal" and isinstance(self.heads, HeadDraw):
             bytes_per_sample += 8 * self.heads.n_heads * (self.heads.dim + 1)
         for rows in blocks(len(batch), block_size(bytes_per_sample, memory_budget)):
-            compared, own = self._compared(batch[rows], memory_budget, variances=variances)
-            hat, variance = self.smoother.apply(compared, own)
-            yield rows, compared @ self.coef + self.intercept, hat, variance
+            compared, squares = self._compared(batch[rows], memory_budget, variances=variances)
+            hat, variance = self.smoother.apply(compared, squares)
+            predicted = compared @ self.coef + self.intercept
+            yield rows, predicted, hat, variance
 
     def _compared(
         self, batch: SampleBatch, memory_budget: int, *, variances: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What the smoother needs of new samples: K(x, x_j) and K(x, x), or features."""
+        """What the smoother needs of new samples: K(x, x_j) and K(x, x), or features and zeros."""
+        # primal: features, beside the extras
         extras = batch.extras
         if self.route == "primal":
             features = attention_features(batch, self.heads, self.activation)
             if extras is not None:
                 features = beside(features, extras)
             return features, np.zeros(len(batch))
+
+        # dual: kernels of heads, plus the linear kernel of the extras
         if isinstance(self.heads, HeadDraw):
-            cross, own = self._compared_by_heads(batch, memory_budget, variances=variances)
+            cross, squares = self._compared_by_heads(batch, memory_budget, variances=variances)
         else:
-            cross, own = self._compared_by_kernel(batch, memory_budget, variances=variances)
+            cross, squares = self._compared_by_kernel(batch, memory_budget, variances=variances)
         if extras is not None:
             cross += extras @ self.batch.extras.T
-            own += np.einsum("nc,nc->n", extras, extras)
-        return cross, own
+            squares += np.einsum("nc,nc->n", extras, extras)
+        return cross, squares
 
     def _compared_by_heads(
         self, batch: SampleBatch, memory_budget: int, *, variances: bool
@@ -217,7 +229,9 @@ class Refits:
         """K(x, x_j) and K(x, x) as sums over blocks of heads."""
         assert isinstance(self.heads, HeadDraw)
         cross = np.zeros((len(batch), len(self.batch)))
-        own = np.zeros(len(batch))
+        squares = np.zeros(len(batch))
+
+        # blocks of heads whose features, of new and fitted samples, are within half the memory
         heads = self.heads.seen_by(query=self.batch.has_query)
         width = heads.dim + 1
         bytes_per_head = 8 * (len(batch) + len(self.batch)) * width
@@ -225,7 +239,9 @@ class Refits:
             drawn = heads.block(part.start, part.stop)
             new = attention_features(batch, drawn, self.activation)
             fitted = attention_features(self.batch, drawn, self.activation)
-            # the scale M^{-1/2} is that of all heads, not of the block
+
+            # features carry the scale M^{-1/2} of the block's heads: products of them count by the
+            # share of the block, and the centre, in the scale of all heads, is divided by its root
             share = len(drawn) / heads.n_heads
             if self.centre is not None:
                 columns = slice(part.start * width, part.stop * width)
@@ -234,8 +250,8 @@ class Refits:
                 fitted -= centre
             cross += share * (new @ fitted.T)
             if variances:
-                own += share * np.einsum("np,np->n", new, new)
-        return cross, own
+                squares += share * np.einsum("np,np->n", new, new)
+        return cross, squares
 
     def _compared_by_kernel(
         self, batch: SampleBatch, memory_budget: int, *, variances: bool
@@ -245,20 +261,19 @@ class Refits:
         cross = attention_kernel(
             batch, self.batch, self.heads, self.activation, memory_budget=memory_budget
         )
-        own = np.zeros(len(batch))
+        # K(x, x) is the diagonal of the kernel of the new samples: few at a time, because all pairs
+        # of them are computed
+        squares = np.zeros(len(batch))
         if variances:
             for rows in blocks(len(batch), SETS_SQUARED):
-                square = attention_kernel(
+                kernel = attention_kernel(
                     batch[rows], None, self.heads, self.activation, memory_budget=memory_budget
                 )
-                own[rows] = square.diagonal()
-        return cross, own
+                squares[rows] = kernel.diagonal()
+        return cross, squares
 
     def own_variances(self) -> Float[np.ndarray, " n"]:
-        """v_{−g}(x_i), the variance of each sample under the fit without its group.
-
-        Computed once.
-        """
+        """v_{−g}(x_i), the variance of each sample under the fit without its group; made once."""
         return self._own_variances
 
     @cached_property
@@ -268,12 +283,15 @@ class Refits:
         H is the hat matrix, h_j(x_i) in row i, and I − H = α W⁻¹ Q: most of H follows from Q, which
         is at hand. Leverages H_ii far below 1 are lost in that difference, and made from H itself.
         """
+        # leverages from Q, and the hat matrix itself where some are lost in the difference
         precisions = self.smoother.precisions()
         leverages = 1.0 - self.alpha * precisions / self.weights
         is_lost = leverages < LEAST_LEVERAGE
-        hat_matrix = self._hat_matrix() if is_lost.any() else None
+        hat_matrix = None
+        if is_lost.any():
+            hat_matrix = self._hat_matrix()
 
-        # every sample by itself
+        # every sample by itself: H_ii/Q_ii
         if not self.has_groups:
             if hat_matrix is not None:
                 leverages[is_lost] = hat_matrix[is_lost, is_lost]
@@ -281,7 +299,7 @@ class Refits:
             np.divide(leverages, precisions, out=variances, where=precisions > 0)
             return np.maximum(variances, 0.0)
 
-        # whole groups
+        # whole groups: (Q_gg⁻¹)_ii − α/w_i, or H_gg Q_gg⁻¹ where that difference loses digits
         parts = []
         for rows in self.members():
             inverse = np.linalg.inv(self.smoother.precision(rows))
@@ -299,10 +317,7 @@ class Refits:
     def variances_without(
         self, hat: Float[np.ndarray, "m n"], variance: Float[np.ndarray, " m"]
     ) -> Float[np.ndarray, "m n"]:
-        """v_{−g}(x) = v(x) + h_gᵀ Q_gg⁻¹ h_g of new samples.
-
-        For the group g of each sample of the fit.
-        """
+        """v_{−g}(x) = v(x) + h_gᵀ Q_gg⁻¹ h_g of new samples, g being the group of each sample."""
         if not self.has_groups:
             with np.errstate(divide="ignore"):
                 return np.asarray(variance[:, None] + np.square(hat) / self.smoother.precisions())

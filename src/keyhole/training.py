@@ -1,6 +1,7 @@
-"""Training samples with their outputs, weights and groups.
+"""Training samples with their outputs, weights and groups, and the same without duplicates.
 
-And what is left of them without duplicates.
+The plain version, `keyhole.textbook`, has samples as pairs (x_0, x) and outputs y, and neither
+weights nor groups nor duplicates.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ class TrainingSet:
         return TrainingSet(
             samples=self.samples[rows],
             outputs=self.outputs[rows],
-            weights=None if self.weights is None else self.weights[rows],
-            groups=None if self.groups is None else self.groups[rows],
-            ranks=None if self.ranks is None else self.ranks[rows],
+            weights=_rows_or_none(self.weights, rows),
+            groups=_rows_or_none(self.groups, rows),
+            ranks=_rows_or_none(self.ranks, rows),
         )
 
     def distinct(self) -> DistinctSamples:
@@ -87,10 +88,7 @@ class TrainingSet:
             return parts[0]
         weights = None
         if any(part.weights is not None for part in parts):
-            ones_or_weights = [
-                np.ones(len(part)) if part.weights is None else part.weights for part in parts
-            ]
-            weights = np.concatenate(ones_or_weights)
+            weights = np.concatenate([part.weights_or_ones() for part in parts])
         return cls(
             samples=concatenate([part.samples for part in parts]),
             outputs=np.concatenate([part.outputs for part in parts]),
@@ -105,6 +103,12 @@ class TrainingSet:
     def has_extras(self) -> bool:
         """Whether the samples have sample-level features of their own."""
         return self.samples.extras is not None
+
+    def weights_or_ones(self) -> Float[np.ndarray, " n"]:
+        """The weights as an array, also where every sample has weight 1."""
+        if self.weights is None:
+            return np.ones(len(self))
+        return self.weights
 
     @property
     def positive_rows(self) -> Int[np.ndarray, " r"]:
@@ -153,27 +157,40 @@ class JoinedSamples:
     @classmethod
     def of(cls, data: TrainingSet) -> JoinedSamples:
         """Join exact duplicates, so that repeating a sample is the same as weighting it."""
+        # first[i] is the row where sample i occurs for the first time. The weights of duplicates
+        # add up in that row; they are 0 in the rows of all later duplicates
         first = first_in_group(first_occurrences(data.samples, data.outputs), data.groups)
-        weights = np.ones(len(data)) if data.weights is None else data.weights
-        joint_weights = np.bincount(first, weights=weights, minlength=len(data))
+        joint_weights = np.bincount(first, weights=data.weights_or_ones(), minlength=len(data))
 
-        # the first occurrences that have weight; with groups, those of a group that has weight
-        is_kept = joint_weights > 0
+        # the rows that stay: first occurrences that have weight. With groups, all first occurrences
+        # of a group that has weight: the fit without the group predicts those of weight 0 too
+        stays = joint_weights > 0
         if data.groups is not None:
             is_first = first == np.arange(len(data))
-            is_kept = is_first & np.isin(data.groups, data.groups[is_kept])
-        rows = np.flatnonzero(is_kept)
+            stays = is_first & np.isin(data.groups, data.groups[stays])
+        rows = np.flatnonzero(stays)
+
+        # where each sample that was given is found among the rows that stay
         position = np.full(len(data), -1)
         position[rows] = np.arange(len(rows))
         owner = position[first]
 
-        joint_weights = joint_weights[rows]
-        kept_weights = None if (joint_weights == 1.0).all() else joint_weights
-        joined = data if len(rows) == len(data) else data[rows]
+        # None stands for weights that are all 1, as everywhere
+        weights_of_rows = joint_weights[rows]
+        distinct_weights = None
+        if not (weights_of_rows == 1.0).all():
+            distinct_weights = weights_of_rows
+
+        # slicing copies all tokens, which is spared where there are no duplicates
+        distinct = data
+        if len(rows) < len(data):
+            distinct = data[rows]
+
         # the output of a sample without weight is never used, and may be of any size
-        outputs = np.where(joint_weights[:, None] > 0, joined.outputs, 0.0)
+        outputs = np.where(weights_of_rows[:, None] > 0, distinct.outputs, 0.0)
         ranks = _least_ranks(data.ranks, owner, len(rows))
-        return cls(replace(joined, outputs=outputs, weights=kept_weights, ranks=ranks), owner)
+        distinct = replace(distinct, outputs=outputs, weights=distinct_weights, ranks=ranks)
+        return cls(data=distinct, owner=owner)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -183,6 +200,7 @@ class JoinedSamples:
 
         By rank, or by place if there are no ranks.
         """
+        # first into an order that does not depend on how the samples were given, then shuffled
         rows = self.data.positive_rows
         if self.data.ranks is not None:
             rows = rows[np.argsort(self.data.ranks[rows], kind="stable")]
@@ -194,6 +212,13 @@ class JoinedSamples:
         return len(self.data.positive_rows)
 
 
+def _rows_or_none(array: np.ndarray | None, rows: Any) -> np.ndarray | None:
+    """Some rows of an array that may not be there."""
+    if array is None:
+        return None
+    return array[rows]
+
+
 def _least_ranks(
     ranks: Int[np.ndarray, " n"] | None, owner: Int[np.ndarray, " n"], n_joined: int
 ) -> Int[np.ndarray, " k"] | None:
@@ -201,6 +226,7 @@ def _least_ranks(
     if ranks is None:
         return None
     has_place = owner >= 0
+    # the least, because it does not depend on which of the duplicates was given first
     least = np.full(n_joined, np.iinfo(np.int64).max)
     np.minimum.at(least, owner[has_place], ranks[has_place])
     return least

@@ -1,6 +1,8 @@
-"""One attention layer with frozen random heads, fitted in closed form.
+"""One attention layer with frozen random heads, fitted in closed form, for numbers and labels.
 
-Regression and classification.
+The plain version of what these classes compute is `keyhole.textbook` (docs/textbook.md). A fit is
+`keyhole.choose.choose`, then `keyhole.layer.fit`; the classes check what users pass, and store what
+comes back.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ from keyhole.estimators.validation import (
 from keyhole.layer import FittedLayer, fit
 from keyhole.refits import Refits
 from keyhole.ridge.calibration import fit_temperature
-from keyhole.solvers.layers import KernelLayer
+from keyhole.solvers.layers import FiniteLayer, KernelLayer
 from keyhole.solvers.solve import pick_device
 from keyhole.spec import LayerSpec
 from keyhole.training import TrainingSet
@@ -84,7 +86,7 @@ from keyhole.training import TrainingSet
 class AttentionModel(SetModel):
     """What `AttentionRegressor` and `AttentionClassifier` share.
 
-    Settings, the fit, batches, and how sure they are.
+    The parameters, the fit, fits in batches, and what is said of the certainty of predictions.
     """
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
@@ -133,12 +135,18 @@ class AttentionModel(SetModel):
         -------
         self
         """
+        # check what was passed; y becomes outputs, labels become one-vs-rest targets
         self._validate_params()
         in_batches.forget(self)
         samples = as_samples(self, X, reset=True)
         weights = self._training_weights(y, as_weights(sample_weight, samples))
         outputs = self._training_outputs(y, samples, weights)
-        data = TrainingSet(samples, outputs, weights, as_groups(groups, samples, weights))
+        data = TrainingSet(
+            samples=samples,
+            outputs=outputs,
+            weights=weights,
+            groups=as_groups(groups, samples, weights),
+        )
 
         # settings, then values; a draft that used everything is the fit already
         spec = self.layer_spec(samples)
@@ -149,6 +157,7 @@ class AttentionModel(SetModel):
                 warn_if_long(choice.spec, data)
                 fitted = fit(choice.spec, data)
 
+        # fitted attributes; classes without weight had no part in the fit, and get their place back
         fitted, data = self._with_every_output(fitted, data)
         self._store_fit(fitted)
         self.candidates_ = choice.candidates
@@ -169,28 +178,39 @@ class AttentionModel(SetModel):
     def _with_every_output(
         self, fitted: FittedLayer, data: TrainingSet
     ) -> tuple[FittedLayer, TrainingSet]:
-        """The fit and its samples with outputs that had no part in it."""
+        """The fit and its samples, with the outputs that had no part in the fit added."""
         return fitted, data
 
     def _store_left_out(self, fitted: FittedLayer, data: TrainingSet, labels: Any) -> None:
-        """Keep leave-one-out predictions, and what follows from them."""
+        """Store leave-one-out predictions, and what follows from them."""
         raise NotImplementedError
 
     def layer_spec(self, samples: Any) -> LayerSpec:
-        """The specification that the parameters stand for.
+        """The specification that the parameters stand for, for samples like these.
 
-        For samples like these (None: on the host).
+        ``samples=None`` is for work on the host. What is left open, None or "auto", is filled in by
+        `keyhole.choose.choose`.
         """
+        heads = None
+        if self.heads is not None:
+            heads = as_distribution(self.heads)
+        extras_scale = None
+        if not isinstance(self.extras_scale, str):
+            extras_scale = float(self.extras_scale)
+        device = None
+        if samples is not None:
+            device = pick_device(self.device, samples.sets)
+
+        # a classifier needs scores of samples that were held out to fit its temperature to
         is_classifier = isinstance(self, ClassifierMixin)
-        device = None if samples is None else pick_device(self.device, samples.sets)
         return LayerSpec(
-            heads=None if self.heads is None else as_distribution(self.heads),
+            heads=heads,
             n_heads=as_n_heads(self.n_heads),
             activation=self.activation,
             pooling=self.pooling,
             scaling=self.scaling,
             query=self.query,
-            extras_scale=None if isinstance(self.extras_scale, str) else float(self.extras_scale),
+            extras_scale=extras_scale,
             alphas=as_alphas(self.alpha),
             fit_intercept=bool(self.fit_intercept),
             criterion=getattr(self, "criterion", "squared_error"),
@@ -203,12 +223,15 @@ class AttentionModel(SetModel):
         )
 
     def _store_fit(self, fitted: FittedLayer) -> None:
-        """Fitted attributes that every fit has."""
+        """Store the fitted attributes that every fit has."""
+        # what was used
         layer = fitted.layer
         ridge = fitted.ridge
         self.heads_ = fitted.heads
         self.tokens_ = fitted.tokens
         self.layer_ = layer
+
+        # the penalty, and how it was chosen
         self.alpha_ = ridge.alpha
         self.solver_ = fitted.solved.route
         self.selection_ = Selection.of(ridge)
@@ -217,10 +240,11 @@ class AttentionModel(SetModel):
         if self.solver_ == "cg":
             self.residual_ = ridge.residual
             self.n_iter_ = ridge.n_iter
+
+        # the coefficients. A kernel compares every new set with the training sets, so it has a copy
+        # of them: what the user gave may be changed later
         single = self._has_one_output()
         if isinstance(layer, KernelLayer):
-            # a kernel compares with the training sets for ever, and what was given may be changed
-            # later
             layer = replace(layer, sets=layer.sets[np.arange(len(layer.sets))])
             self.layer_ = layer
             self.n_heads_: float = math.inf
@@ -232,14 +256,18 @@ class AttentionModel(SetModel):
     def _store_training(self, fitted: FittedLayer, data: TrainingSet) -> None:
         """Keep the samples if a factor of their fit is within the memory budget.
 
-        It has n × n or n × p numbers.
+        Intervals and variances are made from the factor, which has n × n or n × p numbers.
         """
+        # the columns of the factor: p where that is less than n and the primal route is open
         n = len(data)
         width = n
-        if not isinstance(fitted.layer, KernelLayer) and data.groups is None:
-            width = min(n, fitted.layer.values[..., 0].size)
-        if self.solver_ == "cg" or 8 * n * width > memory_budget():
+        layer = fitted.layer
+        if isinstance(layer, FiniteLayer) and data.groups is None:
+            width = min(n, layer.values[..., 0].size)
+        is_too_large = 8 * n * width > memory_budget()
+        if self.solver_ == "cg" or is_too_large:
             return
+
         # a copy: what was given may be changed later
         self.training_ = TrainingRecord(
             data=data.copy(),
@@ -262,10 +290,14 @@ class AttentionModel(SetModel):
         return in_batches.snapshot(self)
 
     def __getattr__(self, name: str) -> Any:
-        """What is not there, with the reason where a model was, or cannot be, given batches."""
+        """Raise for an attribute that is not there.
+
+        The message has the reason where a model was, or cannot be, given batches.
+        """
         if name == "partial_fit":
             raise AttributeError(in_batches.why_not_in_batches(self))
-        if name in in_batches.OF_A_STREAM and "stream_" in vars(self):
+        is_missing_in_stream = name in in_batches.OF_A_STREAM and "stream_" in vars(self)
+        if is_missing_in_stream:
             if "layer_" not in vars(self):
                 raise AttributeError(
                     f"{name!r} follows from sums that have not been solved yet: samples came by "
@@ -312,7 +344,7 @@ class AttentionModel(SetModel):
     def predict_batches(self, batches: Iterable[Any]) -> Iterator[np.ndarray]:
         """Yield the predictions of each batch in turn.
 
-        Of sets alone, or of (X, y) whose y is not used.
+        A batch is sets alone, or (X, y) whose y is not used.
         """
         return in_batches.predict_batches(self, batches)
 
@@ -323,20 +355,21 @@ class AttentionModel(SetModel):
     def interval_method(self) -> str:
         """How intervals and label sets are made.
 
-        "jackknife+", or "jackknife" without leave-one-out fits.
+        "jackknife+", or "jackknife" where there are no samples to make leave-one-out fits from.
         """
-        return "jackknife+" if "training_" in vars(self) else "jackknife"
+        if "training_" in vars(self):
+            return "jackknife+"
+        return "jackknife"
 
     def predict_std(self, X: Any) -> Float[np.ndarray, "n ..."]:
         """Return the standard deviation of a new outcome, (n,) or (n, outputs).
 
-        By the Gaussian process view.
-
-        √(A (v(x) + alpha)): v(x) is the posterior variance under the prior whose covariance is the
-        kernel of the layer, with noise alpha and a free intercept; the amplitude A, one for each
-        output, is fitted to the leave-one-out errors, A = mean of e_i² / (v_{−i}(x_i) + alpha). Of
-        a classifier, that of ``decision_function``. It is a model of the errors, and no guarantee:
-        that is what intervals are for.
+        It is that of a Gaussian process, √(A (v(x) + alpha)): v(x) is the posterior variance
+        under the prior whose covariance is the kernel of the layer, with noise alpha and a free
+        intercept (docs/after_the_fit.md); the amplitude A, one for each output, is fitted to
+        the leave-one-out errors, A = mean of e_i² / (v_{−i}(x_i) + alpha). For a classifier it is
+        the standard deviation of ``decision_function``. It is a model of the errors without a
+        guarantee; intervals have one.
 
         Examples
         --------
@@ -468,9 +501,10 @@ class AttentionModel(SetModel):
     # evidence
 
     def hop_weights(self, X: Any) -> list[list[Float[np.ndarray, "p k"]]]:
-        """Return how much each hop of the model weighs each key.
+        """Return how much each hop of the model weighs each key: the evidence of a prediction.
 
-        For answers that show their evidence.
+        The plain version, for one hop of ReLU heads, is the mean over heads of
+        `keyhole.textbook.attention_weights`.
 
         Parameters
         ----------
@@ -501,14 +535,13 @@ class AttentionModel(SetModel):
 
 
 class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
-    """Regression on sets with an optional query, with ridge values.
+    """Regression on sets by one attention layer with frozen random heads and ridge values.
 
-    By one attention layer with frozen random heads.
-
-    The layer is f(x) = Σ_m <v_m, φ_m(x)> + b with features φ_m of M random heads; v minimises Σ_i
-    (y_i − f(x_i))² + α|v|², the intercept b being free. With default settings everything is chosen
-    on the training set; the paper's layer is ``n_heads=512, heads=kh.GaussianHeads(),
-    scaling="none", query="given"``.
+    A set may have a query. The layer is f(x) = Σ_m <v_m, φ_m(x)> + b with features φ_m of M random
+    heads; v minimises Σ_i (y_i − f(x_i))² + α|v|², the intercept b being free. With default
+    settings everything is chosen on the training set; the paper's layer is ``n_heads=512,
+    heads=kh.GaussianHeads(), scaling="none", query="given"``. `keyhole.textbook` has the same in a
+    few lines of NumPy: `features`, `ridge` and `predict`.
 
     Parameters
     ----------
@@ -668,11 +701,17 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
 
     def _store_left_out(self, fitted: FittedLayer, data: TrainingSet, labels: Any) -> None:
         intercept = fitted.layer.intercept
-        self.intercept_ = float(intercept[0]) if self.single_output_ else intercept
+        if self.single_output_:
+            self.intercept_: Any = float(intercept[0])
+        else:
+            self.intercept_ = intercept
         if self.selection_.method == "loo":
             self.loo_predictions_ = without_output_axis(fitted.predictions, self.single_output_)
+
+        # sizes of leave-one-out errors, for intervals where no leave-one-out fits can be made
+        errors = np.abs(data.outputs - fitted.predictions)
         rows = fitted.solved.judged_rows()
-        self.jackknife_errors_ = some_errors(np.abs(data.outputs - fitted.predictions)[rows])
+        self.jackknife_errors_ = some_errors(errors[rows])
 
     @available_if(in_batches.can_fit_batches)
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> AttentionRegressor:
@@ -686,7 +725,10 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         return self
 
     def predict(self, X: Any) -> Float[np.ndarray, "n ..."]:
-        """Return predictions, shape (n,) or (n, outputs) as ``y`` had."""
+        """Return predictions, shape (n,) or (n, outputs) as ``y`` had.
+
+        The plain version is `keyhole.textbook.predict`.
+        """
         model = self._snapshot()
         outputs = model._layer_outputs(X)
         return without_output_axis(outputs, model.single_output_)
@@ -694,9 +736,10 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     def predict_interval(
         self, X: Any, coverage: float = 0.9, *, width: Literal["constant", "adaptive"] = "constant"
     ) -> Float[np.ndarray, "n ..."]:
-        """Return intervals for new outcomes by jackknife+.
+        """Return intervals for new outcomes by jackknife+, from all leave-one-out fits.
 
-        From all leave-one-out fits, without refitting.
+        The plain version is `keyhole.textbook.jackknife_interval`; docs/after_the_fit.md has the
+        formulas. Nothing is refitted.
 
         f_{−i}(x) = f(x) − h_i(x) e_i is the prediction of the fit without sample i, e_i its error
         there. Jackknife+ (Barber, Candès, Ramdas and Tibshirani 2021) goes from the ⌊(1−c)(n+1)⌋-th
@@ -755,7 +798,7 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         adaptive = check_choice(width, "width", ("constant", "adaptive")) == "adaptive"
         model = self._snapshot()
         samples = model._prepared(X)
-        if adaptive:
+        if adaptive:  # raises where there are no variances
             model._refits_with_variance("width='adaptive'")
         if model.interval_method == "jackknife+":
             intervals = jackknife_plus_intervals(
@@ -769,17 +812,18 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
             model._warn_of_plain_jackknife("intervals")
             predicted = model.layer_.predict(samples, memory_budget=memory_budget())
             intervals = plain_intervals(predicted, model.jackknife_errors_, coverage)
-        return intervals[:, 0] if model.single_output_ else intervals
+        if model.single_output_:
+            return intervals[:, 0]
+        return intervals
 
 
 class AttentionClassifier(ClassifierMixin, AttentionModel):
-    """Classification of sets with an optional query, with ridge values.
+    """Classification of sets by one attention layer with frozen random heads and ridge values.
 
-    By one attention layer with frozen random heads.
-
-    Ridge on one-vs-rest targets ±1, one output per class (a single one for two classes), as
-    scikit-learn's ``RidgeClassifier`` does; probabilities are softmax(c · scores) with the
-    temperature c fitted to the leave-one-out scores.
+    A set may have a query. The values are those of ridge on one-vs-rest targets ±1, one output per
+    class (a single one for two classes), as scikit-learn's ``RidgeClassifier`` has them;
+    probabilities are softmax(c · scores) with the temperature c fitted to the leave-one-out scores.
+    The plain version of the scores of one class is `keyhole.textbook.ridge` on its targets ±1.
 
     Parameters
     ----------
@@ -896,9 +940,10 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
     def _with_every_output(
         self, fitted: FittedLayer, data: TrainingSet
     ) -> tuple[FittedLayer, TrainingSet]:
-        weighted = self._weighted_classes()
         if self.class_has_weight_.all():
             return fitted, data
+        # a class whose samples all have weight 0 had no output: it gets values 0 and the score −1
+        weighted = self._weighted_classes()
         solved = replace(
             fitted.solved,
             layer=weighted.of_layer(fitted.layer),
@@ -920,13 +965,16 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         # the temperature, on every sample of a class with weight that was left out or held out
         labels = np.searchsorted(self.classes_, np.asarray(labels).ravel())
         numbers = self._weighted_classes().numbers(labels)
-        rows = np.flatnonzero(np.isfinite(scores).all(axis=1) & (numbers >= 0))
+        has_scores = np.isfinite(scores).all(axis=1)
+        of_weighted_class = numbers >= 0
+        rows = np.flatnonzero(has_scores & of_weighted_class)
         weighted_scores = scores_per_class(scores[rows])[:, self.class_has_weight_]
-        self.temperature_ = fit_temperature(
-            weighted_scores,
-            numbers[rows],
-            None if data.weights is None else data.weights[rows],
-        )
+        weights = None
+        if data.weights is not None:
+            weights = data.weights[rows]
+        self.temperature_ = fit_temperature(weighted_scores, numbers[rows], weights)
+
+        # one less the probability of the right label, for label sets without leave-one-out fits
         rows = fitted.solved.judged_rows()
         errors = self._calibration().label_errors(scores[rows], data.outputs[rows])
         self.jackknife_errors_ = some_errors(errors)
@@ -961,6 +1009,7 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the label with the highest score."""
+        # a class without weight is never predicted
         model = self._snapshot()
         scores = scores_per_class(model.decision_function(X))
         scores = without_weightless(scores, getattr(model, "class_has_weight_", None))
@@ -979,9 +1028,7 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         return model._calibration().log_probabilities(outputs)
 
     def predict_set(self, X: Any, coverage: float = 0.9) -> Bool[np.ndarray, "n c"]:
-        """Return which labels are plausible for each sample.
-
-        By jackknife+ from all leave-one-out fits.
+        """Return which labels are plausible for each sample, by jackknife+.
 
         Label y is in the set of x unless at least c(n+1) of the training samples are more at home
         with their own label, left out, than x is with y: {y : #{i : p_{−i}(x_i, y_i) >
@@ -1028,6 +1075,8 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
                 n_classes=len(model.classes_),
                 memory_budget=memory_budget(),
             )
+
+        # without leave-one-out fits: the probabilities of the model in the place of p_{−i}(x, y)
         model._warn_of_plain_jackknife("sets")
         scores = model.layer_.predict(samples, memory_budget=memory_budget())
         probabilities = model._calibration().probabilities(scores)

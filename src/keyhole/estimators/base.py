@@ -19,9 +19,7 @@ from keyhole.estimators.validation import as_samples
 
 
 class SetModel(BaseEstimator):
-    """A fitted layer behind a scikit-learn surface.
-
-    It prepares samples, predicts, and says what each key added.
+    """A fitted layer behind a scikit-learn surface: it prepares samples and predicts.
 
     Subclasses set ``tokens_`` (what is done to tokens first) and ``layer_`` (what predicts) in
     ``fit``, and say by `_has_one_output` whether predictions have an axis of outputs.
@@ -53,7 +51,8 @@ class SetModel(BaseEstimator):
     def _prepared(self, X: Any) -> Any:
         """Samples as the layer takes them.
 
-        Checked, on the host, tokens scaled, queries made, pooled.
+        They are checked and brought to the host; then the token rule scales tokens, makes queries
+        and sets the pooling.
         """
         check_is_fitted(self)
         samples = as_samples(self, X, reset=False).numpy()
@@ -68,6 +67,9 @@ class SetModel(BaseEstimator):
 
     def contributions(self, X: Any) -> list[Float[np.ndarray, "k ..."]]:
         """Return what each key adds to the prediction of its sample.
+
+        The plain version is `keyhole.textbook.contributions`; docs/after_the_fit.md says how to
+        read them.
 
         With weights σ(s_mi)/N, f(x) = b + Σ_i c_i and c_i = (1/N) Σ_m M^{-1/2} σ(s_mi) <v_m, x~_i>;
         for softmax its weights stand in the place of σ(s_mi)/N. With infinitely many heads c_i is
@@ -117,16 +119,16 @@ class SetModel(BaseEstimator):
             parts = model.layer_.contributions(samples, memory_budget=memory_budget())
         if model._has_one_output():
             parts = parts[:, 0]
+
+        # one array per sample; the keys of all samples stand one after the other
         ends = np.cumsum(samples.unpooled.token_counts)
         return np.split(parts, ends[:-1])
 
     def extras_contributions(self, X: Any) -> Float[np.ndarray, "n c ..."]:
-        """Return what each sample-level feature adds to each prediction.
+        """Return what each sample-level feature adds: (n, features) or (n, features, outputs).
 
-        (n, features), or (n, features, outputs).
-
-        Coefficient times the feature as it is scaled, so that a feature at its training mean
-        adds 0. Without extras the array has no columns.
+        It is the coefficient times the feature as it is scaled, so that a feature at its training
+        mean adds 0. Without extras the array has no columns.
 
         Examples
         --------
@@ -170,9 +172,12 @@ def explained_memory_errors(
     try:
         yield
     except MemoryError as error:
+        # what any work holds
         n = len(batch)
         tokens = int(batch.sets.tokens.nbytes)
         held = [f"copies of the tokens ({_in_words(tokens)} each)"]
+
+        # what a fit holds: an n × n matrix, or p × p where there are p features
         heads = ""
         if n_heads is not None:
             matrix = f"{n} × {n}"
@@ -199,7 +204,9 @@ def _in_words(n_bytes: int) -> str:
     >>> _in_words(2**26), _in_words(3 * 2**40)
     ('64 MiB', '3072 GiB')
     """
-    return f"{n_bytes / 2**20:.0f} MiB" if n_bytes < 2**33 else f"{n_bytes / 2**30:.0f} GiB"
+    if n_bytes < 2**33:
+        return f"{n_bytes / 2**20:.0f} MiB"
+    return f"{n_bytes / 2**30:.0f} GiB"
 
 
 def memory_budget() -> int:
@@ -209,4 +216,6 @@ def memory_budget() -> int:
 
 def without_output_axis(array: np.ndarray, single: bool) -> np.ndarray:
     """Drop the last axis, of outputs, if there is just one and y had no axis for it."""
-    return array[..., 0] if single else array
+    if single:
+        return array[..., 0]
+    return array

@@ -1,10 +1,10 @@
-"""Fitting in batches, as functions of an estimator.
-
-`partial_fit`, `fit_batches` and `predict_batches`.
+"""Fitting in batches, as functions of an estimator: what `partial_fit` and `fit_batches` do.
 
 Samples are summed (`keyhole.streaming`) and never held as a whole. A model that was given batches
 has ``stream_``, all that is known of its samples; its values are solved for by `ensure_solved`,
-which every method that predicts calls first, or by ``model.solve()``.
+which every method that predicts calls first, or by ``model.solve()``. The values are those of the
+plain version, `keyhole.textbook.ridge`, on all samples at once; docs/scale.md says when to use
+batches, and how the penalty is chosen.
 
 Functions that change a model work on a draft of it (`keyhole.estimators.states.change`): a batch is
 added whole or not at all, also between threads. Methods that only read take a `snapshot` first, so
@@ -109,11 +109,14 @@ class SampleForm:
 
     def check(self, data: TrainingSet, *, single: bool) -> None:
         """Raise unless samples have this form."""
+        # outputs
         if data.outputs.shape[1] != self.n_outputs or single != self.single:
             raise ValueError(
                 f"every batch must have the outputs of the first: got {data.outputs.shape[1]} "
                 f"for {self.n_outputs}, or y of another number of axes. Give y the shape it had."
             )
+
+        # samples; sums that were loaded from a file may not know their kind
         if self.kind is None:
             return
         if type(data.samples) is not self.kind:
@@ -171,6 +174,8 @@ class Stream:
             # it will be added right away, block by block: it fails then, if it does
             return replace(self, pending=(*self.pending, data))
 
+        # what can be known now of whether the sums will stay finite: by the recipe if it is
+        # settled, by the one that will be tried first, or by outputs and weights alone
         yardstick = self.yardstick
         if self.recipe is not None:
             sizes, yardstick = self.recipe.check_addable(data, self.sizes, yardstick)
@@ -190,9 +195,9 @@ class Stream:
         return TrainingSet.joined(self.pending)[:N_PENDING]
 
     def with_recipe(self, recipe: LayerRecipe, sums: LayerSums) -> Stream:
-        """The stream with samples made into features otherwise.
+        """The stream with another recipe, and the sums under it.
 
-        What was learned of sizes is void.
+        Sizes are those of the new sums: the ones before were of other features.
         """
         return replace(
             self,
@@ -215,6 +220,7 @@ class Stream:
 
 def gathered(batches: Iterable[TrainingSet]) -> Iterator[TrainingSet]:
     """Batches of at least N_PENDING samples, except the last."""
+    # p² numbers are gone through at each addition to the sums, however few samples are added
     parts: list[TrainingSet] = []
     count = 0
     for data in batches:
@@ -230,8 +236,7 @@ def gathered(batches: Iterable[TrainingSet]) -> Iterator[TrainingSet]:
         yield TrainingSet.joined(parts)
 
 
-# ------------------------------------------------------------------------------------------ what is
-# possible
+# ---- what is possible ----------------------------------------------------------------------------
 
 
 def why_not_in_batches(model: Any) -> str | None:
@@ -266,6 +271,8 @@ def batch_spec(model: Any, samples: Any) -> LayerSpec:
     reason = why_not_in_batches(model)
     if reason is not None:
         raise ValueError(reason)
+
+    # the exact kernel cannot be summed: an automatic number of heads is finite
     spec = model.layer_spec(samples)
     width = samples.dim + 1
     n_heads = spec.n_heads
@@ -288,8 +295,7 @@ def batch_spec(model: Any, samples: Any) -> LayerSpec:
     return replace(spec, n_heads=n_heads, device=None, solver="direct", extras_scale=1.0)
 
 
-# ------------------------------------------------------------------------------------------ whole
-# fits
+# ---- whole fits ----------------------------------------------------------------------------------
 
 
 def fit_batches(model: Any, batches: Any, classes: Any, selection: str) -> Any:
@@ -303,7 +309,7 @@ def fit_batches(model: Any, batches: Any, classes: Any, selection: str) -> Any:
             "read once. Pass a list or a ParquetSets, or use selection='gcv'."
         )
 
-    # the sums, in a model of their own
+    # the sums, in a draft: if a batch is refused, the model is what it was
     draft = twin_of(model)
     forget(draft)
     begin_all_classes(draft, source, classes, can_read_twice)
@@ -354,8 +360,7 @@ def check_second_pass(first: int, second: int) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------ one
-# batch
+# ---- one batch -----------------------------------------------------------------------------------
 
 
 def take(model: Any, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> None:
@@ -371,6 +376,7 @@ def add_batch(draft: Any, batch: Batch) -> None:
 
     To be called on a draft.
     """
+    # the first batch starts a new fit, except where that would silently lose samples
     first = "stream_" not in vars(draft)
     if first and "n_samples_seen_" in vars(draft):
         raise ValueError(
@@ -386,18 +392,21 @@ def add_batch(draft: Any, batch: Batch) -> None:
         )
     if first:
         forget(draft)
+
+    # its samples must be of the form of the first batch
     data, single = check_batch(draft, batch, first=first)
     if first:
         open_stream(draft, data, single=single)
     else:
         draft.stream_.form.check(data, single=single)
 
-    # what was solved for, and what every solve makes anew, is that of fewer samples
+    # values that were solved for are those of fewer samples, and so is the scaling of extras
     for name in SOLVED:
         vars(draft).pop(name, None)
     if draft.n_extras_in_:
         vars(draft).pop("tokens_", None)
 
+    # added to the sums when enough samples have gathered
     draft.stream_ = draft.stream_.put(data)
     if draft.stream_.n_pending >= N_PENDING:
         _flush(draft)
@@ -412,7 +421,7 @@ def check_batch(draft: Any, batch: Batch, *, first: bool) -> tuple[TrainingSet, 
         outputs = as_outputs(draft, batch.y, samples)
         return TrainingSet(samples, outputs, weights), np.ndim(batch.y) == 1
 
-    # labels of a classifier
+    # labels of a classifier: all must be among the classes that were named at the start
     check_target_given(draft, batch.y)
     labels = column_or_1d(batch.y, warn=True)
     check_lengths(samples, labels, "y")
@@ -428,6 +437,8 @@ def check_batch(draft: Any, batch: Batch, *, first: bool) -> tuple[TrainingSet, 
             f"class_weight={draft.class_weight!r} needs the whole training set: pass a dict of "
             "weights to fit in batches."
         )
+
+    # one-vs-rest targets
     outputs = one_vs_rest(np.searchsorted(draft.classes_, labels), len(draft.classes_))
     weights = class_weights(draft.class_weight, labels, weights)
     return TrainingSet(samples, outputs, weights), len(draft.classes_) == 2
@@ -435,14 +446,15 @@ def check_batch(draft: Any, batch: Batch, *, first: bool) -> tuple[TrainingSet, 
 
 def _batch_weights(sample_weight: Any, samples: Any) -> np.ndarray | None:
     """Checked weights; unlike those of a whole training set, those of a batch may all be zero."""
-    if sample_weight is not None and np.size(sample_weight) == len(samples):
-        if not np.any(sample_weight):
-            return np.zeros(len(samples))
+    has_all_weights = sample_weight is not None and np.size(sample_weight) == len(samples)
+    if has_all_weights and not np.any(sample_weight):
+        return np.zeros(len(samples))
     return as_weights(sample_weight, samples)
 
 
 def begin_classes(draft: Any, classes: Any) -> None:
     """The labels of a stream that begins, or a check that they are still the same."""
+    # a stream that is under way
     if "stream_" in vars(draft):
         if classes is not None and not np.array_equal(np.unique(classes), draft.classes_):
             raise ValueError(
@@ -450,6 +462,8 @@ def begin_classes(draft: Any, classes: Any) -> None:
                 f"{draft.classes_}. Labels cannot be added later."
             )
         return
+
+    # a stream that begins: the classes of an earlier fit, where none are given
     if classes is None and "layer_" in vars(draft):
         classes = draft.classes_
     if classes is None:
@@ -467,6 +481,7 @@ def begin_all_classes(draft: Any, source: Any, classes: Any, can_read_twice: boo
                 "`classes` is for classifiers: this is a regressor, whose y are numbers."
             )
         return
+    # not given: a pass over all labels, which a file can make without reading its sets
     if classes is None:
         if not can_read_twice:
             raise ValueError(
@@ -481,6 +496,7 @@ def begin_all_classes(draft: Any, source: Any, classes: Any, can_read_twice: boo
 
 
 def _set_classes(draft: Any, classes: Any) -> None:
+    """Store the classes, sorted."""
     draft.classes_ = np.unique(column_or_1d(classes))
     if len(draft.classes_) < 2:
         raise ValueError(
@@ -488,8 +504,7 @@ def _set_classes(draft: Any, classes: Any) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------ the
-# stream
+# ---- the stream ----------------------------------------------------------------------------------
 
 
 def open_stream(draft: Any, data: TrainingSet, *, single: bool) -> None:
@@ -513,7 +528,9 @@ def _trial_recipe(spec: LayerSpec, data: TrainingSet) -> LayerRecipe | None:
     """
     if spec.scaling not in ("none", "auto"):
         return None
-    query = "given" if spec.query == "auto" else spec.query
+    query = spec.query
+    if query == "auto":
+        query = "given"
     rule = TokenRule("none", query, spec.pooling).with_hops_of(spec.fixed_heads)
     return _recipe(spec, rule, spec.fixed_heads, data, n_kept=0, n_extras=0)
 
@@ -564,16 +581,17 @@ def _flush(draft: Any) -> None:
     draft.stream_ = stream.flushed()
 
 
-# ------------------------------------------------------------------------------------------ solving
+# ---- solving -------------------------------------------------------------------------------------
 
 
 def solve_stream(
     draft: Any, error_sums: Callable[[PrincipalAxes, np.ndarray], np.ndarray] | None = None
 ) -> None:
-    """The values from the sums, at the penalty that the criterion prefers. To be called on a draft.
+    """Solve for the values from the sums, at the penalty of least loss. To be called on a draft.
 
-    By leave-one-out if ``error_sums`` can tell its squared errors; the log-loss is that of the
-    samples kept.
+    The squared error is that of leave-one-out if ``error_sums`` can compute it by another pass over
+    the samples, and otherwise that of generalised cross-validation. The log-loss is that of the
+    samples that were kept.
     """
     _flush(draft)
     stream = draft.stream_
@@ -591,11 +609,20 @@ def solve_stream(
         draft.stream_ = stream.with_recipe(recipe, sums)
     draft.tokens_ = recipe.rule
 
-    # the penalty, and the values at it
-    alphas = axes.default_alphas() if spec.alphas is None else spec.alphas
-    errors = None if error_sums is None else error_sums(axes, alphas)
-    kept = sums.kept if spec.criterion == "log_loss" else None
-    _store_solution(draft, recipe.fit(axes, alphas, errors, kept), axes)
+    # the penalties to choose from, and the leave-one-out errors at each
+    alphas = spec.alphas
+    if alphas is None:
+        alphas = axes.default_alphas()
+    squared_errors = None
+    if error_sums is not None:
+        squared_errors = error_sums(axes, alphas)
+
+    # the values at the best penalty
+    calibration_samples = None
+    if spec.criterion == "log_loss":
+        calibration_samples = sums.kept
+    solved = recipe.fit(axes, alphas, squared_errors, calibration_samples)
+    _store_solution(draft, solved, axes)
 
 
 def _store_solution(draft: Any, solved: LayerFit, axes: PrincipalAxes) -> None:
@@ -611,15 +638,18 @@ def _store_solution(draft: Any, solved: LayerFit, axes: PrincipalAxes) -> None:
         draft.loo_error_ = solved.ridge.error
     draft.values_ = without_output_axis(layer.values, stream.form.single)
 
-    # leave-one-out predictions of the samples kept: errors for intervals, and a temperature for
-    # labels
+    # numbers: leave-one-out errors of the samples that were kept, for intervals
     kept = stream.sums.kept
     if not is_classifier(draft):
-        draft.intercept_ = float(layer.intercept[0]) if stream.form.single else layer.intercept
+        draft.intercept_ = layer.intercept
+        if stream.form.single:
+            draft.intercept_ = float(layer.intercept[0])
         if kept.sets is not None:
             predictions = stream.recipe.left_out(axes, kept, solved.ridge.alpha)
             draft.jackknife_errors_ = some_errors(np.abs(kept.columns - predictions))
         return
+
+    # labels: a temperature from their leave-one-out scores, and errors for label sets
     draft.intercept_ = layer.intercept
     scores = stream.recipe.left_out(axes, kept, solved.ridge.alpha)
     draft.temperature_ = fit_temperature(
@@ -630,9 +660,7 @@ def _store_solution(draft: Any, solved: LayerFit, axes: PrincipalAxes) -> None:
 
 
 def ensure_solved(model: Any) -> Any:
-    """Solve for the values if samples came since the last time.
-
-    One thread does, others wait for it.
+    """Solve for the values if samples came since the last time; other threads wait meanwhile.
 
     Returns
     -------
@@ -694,10 +722,16 @@ def resume_stream(model: Any, sums: LayerSums) -> None:
         memory_budget=spec.memory_budget,
         n_extras=model.n_extras_in_,
     )
-    kept = sums.kept.sets
+
+    # what samples are like is known from those that were kept, if any were
+    kind = None
+    pairs = None
+    if sums.kept.sets is not None:
+        kind = type(sums.kept.sets)
+        pairs = sums.kept.sets.sets.pairs
     form = SampleForm(
-        kind=None if kept is None else type(kept),
-        pairs=None if kept is None else kept.sets.pairs,
+        kind=kind,
+        pairs=pairs,
         n_outputs=recipe.n_outputs,
         single=bool(model.single_output_),
     )

@@ -1,7 +1,4 @@
-"""Labels of classifiers.
-
-Numbered, as one-vs-rest targets, and as scores and probabilities of classes.
-"""
+"""Labels of classifiers: their numbers, their one-vs-rest targets, and scores of classes."""
 
 from __future__ import annotations
 
@@ -27,6 +24,7 @@ def number_labels(
     estimator: BaseEstimator, y: Any, samples: Any
 ) -> tuple[np.ndarray, Int[np.ndarray, " n"]]:
     """The classes of y, sorted, and the number of the class of every sample."""
+    # labels are of one axis, finite if numbers, of one kind, not continuous, and one per sample
     check_target_given(estimator, y)
     y = column_or_1d(y, warn=True)
     assert_all_finite(y, input_name="y", estimator_name=type(estimator).__name__)
@@ -41,10 +39,14 @@ def classes_with_weight(
     classes: np.ndarray, labels: Int[np.ndarray, " n"], weights: Float[np.ndarray, " n"] | None
 ) -> Bool[np.ndarray, " c"]:
     """Which classes have a sample of positive weight. Raise unless there are two of them."""
-    weighted_labels = labels if weights is None else labels[weights > 0]
+    if weights is None:
+        weighted_labels = labels
+        of_weight = ""
+    else:
+        weighted_labels = labels[weights > 0]
+        of_weight = " of positive weight"
     has_weight = np.bincount(weighted_labels, minlength=len(classes)) > 0
     if has_weight.sum() < 2:
-        of_weight = "" if weights is None else " of positive weight"
         raise ValueError(
             f"`y` must have at least two classes: got 1 class, '{classes[has_weight][0]}', in "
             f"{len(weighted_labels)} samples{of_weight}. There is nothing to tell apart."
@@ -70,7 +72,7 @@ def without_weightless(
 ) -> Float[np.ndarray, "*m c"]:
     """Scores of classes, −∞ for those without weight, which are never predicted.
 
-    None if all have.
+    ``has_weight=None`` means that all classes have weight.
     """
     if has_weight is None or has_weight.all():
         return scores
@@ -110,6 +112,7 @@ class WeightedClasses:
         """Outputs (…, t) of the fit as outputs (…, classes) of all classes."""
         if self.has_weight.all():
             return outputs
+        # two classes share one output: write out that of the first class too
         if outputs.shape[-1] == 1:
             outputs = np.concatenate([self.first_of_two * outputs, outputs], axis=-1)
         expanded = np.full((*outputs.shape[:-1], len(self.has_weight)), without_weight)
@@ -117,13 +120,18 @@ class WeightedClasses:
         return expanded
 
     def of_layer(self, layer: Any) -> Any:
-        """A layer of all classes from the layer of the fit.
+        """A layer of all classes from the layer of the fit, of finitely or infinitely many heads.
 
-        Heads are finitely or infinitely many.
+        Classes without weight have coefficients 0: their score is the intercept.
         """
-        changes = {}
-        for name in ("values", "dual", "extras_values"):
-            if getattr(layer, name, None) is not None:
-                changes[name] = self.of_all_classes(getattr(layer, name), without_weight=0.0)
-        changes["intercept"] = self.of_all_classes(layer.intercept, SCORE_WITHOUT_WEIGHT)
-        return replace(layer, **changes)
+        intercept = self.of_all_classes(layer.intercept, SCORE_WITHOUT_WEIGHT)
+        extras_values = layer.extras_values
+        if extras_values is not None:
+            extras_values = self.of_all_classes(extras_values, without_weight=0.0)
+
+        # the coefficients are dual ones where heads are infinitely many
+        if hasattr(layer, "dual"):
+            dual = self.of_all_classes(layer.dual, without_weight=0.0)
+            return replace(layer, dual=dual, intercept=intercept, extras_values=extras_values)
+        values = self.of_all_classes(layer.values, without_weight=0.0)
+        return replace(layer, values=values, intercept=intercept, extras_values=extras_values)

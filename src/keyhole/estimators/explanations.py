@@ -18,9 +18,9 @@ from keyhole.solvers.layers import FiniteLayer, Layer
 def weights_of_hops(
     samples: Any, tokens: TokenRule, layer: Layer, heads: HeadDistribution, memory_budget: int
 ) -> list[list[Float[np.ndarray, "p k"]]]:
-    """For every hop, the weights (patterns, keys) of each sample.
+    """For every hop, the weights (patterns, keys) of each sample; the last hop is the random heads.
 
-    The last hop is that of the random heads.
+    The plain version of that hop is the mean over heads of `keyhole.textbook.attention_weights`.
     """
     weights = []
 
@@ -31,7 +31,11 @@ def weights_of_hops(
 
     # random heads: the mean weight of the heads around each mean of their distribution
     ready = tokens.apply(samples)
-    sets = ready.written_out().sets if tokens.query == "each" else ready.sets
+    sets = ready.sets
+    if tokens.query == "each":  # one set for each key as query
+        sets = ready.written_out().sets
+
+    # infinitely many heads are represented by a draw of some
     if isinstance(layer, FiniteLayer):
         drawn = layer.heads
     else:
@@ -42,4 +46,10 @@ def weights_of_hops(
             sets, drawn, layer.activation, min(n_means, drawn.n_heads), memory_budget=memory_budget
         )
     )
-    return [[of_set.T for of_set in np.split(of_hop, sets.offsets[1:-1])] for of_hop in weights]
+
+    # the keys of all sets stand one after the other: one array (patterns, keys) for each set
+    weights_of_sets = []
+    for of_hop in weights:
+        parts = np.split(of_hop, sets.offsets[1:-1])
+        weights_of_sets.append([part.T for part in parts])
+    return weights_of_sets

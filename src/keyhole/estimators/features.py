@@ -31,7 +31,7 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     """Turn sets with a query into the features of M frozen random attention heads.
 
     φ_m(x) = M^{-1/2} (1/N) Σ_i σ(x~_0ᵀ W_m x~_i) x~_i, so M·(d+1) columns, ready for any learner on
-    tables.
+    tables. The plain version is `keyhole.textbook.features`.
 
     Parameters
     ----------
@@ -125,9 +125,13 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         heads = as_distribution(self.heads)
 
         # the token rule; means and deviations are learned on the host
-        learned_on = batch.numpy() if self.scaling == "standard" else batch
+        learned_on = batch
+        if self.scaling == "standard":
+            learned_on = batch.numpy()
         rule = TokenRule.learn(learned_on.with_extras(None), self.scaling, self.query)
         self.tokens_ = rule.with_hops_of(heads)
+
+        # the heads, and the parameters that `transform` needs as they are now
         self.heads_ = heads
         self.drawn_heads_ = HeadDraw(
             heads, n_heads, batch.dim, as_seed(self.random_state), self.tokens_.query_dim(batch)
@@ -143,9 +147,11 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         """
         check_is_fitted(self)
         batch: SetBatch | PooledSets = as_sets(self, X, reset=False)
+
+        # tokens are prepared on the host; if there is nothing to do, tensors stay on their device
         rule = self.tokens_
         leaves_tokens_alone = (rule.scaling, rule.query, rule.hops) == ("none", "given", ())
-        if not leaves_tokens_alone:  # tokens are prepared on the host
+        if not leaves_tokens_alone:
             batch = rule.apply(batch.sets.numpy())
         with explained_memory_errors("transform", batch, None, LESS_FOR_A_PREDICTION):
             features = attention_features(

@@ -1,6 +1,8 @@
-"""The paper's own learner, for regression and classification.
+"""The learner of the paper's theorems: a convex loss is minimised over a norm ball of values.
 
-A convex loss is minimised over a norm ball of values.
+The plain version of what is minimised, and of the norms that are bounded, is
+`keyhole.textbook.norm_ball_objective` and `keyhole.textbook.norms`. docs/choosing.md compares it
+with ridge, and says how radii are chosen.
 """
 
 from __future__ import annotations
@@ -59,9 +61,9 @@ from keyhole.training import TrainingSet
 
 
 class NormBallWarning(SolverWarning, ConvergenceWarning):
-    """The solver stopped before the gap was as small as asked.
+    """The solver stopped before the duality gap was below the tolerance.
 
-    scikit-learn's filters see a ConvergenceWarning.
+    It is a ConvergenceWarning too, for filters that know scikit-learn's.
     """
 
 
@@ -97,6 +99,7 @@ class NormBallModel(SetModel):
 
     def _fit_ball(self, data: TrainingSet, loss: str) -> BallFit:
         """Choose the token rule as ridge would, then minimise the loss over the ball."""
+        # the parameters, as the specification of ridge fits, settings of the solver, and radii
         spec = self._spec()
         theory = Theory(self.complexity, self.delta, self.constant, int(spec.n_heads))
         settings = BallSettings(
@@ -113,6 +116,8 @@ class NormBallModel(SetModel):
             chosen = choose(spec, data).spec
             self.tokens_ = learn_tokens(chosen, data)
             ready = data.with_samples(self.tokens_.apply(data.samples))
+
+            # the heads, drawn as for ridge, and the values in the ball
             assert chosen.heads is not None
             drawn = HeadDraw(
                 chosen.heads,
@@ -130,6 +135,8 @@ class NormBallModel(SetModel):
                 dtype=spec.dtype,
                 memory_budget=spec.memory_budget,
             )
+
+        # a fit that stopped early is stored, and says so
         self._store_fit(fit, chosen.heads)
         warn_if_short(
             fit.solution,
@@ -149,7 +156,10 @@ class NormBallModel(SetModel):
             "the norm ball: it bounds the values of each head. Use a large number, or "
             "kh.AttentionRegressor(n_heads=math.inf) for the exact kernel.",
         )
-        is_classifier = isinstance(self, ClassifierMixin)
+        if isinstance(self, ClassifierMixin):
+            criterion = "log_loss"
+        else:
+            criterion = "squared_error"
         return LayerSpec(
             heads=as_distribution(self.heads),
             n_heads=n_heads,
@@ -158,7 +168,7 @@ class NormBallModel(SetModel):
             scaling=self.scaling,
             query=self.query,
             fit_intercept=bool(self.fit_intercept),
-            criterion="log_loss" if is_classifier else "squared_error",
+            criterion=criterion,
             seed=as_seed(self.random_state),
             dtype=as_dtype(self.dtype),
             solver="direct",
@@ -179,9 +189,7 @@ class NormBallModel(SetModel):
 
 
 class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
-    """Regression on sets with a query, with values in a norm ball.
-
-    By one attention layer with frozen random heads.
+    """Regression on sets by one attention layer of frozen random heads, values in a norm ball.
 
     The paper's learner, in the paper's scaling: with φ_m(x) = (1/N) Σ_i σ(s_mi) x~_i (no M^{-1/2})
     and f(x) = Σ_m <v_m, φ_m(x)> + b, it minimises the mean loss of f over
@@ -219,7 +227,7 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
         δ and c of the theory's radii.
     n_folds : int
         Folds of cross-validation. Samples are sorted by y and dealt in turn, so folds are balanced
-        and do not depend on the order of the samples; exact copies stay together.
+        and do not depend on the order of the samples; exact duplicates stay together.
     tol : float
         Stop when the duality gap is below tol times the loss (or 1e-3 of the best constant's, if
         larger).
@@ -335,6 +343,8 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
         self.single_output_ = np.asarray(y).ndim == 1
         data = TrainingSet(samples, outputs, as_weights(sample_weight, samples))
         fit = self._fit_ball(data, self.loss)
+
+        # an axis of outputs where y had one, even for one output
         if self.single_output_:
             self.intercept_: Any = float(fit.layer.intercept[0])
         else:
@@ -352,9 +362,9 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
 
 
 def _has_probabilities(model: NormBallClassifier) -> bool:
-    """Whether the loss of the fit has probabilities; else it says so.
+    """Whether the loss has probabilities; raise if not.
 
-    Or the loss that a fit would have.
+    The loss is that of the fit, or before a fit the parameter.
     """
     if getattr(model, "loss_", model.loss) == "hinge":
         raise AttributeError(
@@ -364,9 +374,7 @@ def _has_probabilities(model: NormBallClassifier) -> bool:
 
 
 class NormBallClassifier(ClassifierMixin, NormBallModel):
-    """Classification of sets with a query, with values in a norm ball.
-
-    By one attention layer with frozen random heads.
+    """Classification of sets by one attention layer of frozen random heads, values in a norm ball.
 
     As `NormBallRegressor`, with a loss for labels. Several classes share the heads and the ball:
     the norm of a head is that of its values for all classes together, so a head is kept or pruned
@@ -376,7 +384,7 @@ class NormBallClassifier(ClassifierMixin, NormBallModel):
     ----------
     loss : "logistic" or "hinge"
         "logistic" is binary for two classes and multinomial for more; its probabilities are the
-        model's own. "hinge" is summed over one-against-the-rest columns for more than two classes.
+        model's own. "hinge" is summed over one-vs-rest targets for more than two classes.
     n_heads, heads, group_radius, ball_radius, activation, fit_intercept, random_state
         As for `NormBallRegressor`.
     complexity, delta, constant, n_folds, tol, max_iter, dtype, scaling, query
@@ -396,7 +404,7 @@ class NormBallClassifier(ClassifierMixin, NormBallModel):
     values_ : array (M, D), or (M, D, classes) for more than two classes
     active_heads_, group_radius_, ball_radius_, objective_, duality_gap_, n_iter_, cv_results_
         As for `NormBallRegressor`.
-    heads_, tokens_,     n_features_in_
+    heads_, tokens_, n_features_in_
         As for `NormBallRegressor`.
 
     Examples
@@ -464,6 +472,7 @@ class NormBallClassifier(ClassifierMixin, NormBallModel):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> NormBallClassifier:
         """Fit the values. ``sample_weight`` weighs the loss of each sample."""
+        # labels, and the classes that have weight: only these are fitted
         self._validate_params()
         samples = as_sets(self, X, reset=True).numpy()
         weights = as_weights(sample_weight, samples)
@@ -514,9 +523,9 @@ class NormBallClassifier(ClassifierMixin, NormBallModel):
         return np.asarray(log_softmax(self._class_scores(X), axis=1))
 
     def _class_scores(self, X: Any) -> np.ndarray:
-        """One column of scores per class.
+        """One column of scores per class; of two classes, 0 for the first and f for the second.
 
-        Of two classes, zero for the first and the score for the second.
+        softmax of (0, f) is the logistic function of f.
         """
         scores = self.decision_function(X)
         if scores.ndim == 1:

@@ -42,11 +42,23 @@ class Selection:
     @classmethod
     def of(cls, ridge: RidgeFit) -> Selection:
         """What a ridge fit says of its penalties."""
+        # whole groups that are left out are leave-one-out too, of groups
+        method = ridge.selection
+        if method == "groups":
+            method = "loo"
+
+        # log-losses are there only where they are the criterion
+        if ridge.log_losses is None:
+            criterion = "squared_error"
+            scores = ridge.errors
+        else:
+            criterion = "log_loss"
+            scores = ridge.log_losses
         return cls(
-            method="loo" if ridge.selection == "groups" else ridge.selection,
-            criterion="squared_error" if ridge.log_losses is None else "log_loss",
+            method=method,
+            criterion=criterion,
             alphas=ridge.alphas,
-            scores=ridge.errors if ridge.log_losses is None else ridge.log_losses,
+            scores=scores,
             errors=ridge.errors,
             best=ridge.best,
         )

@@ -1,10 +1,9 @@
-"""How sure a prediction is.
-
-Intervals, label sets, standard deviations, novelty, importance of coordinates.
+"""How sure a prediction is: intervals, label sets, standard deviations, novelty, importance.
 
 Everything here is a function of exact leave-one-out fits (`keyhole.refits.Refits`), or of the
 leave-one-out errors that every model keeps. The estimators have thin methods for them, whose
-docstrings say what is guaranteed.
+docstrings say what is guaranteed. The plain version of an interval is
+`keyhole.textbook.jackknife_interval`; docs/after_the_fit.md explains all of them.
 """
 
 from __future__ import annotations
@@ -37,10 +36,7 @@ RANK_SLACK = 1e-9
 
 
 class PlainJackknifeWarning(UserWarning):
-    """Intervals are those of the plain jackknife.
-
-    Less is guaranteed for it than for jackknife+.
-    """
+    """Intervals are those of the plain jackknife, which guarantees less than jackknife+."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +55,7 @@ class TrainingRecord:
 
     def refits(self) -> Refits:
         """All leave-one-out fits."""
+        # one thread makes them, others wait for it
         with self._lock:
             if "refits" not in self._cache:
                 samples = self.data.samples
@@ -72,6 +69,7 @@ class TrainingRecord:
         return {"data": self.data, "spec": self.spec, "tokens": self.tokens, "alpha": self.alpha}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        # past the frozen dataclass, which forbids plain assignment
         for name, value in state.items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "_cache", {})
@@ -106,24 +104,26 @@ def check_coverage(coverage: Any) -> float:
 def upper_ends(
     values: Float[np.ndarray, "*m n"], shares: Float[np.ndarray, " n"], coverage: float
 ) -> Float[np.ndarray, "*m"]:
-    """The largest of ``values`` below which less than coverage·(G + 1) of them lie.
+    """The largest of ``values`` below which shares of less than coverage·(G + 1) lie.
 
-    Counted in shares that add up to G.
-
-    Of n values with a share of one each, this is the ⌈coverage·(n + 1)⌉-th smallest; ∞ where there
-    is none. NaN, of a fit that is not known, counts as ∞.
+    The shares add up to G, the number of groups. Of n values with a share of one each, this is the
+    ⌈coverage·(n + 1)⌉-th smallest; ∞ where there is none. NaN, of a fit that is not known, counts
+    as ∞.
 
     >>> upper_ends(np.arange(10.0, 20.0), np.ones(10), 0.8)
     array(18.)
     """
+    # too few samples for that coverage
     total = float(shares.sum())
     rank = (coverage - RANK_SLACK) * (total + 1)
     if total < rank:
         return np.full(values.shape[:-1], np.inf)
     if (shares == shares[0]).all():
+        # equal shares: the value of one rank, which needs no full sort; NaN comes last
         position = math.ceil(rank / float(shares[0])) - 1
-        ends = np.partition(values, position, axis=-1)[..., position]  # NaN is sorted last
+        ends = np.partition(values, position, axis=-1)[..., position]
     else:
+        # the last value, in order, before which the shares add up to less than the rank
         order = np.argsort(values, axis=-1, kind="stable")
         share_below = np.cumsum(shares[order], axis=-1) - shares[order]
         position = (share_below < rank).sum(axis=-1)[..., None] - 1
@@ -135,20 +135,26 @@ def upper_ends(
 def jackknife_plus_intervals(
     refits: Refits, samples: Any, coverage: float, *, adaptive: bool, memory_budget: int
 ) -> Float[np.ndarray, "m t 2"]:
-    """Lower and upper ends for every sample and output, from all leave-one-out fits."""
+    """Lower and upper ends for every sample and output, from all leave-one-out fits.
+
+    The plain version, of constant width, is `keyhole.textbook.jackknife_interval`.
+    """
+    # |e_i|, (outputs, n); for adaptive widths in units of the standard deviation at x_i
     sizes = np.abs(refits.residuals).T
     if adaptive:
         sizes = sizes / np.sqrt(refits.own_variances() + refits.alpha)
+
     intervals = np.empty((len(samples), len(sizes), 2))
-    for rows, predicted, hat, variance in refits.predictions(
-        samples, memory_budget, variances=adaptive
-    ):
+    blocks_of_samples = refits.predictions(samples, memory_budget, variances=adaptive)
+    for rows, predicted, hat, variance in blocks_of_samples:
+        # f_{−i}(x), and the half-width that sample i suggests: in units of the deviation at x
         without_each = refits.without(predicted, hat)
         spread = sizes
         if adaptive:
-            spread = (
-                sizes * np.sqrt(refits.variances_without(hat, variance) + refits.alpha)[:, None, :]
-            )
+            variances = refits.variances_without(hat, variance)
+            spread = sizes * np.sqrt(variances + refits.alpha)[:, None, :]
+
+        # ranks of f_{−i}(x) + spread from below, and of f_{−i}(x) − spread from above
         intervals[rows, :, 1] = upper_ends(without_each + spread, refits.shares, coverage)
         intervals[rows, :, 0] = -upper_ends(spread - without_each, refits.shares, coverage)
     return intervals
@@ -164,9 +170,9 @@ def plain_intervals(
 
 @dataclass(frozen=True)
 class Calibration:
-    """What makes probabilities of scores.
+    """What makes probabilities of scores: softmax(temperature · scores).
 
-    softmax(temperature · scores), 0 for classes without weight.
+    Classes without weight have probability 0.
     """
 
     temperature: float
@@ -199,15 +205,18 @@ def jackknife_plus_label_sets(
     n_classes: int,
     memory_budget: int,
 ) -> Bool[np.ndarray, "m c"]:
-    """Which labels are plausible.
+    """Which labels are plausible, from all leave-one-out fits.
 
-    Those with which fewer than c(n+1) training samples were more at home.
+    Label y is plausible for x unless c(n+1) of the training samples, or groups, have
+    p_{−i}(x_i, y_i) > p_{−i}(x, y): left out, they are more at home with their own label.
     """
+    # p_{−i}(x_i, y_i), and how many training samples may exceed p_{−i}(x, y)
     left_out_scores = refits.outputs - refits.residuals
     of_training = 1 - calibration.label_errors(left_out_scores, refits.outputs)
     limit = coverage * (len(refits.starts) + 1) * (1 - RANK_SLACK)
     plausible = np.empty((len(samples), n_classes), bool)
     for rows, scores, hat, _ in refits.predictions(samples, memory_budget, variances=False):
+        # p_{−i}(x, y) of all labels, (new samples, training samples, classes)
         scores_without_each = np.moveaxis(refits.without(scores, hat), 1, 2)
         of_new = calibration.probabilities(scores_without_each)
         share_more_at_home = np.einsum("n,mnc->mc", refits.shares, of_training > of_new)
@@ -218,9 +227,9 @@ def jackknife_plus_label_sets(
 def plain_label_sets(
     probabilities: Float[np.ndarray, "m c"], errors: Float[np.ndarray, "k 1"], coverage: float
 ) -> Bool[np.ndarray, "m c"]:
-    """The same by the plain jackknife.
+    """Which labels are plausible by the plain jackknife.
 
-    Probabilities of the model against those of left-out training samples.
+    p(x, y) of the model itself is compared with p_{−i}(x_i, y_i) of the training samples.
     """
     of_training = np.sort(1 - errors[:, 0])
     n = len(of_training)
@@ -230,24 +239,28 @@ def plain_label_sets(
 
 def posterior_std(refits: Refits, samples: Any, memory_budget: int) -> Float[np.ndarray, "m t"]:
     """√(A (v(x) + alpha)), the amplitude A of each output fitted to the leave-one-out errors."""
+    # samples whose leave-one-out error rounding does not hide
     is_known = np.isfinite(refits.residuals).all(axis=1)
     if not is_known.any():
         return np.full((len(samples), refits.residuals.shape[1]), np.inf)
     shares = refits.shares[is_known]
-    # in units of the largest error, so that squares neither overflow nor vanish
-    exponent = int(np.frexp(np.abs(refits.residuals[is_known]).max(initial=0.0))[1])
-    squares = np.square(np.ldexp(refits.residuals[is_known], -exponent))
+    errors = refits.residuals[is_known]
+
+    # A = mean of e_i² / (v_{−i}(x_i) + alpha), in units of the largest error, so that squares
+    # neither overflow nor vanish
+    exponent = int(np.frexp(np.abs(errors).max(initial=0.0))[1])
+    squares = np.square(np.ldexp(errors, -exponent))
     scaled = squares / (refits.own_variances()[is_known] + refits.alpha)[:, None]
     amplitude = shares @ scaled / shares.sum()
+
+    # at the new samples, and back to the units of y
     variance = variances_of(refits, samples, memory_budget)
     return np.ldexp(np.sqrt(amplitude * (variance[:, None] + refits.alpha)), exponent)
 
 
 def novelty_ranks(refits: Refits, samples: Any, memory_budget: int) -> Float[np.ndarray, " m"]:
-    """The share of training samples, or groups, with a smaller posterior variance.
-
-    Smaller than that of the new sample.
-    """
+    """The share of training samples, or groups, of smaller posterior variance than the new one."""
+    # share_below[k] is the share of the k training samples of least variance
     of_training = refits.own_variances()
     order = np.argsort(of_training)
     share_below = np.concatenate([[0.0], np.cumsum(refits.shares[order])])
@@ -266,9 +279,7 @@ def variances_of(refits: Refits, samples: Any, memory_budget: int) -> Float[np.n
 
 @dataclass(frozen=True)
 class CoordinateImportance:
-    """What each coordinate is worth.
-
-    By how much the leave-one-out squared error grows where it is permuted.
+    """What each coordinate is worth: the growth of the leave-one-out error where it is permuted.
 
     Attributes
     ----------
@@ -298,12 +309,16 @@ def importance_of_coordinates(
     """Permute one coordinate at a time, and predict every training sample by the fit without it."""
     refits = record.refits()
     samples = record.data.samples[refits.rows]
-    counts = {
-        "key": samples.dim,
-        "query": 0 if samples.query is None else samples.query_dim,
-        "extra": 0 if samples.extras is None else samples.extras.shape[1],
-    }
+
+    # the coordinates of keys, of queries, and the sample-level features
+    counts = {"key": samples.dim}
+    if samples.query is not None:
+        counts["query"] = samples.query_dim
+    if samples.extras is not None:
+        counts["extra"] = samples.extras.shape[1]
     names = tuple(f"{kind} {j}" for kind, count in counts.items() for j in range(count))
+
+    # the loss of every sample without its group, as it is and with one coordinate permuted
     usual = np.square(refits.residuals).mean(axis=1)
     rng = np.random.default_rng(seed)
 
@@ -314,7 +329,7 @@ def importance_of_coordinates(
             losses.append(_left_out_losses(refits, record.tokens.apply(permuted), memory_budget))
         return refits.mean_and_error(np.mean(losses, axis=0) - usual)
 
-    # means and standard errors, (within, across) × coordinates
+    # the mean growth, and its standard error, of every coordinate
     within = np.full((2, len(names)), np.nan)
     across = np.full((2, len(names)), np.nan)
     for column, name in enumerate(names):
@@ -336,6 +351,7 @@ def _left_out_losses(refits: Refits, ready: Any, memory_budget: int) -> Float[np
     """Squared errors of changed training samples, each by the fit without it or its group."""
     losses = []
     for rows, predicted, hat, _ in refits.predictions(ready, memory_budget, variances=False):
+        # of all leave-one-out fits, each sample takes the one without itself
         numbers = np.arange(rows.start, rows.stop)
         without_itself = refits.without(predicted, hat)[numbers - rows.start, :, numbers]
         losses.append(np.square(refits.outputs[rows] - without_itself).mean(axis=1))
@@ -352,8 +368,13 @@ def _with_permuted_coordinate(
         extras = samples.extras.copy()
         extras[:, column] = rng.permutation(extras[:, column])
         return samples.with_extras(extras)
+
+    # an order of all rows; within sets, a random order of the keys of each set
     sets = samples.sets
-    source = sets.query if kind == "query" else sets.tokens
+    if kind == "query":
+        source = sets.query
+    else:
+        source = sets.tokens
     order = rng.permutation(len(source))
     if within:
         set_of_key = np.repeat(np.arange(len(sets)), sets.lengths)
@@ -362,4 +383,7 @@ def _with_permuted_coordinate(
     changed[:, column] = source[order, column]
     if kind == "query":
         return samples.with_sets(sets.with_query(changed))
-    return samples.with_sets(sets.with_query(None).mapped(lambda _: changed).with_query(sets.query))
+
+    # `mapped` would change the queries too: they are taken off meanwhile
+    with_changed_keys = sets.with_query(None).mapped(lambda _: changed)
+    return samples.with_sets(with_changed_keys.with_query(sets.query))

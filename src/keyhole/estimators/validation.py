@@ -43,7 +43,7 @@ def as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
 def as_samples(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch | SetGroups:
     """Return ``X`` as sets, or as the groups of sets it is.
 
-    Checked against what `fit` saw unless ``reset``.
+    ``reset`` records what samples are like, as in `fit`; otherwise they are checked against that.
     """
     samples: Any = samples_in(X)
     if samples is None:
@@ -55,8 +55,10 @@ def as_samples(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch | S
 
 
 def _check_extras(estimator: BaseEstimator, samples: SetBatch | SetGroups, *, reset: bool) -> None:
-    """Record, or compare, the number of columns that samples have of their own."""
-    count = 0 if samples.extras is None else samples.extras.shape[1]
+    """Record (``reset``) or compare the number of sample-level features."""
+    count = 0
+    if samples.extras is not None:
+        count = samples.extras.shape[1]
     if reset:
         estimator.n_extras_in_ = count
     elif count != estimator.n_extras_in_:
@@ -68,13 +70,12 @@ def _check_extras(estimator: BaseEstimator, samples: SetBatch | SetGroups, *, re
 
 
 def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
-    """Return ``X`` as a SetBatch.
-
-    Record (``reset``) or compare its dimension and whether it has queries.
+    """Return ``X`` as a SetBatch; record (``reset``) or compare its dimension and its queries.
 
     ``X`` is a SetBatch; or n sets of keys without a query, as an array (n, N, d) or a list of
     arrays (N_i, d); or an (n, d) table, one key per set.
     """
+    # whatever X is, as sets
     X = as_sequence(X)
     if isinstance(X, SetBatch):
         batch = X
@@ -86,12 +87,20 @@ def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
         batch = SetBatch(X)
     else:
         batch = SetBatch(_as_numbers(estimator, X, reset=reset)[:, None, :])
+
     has_query = batch.query is not None
+    n_query_features = 0
+    if has_query:
+        n_query_features = batch.query_dim
+
+    # in fit: what sets are like is recorded
     if reset:
         estimator.n_features_in_ = batch.dim
         estimator.has_query_ = has_query
-        estimator.n_query_features_in_ = batch.query_dim if has_query else 0
+        estimator.n_query_features_in_ = n_query_features
         return batch
+
+    # later: they must be like those of the fit
     if batch.dim != estimator.n_features_in_:
         raise ValueError(
             f"X has {batch.dim} features, but {type(estimator).__name__} is expecting "
@@ -99,15 +108,17 @@ def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
             "had in fit."
         )
     if has_query != estimator.has_query_:
-        fitted = "with" if estimator.has_query_ else "without"
-        given = "with" if has_query else "without"
+        if has_query:
+            difference = "was fitted without queries and got sets with"
+        else:
+            difference = "was fitted with queries and got sets without"
         raise ValueError(
             f"`X` must carry queries exactly if the training sets did: {type(estimator).__name__} "
-            f"was fitted {fitted} queries and got sets {given}. Build both batches the same way."
+            f"{difference}. Build both batches the same way."
         )
-    if has_query and batch.query_dim != estimator.n_query_features_in_:
+    if has_query and n_query_features != estimator.n_query_features_in_:
         raise ValueError(
-            f"X has queries of {batch.query_dim} features, but {type(estimator).__name__} is "
+            f"X has queries of {n_query_features} features, but {type(estimator).__name__} is "
             f"expecting {estimator.n_query_features_in_}: queries must have the dimension they had "
             "in fit."
         )
@@ -116,6 +127,7 @@ def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
 
 def _as_numbers(estimator: BaseEstimator, X: Any, *, reset: bool) -> Float[np.ndarray, "n d"]:
     """Return a table as an array of numbers, checked as scikit-learn checks tables."""
+    # things that scikit-learn would refuse with a message about something else
     check_no_mask(X, "X")
     rule = "`X` must be sets, or a table of numbers"
     remedy = (
@@ -134,6 +146,8 @@ def _as_numbers(estimator: BaseEstimator, X: Any, *, reset: bool) -> Float[np.nd
             f"`X` must be a table in memory: got {type(X).__name__}, which is not computed yet. "
             "Call its collect method."
         )
+
+    # scikit-learn's own checks; where text is at fault, its column is named
     try:
         return np.asarray(validate_data(estimator, X, reset=reset, dtype=(np.float64, np.float32)))
     except (TypeError, ValueError) as error:
@@ -148,28 +162,34 @@ def _as_numbers(estimator: BaseEstimator, X: Any, *, reset: bool) -> Float[np.nd
 
 
 def _first_text(X: Any) -> tuple[str, str] | None:
-    """The name of the first column of a table that holds text, and that text.
-
-    None if there is none.
-    """
+    """The name of the first column of a table that holds text, and that text; None without text."""
     if not is_table(X):
         return None
-    names = X.column_names if hasattr(X, "column_names") else X.columns
+    # Arrow tables have column_names, data frames have columns
+    if hasattr(X, "column_names"):
+        names = X.column_names
+    else:
+        names = X.columns
     for name in names:
         values = np.asarray(X[name])
-        if values.dtype.kind in "OUST":
-            for value in values.tolist():
-                if isinstance(value, str):
-                    return str(name), value
+        may_hold_text = values.dtype.kind in "OUST"  # objects, and three kinds of strings
+        if not may_hold_text:
+            continue
+        for value in values.tolist():
+            if isinstance(value, str):
+                return str(name), value
     return None
 
 
 def _holds_token_arrays(X: Any) -> bool:
     """Whether ``X`` is three levels deep: sets of tokens of coordinates."""
+    # a data frame or a sparse matrix has two levels
     if is_table(X) or hasattr(X, "toarray"):
-        return False  # a data frame or a sparse matrix
+        return False
+    # an array; one of one axis may hold arrays as objects
     if hasattr(X, "ndim") and X.ndim != 1:
         return bool(X.ndim == 3)
+    # a sequence: its first item says what all are
     if not hasattr(X, "__len__") or isinstance(X, (str, bytes, dict)) or len(X) == 0:
         return False
     try:
@@ -211,6 +231,8 @@ def as_weights(sample_weight: Any, batch: Sized) -> Float[np.ndarray, " n"] | No
     """Return checked sample weights, or None."""
     if sample_weight is None:
         return None
+
+    # the form: one number for all samples, or one per sample
     check_no_mask(sample_weight, "sample_weight")
     sample_weight = np.asarray(sample_weight)
     if sample_weight.ndim == 0:
@@ -225,11 +247,13 @@ def as_weights(sample_weight: Any, batch: Sized) -> Float[np.ndarray, " n"] | No
         sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight"
     )
     check_lengths(batch, weights, "sample_weight")
+
+    # the numbers: none negative, not all zero, all within the range that floats leave room for
     if weights.min() < 0:
-        i = int(weights.argmin())
+        sample = int(weights.argmin())
         raise ValueError(
-            f"`sample_weight` must not be negative: sample {i} has weight {weights[i]:g}. Use 0 to "
-            "leave a sample out."
+            f"`sample_weight` must not be negative: sample {sample} has weight "
+            f"{weights[sample]:g}. Use 0 to leave a sample out."
         )
     if not weights.any():
         raise ValueError("`sample_weight` must have a positive entry: all weights are zero.")
@@ -259,7 +283,8 @@ def as_n_heads(n_heads: Any) -> float | str:
     """Return the number of heads, math.inf for infinitely many, or "auto"."""
     if isinstance(n_heads, str):
         return check_choice(n_heads, "n_heads", ("auto",))
-    if isinstance(n_heads, (float, np.floating)) and math.isinf(n_heads) and n_heads > 0:
+    is_float = isinstance(n_heads, (float, np.floating))
+    if is_float and n_heads == math.inf:
         return math.inf
     try:
         return check_count(n_heads, "n_heads")
@@ -273,7 +298,7 @@ def as_n_heads(n_heads: Any) -> float | str:
 def as_finite_n_heads(n_heads: Any, reason: str) -> int:
     """Return a finite number of heads.
 
-    Infinitely many are refused for a reason that ends in what to do.
+    Infinitely many are refused; the message ends in ``reason``, which says what to do instead.
     """
     count = as_n_heads(n_heads)
     if isinstance(count, str) or math.isinf(count):
@@ -282,7 +307,7 @@ def as_finite_n_heads(n_heads: Any, reason: str) -> int:
 
 
 def as_distribution(distribution: Any) -> HeadDistribution:
-    """Return the head distribution, a copy of its own; None means zero-mean Gaussian heads.
+    """Return a copy of the head distribution; None means zero-mean Gaussian heads.
 
     Heads are drawn whenever they are needed: a distribution that is changed after the fit must not
     change them. One that learns is the parameter itself, whose ``fit`` makes another distribution.
@@ -302,27 +327,33 @@ def as_distribution(distribution: Any) -> HeadDistribution:
 def as_seed(random_state: Any) -> int:
     """Return the seed of the heads.
 
-    An integer as it is, otherwise one drawn from the generator or from entropy.
+    An integer is the seed itself; otherwise a seed is drawn from the generator, or from entropy.
     """
     if isinstance(random_state, np.random.Generator):
         return int(random_state.integers(2**31))
     if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool):
         return check_seed(random_state, "random_state")
-    if random_state is None:
+    if random_state is None:  # 31 bits of entropy
         return int(np.random.SeedSequence().generate_state(1, np.uint32)[0] >> 1)
     return int(check_random_state(random_state).randint(2**31 - 1))
 
 
 def as_dtype(dtype: Any) -> str:
     """Return the precision of the features, "float64" or "float32"."""
-    name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    if isinstance(dtype, str):
+        name = dtype
+    else:
+        name = np.dtype(dtype).name
     return check_choice(name, "dtype", ("float64", "float32"))
 
 
 def as_groups(
     groups: Any, batch: Sized, weights: Float[np.ndarray, " n"] | None = None
 ) -> Int[np.ndarray, " n"] | None:
-    """Number the groups, or None; at least two of them must have weight."""
+    """Return the number of each sample's group, or None without groups.
+
+    At least two groups must have a sample of positive weight.
+    """
     if groups is None:
         return None
     check_no_mask(groups, "groups")
@@ -330,13 +361,17 @@ def as_groups(
     check_lengths(batch, groups, "groups")
     check_labels(groups, "groups", "group")
     _, numbers = np.unique(groups, return_inverse=True)
-    has_weight = np.ones(len(groups), bool) if weights is None else weights > 0
-    names = np.unique(groups[has_weight])
+
+    # a fit without the only group that has weight would have no samples
+    groups_with_weight = groups
+    if weights is not None:
+        groups_with_weight = groups[weights > 0]
+    names = np.unique(groups_with_weight)
     if len(names) < 2:
         raise ValueError(
             "`groups` must name at least two groups, so that one can be left out: got "
-            f"{names.tolist()[0]!r} for all {has_weight.sum()} samples of positive weight. Leave "
-            "`groups` out to leave samples out one by one."
+            f"{names.tolist()[0]!r} for all {len(groups_with_weight)} samples of positive weight. "
+            "Leave `groups` out to leave samples out one by one."
         )
     return np.asarray(numbers)
 
@@ -351,16 +386,25 @@ def class_weights(
     """
     if class_weight is None:
         return weights
-    single = np.ones(len(labels)) if weights is None else weights
+    if weights is None:
+        sample_weights = np.ones(len(labels))
+    else:
+        sample_weights = weights
+
+    # what the class of each sample weighs
     if isinstance(class_weight, str):
-        _, member = np.unique(labels, return_inverse=True)
-        totals = np.bincount(member, weights=single)
-        share = single.sum() / (totals > 0).sum()
-        by_class = np.divide(share, totals, out=np.zeros_like(totals), where=totals > 0)
-        weight_of_class = by_class[member]
+        # balanced: an equal share of the total weight, divided by the weight of the class
+        _, class_number = np.unique(labels, return_inverse=True)
+        totals = np.bincount(class_number, weights=sample_weights)
+        has_weight = totals > 0
+        share = sample_weights.sum() / has_weight.sum()
+        by_class = np.divide(share, totals, out=np.zeros_like(totals), where=has_weight)
+        weight_of_class = by_class[class_number]
     else:
         weight_of_class = compute_sample_weight(class_weight, labels)
     check_weight_sizes(weight_of_class, "class_weight")
-    both = np.asarray(weight_of_class * single)
-    check_weight_sizes(both, "sample_weight times class_weight")
-    return both
+
+    # both together
+    products = np.asarray(weight_of_class * sample_weights)
+    check_weight_sizes(products, "sample_weight times class_weight")
+    return products

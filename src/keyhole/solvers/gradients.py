@@ -1,6 +1,7 @@
 """The values of many heads by preconditioned conjugate gradients.
 
-For problems whose Gram matrices exceed the memory.
+They serve where neither Gram matrix fits the memory (docs/scale.md, "Too many heads for a matrix").
+The plain version, with the same solution, is `keyhole.textbook.ridge`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -87,7 +89,13 @@ def solve_by_gradients(problem: ValueProblem) -> LayerFit:
     ridge = replace(
         ridge, alphas=alphas, errors=trial.errors, best=trial.best, log_losses=trial.log_losses
     )
-    return LayerFit(layer, ridge, trial.predictions, "cg", problem.samples)
+    return LayerFit(
+        layer=layer,
+        ridge=ridge,
+        predictions=trial.predictions,
+        route="cg",
+        samples=problem.samples,
+    )
 
 
 @dataclass(frozen=True)
@@ -101,21 +109,23 @@ class HeldOutTrial:
 
 
 def _nothing_held_out(problem: ValueProblem, alphas: Float[np.ndarray, " a"]) -> HeldOutTrial:
+    """What is known of a single penalty that nobody judged: NaN everywhere."""
     unknown = np.full(len(alphas), np.nan)
+    log_losses = None
+    if problem.ridge.criterion == "log_loss":
+        log_losses = unknown.copy()
     n_outputs = problem.samples.data.outputs.shape[1]
     return HeldOutTrial(
         errors=unknown,
-        log_losses=unknown.copy() if problem.ridge.criterion == "log_loss" else None,
+        log_losses=log_losses,
         best=0,
         predictions=np.full((len(problem.samples.owner), n_outputs), np.nan),
     )
 
 
 def _hold_out(problem: ValueProblem, alphas: Float[np.ndarray, " a"]) -> HeldOutTrial:
-    """Fit nine tenths of the samples at every penalty.
-
-    The last tenth judges the penalties.
-    """
+    """Fit nine tenths of the samples at every penalty; the last tenth judges the penalties."""
+    # one distinct sample in ten, by rank, so that the order of the samples does not matter
     data = problem.samples.data
     owner = problem.samples.owner
     order = problem.samples.drawn(seed=1)
@@ -141,7 +151,10 @@ def _hold_out(problem: ValueProblem, alphas: Float[np.ndarray, " a"]) -> HeldOut
         losses = PathLosses(targets, weights, len(alphas))
         losses.put(slice(None), slice(None), targets - np.array(predictions_of_alpha))
         log_losses = losses.losses()
-    best = int(np.argmin(errors if log_losses is None else log_losses))
+    if log_losses is None:
+        best = int(np.argmin(errors))
+    else:
+        best = int(np.argmin(log_losses))
 
     # hand the predictions back to the samples as they were given
     position = np.full(len(data), -1)
@@ -155,27 +168,44 @@ def _hold_out(problem: ValueProblem, alphas: Float[np.ndarray, " a"]) -> HeldOut
 def _solve_rows(
     problem: ValueProblem, rows: Int[np.ndarray, " r"] | None, alphas: Float[np.ndarray, " a"]
 ) -> tuple[FiniteLayer, RidgeFit]:
-    """Fit some samples, or all.
+    """Fit some samples, or all: a layer, and the ridge fit at the first penalty.
 
-    A layer with the outputs of all penalties one after the other, and the first fit.
+    The outputs of the layer are those of all penalties, one after the other.
     """
     heads = problem.heads
     assert isinstance(heads, HeadDraw)
     spec = problem.spec
-    chosen = slice(None) if rows is None else rows
+
+    # the ridge problem of these samples
+    chosen: Any = rows
+    if rows is None:
+        chosen = slice(None)
     batch = problem.batch[chosen]
     weights = problem.ridge.weights[chosen]
     ridge_problem = RidgeProblem.of(
         problem.ridge.y[chosen], alphas, fit_intercept=problem.ridge.fit_intercept, weights=weights
     )
-    centre = mean_feature(batch, heads, spec) if ridge_problem.fit_intercept else None
-    design = HeadDesign(batch, heads, spec.activation, spec.dtype, spec.memory_budget, centre)
 
-    # the smaller of the two systems
+    # with an intercept a constant may be taken off every feature, which keeps rounding small
+    centre = None
+    if ridge_problem.fit_intercept:
+        centre = mean_feature(batch, heads, spec)
+    design = HeadDesign(
+        batch=batch,
+        heads=heads,
+        activation=spec.activation,
+        dtype=spec.dtype,
+        memory_budget=spec.memory_budget,
+        centre=centre,
+    )
+
+    # the smaller of the two systems, ΦᵀΦ + αI or ΦΦᵀ + αI
     primal = design.shape[1] < len(batch)
     preconditioner = design.preconditioner(weights, primal=primal)
     fits = ridge_cg(design, ridge_problem, preconditioner, primal=primal, tol=TOLERANCE[spec.dtype])
     values = np.hstack([fit.coef for fit in fits])
+
+    # <v, φ − centre> + b = <v, φ> + (b − <v, centre>)
     intercept = np.concatenate([fit.intercept for fit in fits])
     if centre is not None:
         intercept = intercept - centre @ values[: len(centre)]
@@ -184,9 +214,9 @@ def _solve_rows(
 
 @dataclass(frozen=True)
 class HeadDesign:
-    """The features of M heads as a design that is multiplied with, and never stored.
+    """Φ of M heads as a design that is multiplied with, block by block of heads, and never stored.
 
-    Block by block of heads.
+    ``centre`` is what is taken off every row of Φ.
     """
 
     batch: SampleBatch
@@ -209,8 +239,9 @@ class HeadDesign:
     def column_blocks(self, heads: HeadDraw | None = None) -> Iterator[tuple[slice, np.ndarray]]:
         """Columns and features of a block of heads at a time, overwritten by the next.
 
-        Of the first heads, if given.
+        ``heads`` are the first few of all heads; None means all.
         """
+        # which heads, and the centre of their features
         centre = self.centre
         if heads is None:
             heads = self.heads
@@ -237,6 +268,8 @@ class HeadDesign:
         )
         for part, features in features_of_heads:
             yield slice(part.start * width, part.stop * width), features
+
+        # the extras are the last columns
         extras = self.extras
         if extras.shape[1]:
             first = heads.n_heads * width
@@ -259,7 +292,7 @@ class HeadDesign:
         return np.ldexp(result, exponents)
 
     def matvec(self, values: Float[np.ndarray, "p c"]) -> Float[np.ndarray, "n c"]:
-        """Φ v."""
+        """Φ v: of the heads and of the extras, less the centre."""
         extras = self.extras
         n_of_heads = len(values) - extras.shape[1]
         outputs = apply_values(
@@ -279,15 +312,23 @@ class HeadDesign:
     def preconditioner(
         self, weights: Float[np.ndarray, " n"] | None, *, primal: bool
     ) -> Preconditioner:
-        """Nyström in dual form, the features of some samples in primal form.
+        """An approximation of low rank to ΦᵀΦ (primal) or ΦΦᵀ (dual), made from some samples.
 
-        Nyström takes some samples and the first heads.
+        In primal form it is the features of these samples; in dual form Nyström's, from the columns
+        of ΦΦᵀ that belong to them.
         """
+        # as many samples as memory and the size of the problem allow
         n, p = self.shape
-        size = p if primal else n
+        if primal:
+            size = p
+        else:
+            size = n
         affordable = self.memory_budget // (2 * size * np.dtype(self.dtype).itemsize)
         rank = min(MAX_PRECONDITIONER_RANK, max(1, min(n, p) // 3), max(1, affordable))
-        roots = np.ones(n) if weights is None else np.sqrt(weights)
+        if weights is None:
+            roots = np.ones(n)
+        else:
+            roots = np.sqrt(weights)
         landmarks = np.sort(np.random.default_rng(0).choice(n, rank, replace=False))
         if primal:
             return self._primal_preconditioner(landmarks, roots)
@@ -296,12 +337,15 @@ class HeadDesign:
     def _primal_preconditioner(
         self, landmarks: Int[np.ndarray, " r"], roots: np.ndarray
     ) -> Preconditioner:
+        """ΦᵀWΦ from some rows of √W Φ, scaled up to stand for all rows."""
         n_over_rank = len(self.batch) / len(landmarks)
         features = attention_features(
             self.batch[landmarks], self.heads, self.activation, dtype=self.dtype
         )
         factor = beside(features, self.extras[landmarks])
         factor *= (roots[landmarks] * math.sqrt(n_over_rank))[:, None].astype(factor.dtype)
+
+        # an intercept takes off what is constant
         if self.centre is not None:
             factor -= factor.mean(axis=0)
         return Preconditioner.of_factor(np.ascontiguousarray(factor.T))
@@ -309,18 +353,19 @@ class HeadDesign:
     def _dual_preconditioner(
         self, landmarks: Int[np.ndarray, " r"], roots: np.ndarray
     ) -> Preconditioner:
+        """√W ΦΦᵀ √W by Nyström, from some of its columns and the square where they meet."""
         columns = self._gram_columns(landmarks)
         square = columns[landmarks].astype(np.float64)
         columns *= roots[:, None].astype(columns.dtype)
+
+        # an intercept takes off what lies in the direction of √w
         if self.centre is not None:
             columns -= np.outer(roots, roots @ columns / (roots @ roots)).astype(columns.dtype)
         return Preconditioner.of_columns(columns, (square + square.T) / 2)
 
     def _gram_columns(self, landmarks: Int[np.ndarray, " r"]) -> Float[np.ndarray, "n r"]:
-        """ΦΦ_Sᵀ of as many of the heads as take about the time of two passes.
-
-        It stands for that of all.
-        """
+        """ΦΦ_Sᵀ of some samples S, from as many heads as are cheap; it stands for that of all."""
+        # heads whose products take PRODUCTS_PER_PASS operations for each operation of one pass
         width = self.heads.dim + 1
         entries = self.heads.seen_by(query=self.batch.has_query).entries
         keys_per_set = float(self.batch.token_counts.mean())
@@ -335,5 +380,5 @@ class HeadDesign:
         )
         columns = np.zeros((len(self.batch), len(landmarks)), self.dtype)
         for _, features in self.column_blocks(first_heads):
-            columns += features @ features[landmarks].T
+            columns += features @ features[landmarks].T  # (n, r)
         return columns

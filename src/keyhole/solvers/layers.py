@@ -1,6 +1,7 @@
-"""Fitted layers f(x) = Σ_m <v_m, φ_m(x)> + b.
+"""Fitted layers f(x) = Σ_m <v_m, φ_m(x)> + b of finitely or infinitely many heads.
 
-Of finitely many heads, and of infinitely many through their kernel.
+The plain versions are `keyhole.textbook.predict` and `keyhole.textbook.contributions`; with
+infinitely many heads f(x) = b + Σ_j a_j K(x, x_j), K being `keyhole.textbook.kernel`.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class FiniteLayer:
         return check_finite_predictions(outputs)
 
     def _outputs_of_heads(self, samples: SampleBatch, memory_budget: int) -> np.ndarray:
+        """Σ_m <v_m, φ_m(x)> of every sample."""
         # values have the units of y, which may be beyond the range of float32: contract them in
         # units of their own
         exponents = unit_exponent(self.values, axis=(0, 1))
@@ -77,6 +79,7 @@ class FiniteLayer:
         self, samples: SampleBatch, *, memory_budget: int = MEMORY_BUDGET
     ) -> Float[np.ndarray, "k t"]:
         """What every key adds to f, sample after sample; by NumPy."""
+        # in units of the values, as in `_outputs_of_heads`
         exponents = unit_exponent(self.values, axis=(0, 1))
         parts = key_contributions(
             samples,
@@ -142,6 +145,7 @@ class KernelLayer:
         return check_finite_predictions(outputs)
 
     def _outputs_of_kernel(self, samples: SampleBatch, memory_budget: int) -> np.ndarray:
+        """Σ_i dual_i K(x, x_i) of every sample."""
         outputs = np.empty((len(samples), self.dual.shape[1]))
         for rows in blocks(len(samples), block_size(8 * len(self.sets), memory_budget)):
             kernel = attention_kernel(
@@ -161,6 +165,7 @@ class KernelLayer:
 
         K of a set is the mean of K over its keys, each as a set of its own with the same query.
         """
+        # blocks of samples, whose keys are made sets of one key each
         parts = []
         for _, written in written_blocks(samples, 8 * self.dual.shape[1]):
             keys = written.sets.single_keys()
@@ -177,6 +182,8 @@ class KernelLayer:
                     memory_budget=memory_budget,
                 )
                 outputs[rows] = kernel.T @ self.dual
+
+            # each is divided by the number of keys of its set, and summed over queries
             outputs /= np.repeat(lengths, lengths)[:, None]
             parts.append(written.of_keys(outputs))
         return np.concatenate(parts)
@@ -215,4 +222,7 @@ def check_finite_predictions(predictions: Float[np.ndarray, "n t"]) -> Float[np.
 
 
 def _scaled_or_none(array: np.ndarray | None, exponent: int) -> np.ndarray | None:
-    return None if array is None else np.ldexp(array, exponent)
+    """2^exponent times an array that may not be there."""
+    if array is None:
+        return None
+    return np.ldexp(array, exponent)

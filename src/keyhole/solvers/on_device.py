@@ -1,7 +1,8 @@
 """Solving and predicting on a device, by torch: the counterparts of solve.py and layers.py.
 
 What touches tokens is computed on the device in the precision of the specification; Gram matrices
-and their factorisation are float64. Imported only where a device is asked for.
+and their factorisation are float64. Imported only where a device is asked for. docs/gpu.md has the
+routes; the plain version is `keyhole.textbook`, as for solve.py.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ def solve_on_device(problem: ValueProblem, n_features: int) -> tuple[Layer, Ridg
     """By the kernel, or by ΦΦᵀ; on the host if n × n matrices do not fit the device."""
     if not isinstance(problem.heads, HeadDraw):
         return _solve_kernel(problem)
+
+    # the solve takes about three n × n matrices of float64
     n = len(problem.samples)
     if 3 * 8 * n * n > free_bytes(str(problem.spec.device)):
         on_host = replace(problem, spec=replace(problem.spec, device=None))
@@ -67,10 +70,7 @@ def solve_on_device(problem: ValueProblem, n_features: int) -> tuple[Layer, Ridg
 
 
 def _solve_kernel(problem: ValueProblem) -> tuple[KernelLayer, RidgeFit]:
-    """Ridge on the exact kernel.
-
-    The kernel in the precision of the specification, the factorisation in float64.
-    """
+    """Ridge on the exact kernel: made in the precision of the specification, solved in float64."""
     assert not isinstance(problem.heads, HeadDraw)
     spec = problem.spec
     sets = problem.batch.astype(spec.dtype).to(spec.device)
@@ -98,6 +98,7 @@ def _solve_dual(problem: ValueProblem) -> tuple[FiniteLayer, RidgeFit]:
             share = (part.stop - part.start) / heads.n_heads
             yield part, astype(features, "float64").mul_(share**0.5)
 
+    # K = ΦΦᵀ; a block of all heads is kept for v = Φᵀa
     gram = zeros(n, n, device)
     only_block = []
     for part, features in blocks_of_heads():
@@ -107,6 +108,7 @@ def _solve_dual(problem: ValueProblem) -> tuple[FiniteLayer, RidgeFit]:
     _add_extras(gram, problem)
     ridge = _solve_ridge(gram, problem, rounding=EPS)
 
+    # v = Φᵀa, over the blocks again unless there was one only; the extras' part on the host
     dual = to_device(ridge.coef, device)
     values = np.empty((heads.n_heads, width, dual.shape[1]))
     for part, features in only_block or blocks_of_heads():
@@ -125,8 +127,9 @@ def _add_extras(gram: Any, problem: ValueProblem) -> None:
 def _solve_ridge(gram: Any, problem: ValueProblem, rounding: float) -> RidgeFit:
     """Ridge on a float64 Gram matrix on a device, which is overwritten.
 
-    Groups are left out on the host.
+    ``rounding`` is the unit of rounding of the arithmetic that made the matrix.
     """
+    # whole groups are left out on the host
     memory_budget = problem.spec.memory_budget
     if problem.ridge.groups is not None:
         return ridge_gram(

@@ -1,11 +1,14 @@
-"""Solving for the values of a layer.
+"""Solving for the values of a layer: v and b, in closed form.
 
-Prepared samples + heads + ridge → a layer, with its leave-one-out predictions.
+Prepared samples, heads and a ridge problem become a layer with its leave-one-out predictions.
 
 Finitely many heads are solved through their features: primal (p × p) if there are fewer features
 than samples, dual (n × n) otherwise, by conjugate gradients if neither matrix fits the memory.
 Infinitely many heads are solved through their exact kernel. `solve_values` picks the route; every
 route gives the same numbers.
+
+The plain version is in `keyhole.textbook` (docs/textbook.md): `features` or `kernel`, then `ridge`,
+then v = Φᵀa. docs/scale.md says which route costs what.
 """
 
 from __future__ import annotations
@@ -105,9 +108,9 @@ class LayerFit:
 
 @dataclass(frozen=True)
 class ValueProblem:
-    """What a route is given.
+    """What a route is given: distinct samples, heads, and the ridge problem of their outputs.
 
-    Distinct samples, heads (or their distribution) and the ridge problem of their outputs.
+    ``heads`` are drawn, or are the distribution of infinitely many.
     """
 
     samples: JoinedSamples
@@ -144,11 +147,16 @@ class ValueProblem:
     def kernel_layer(self, ridge: RidgeFit) -> KernelLayer:
         """The layer of infinitely many heads with these dual coefficients."""
         assert not isinstance(self.heads, HeadDraw)
+        # samples of weight 0 have dual coefficient 0: predictions need not compare with them
         rows = self.samples.data.positive_rows
-        sets = self.batch if len(rows) == len(self.batch) else self.batch[rows]
+        sets = self.batch
+        if len(rows) < len(self.batch):
+            sets = self.batch[rows]
+
+        # the linear kernel of the extras is finite: its part is kept as values, Zᵀa
         extras_values = _values_of_extras(self.extras.T @ ridge.coef)
         if extras_values is not None:
-            sets = sets.with_extras(None)  # their part is in the values
+            sets = sets.with_extras(None)
         return KernelLayer(
             distribution=self.heads,
             sets=sets,
@@ -171,7 +179,8 @@ def solve_values(
 ) -> LayerFit:
     """Solve for the values of M heads, or of infinitely many.
 
-    The penalty is chosen on the samples it leaves out.
+    The penalty is chosen by the error on the samples that are left out. The plain version, at one
+    penalty, is `keyhole.textbook.ridge`.
 
     Parameters
     ----------
@@ -194,6 +203,7 @@ def solve_values(
     Primal O(np² + p³), dual O(n²p + n³), kernel O(tokens² + n³); features are made once if they fit
     the budget, otherwise block by block, three times in primal and twice in dual form.
     """
+    # what conjugate gradients and devices cannot do
     is_finite = isinstance(heads, HeadDraw)
     if spec.solver == "cg" and not is_finite:
         raise ValueError(
@@ -206,14 +216,12 @@ def solve_values(
 
     # conjugate gradients where they are asked for, or where no Gram matrix fits the memory
     n_features = count_features(heads, data.samples)
-    too_large = (
-        spec.solver == "auto" and is_finite and exceeds_memory(len(data), n_features, spec.dtype)
-    )
-    use_gradients = (
-        (spec.solver == "cg" or too_large) and spec.device is None and data.groups is None
-    )
+    may_switch = spec.solver == "auto" and is_finite
+    is_too_large = may_switch and exceeds_memory(len(data), n_features, spec.dtype)
+    gradients_apply = spec.device is None and data.groups is None
+    use_gradients = gradients_apply and (spec.solver == "cg" or is_too_large)
 
-    # join duplicates, and pose the ridge problem
+    # join duplicates, so that leaving one sample out leaves all its duplicates out
     samples = JoinedSamples.of(data)
     has_choice = spec.alphas is None or len(spec.alphas) > 1
     if not use_gradients and samples.n_weighted < 2 and has_choice:
@@ -221,6 +229,8 @@ def solve_values(
             "leave-one-out needs at least two samples: got 1 sample (duplicates and samples of "
             "weight 0 do not count). Give more samples, or one fixed number as `alpha`."
         )
+
+    # pose the ridge problem
     ridge_problem = RidgeProblem.of(
         samples.data.outputs,
         spec.alphas,
@@ -230,14 +240,16 @@ def solve_values(
         criterion=spec.criterion,
         draft=draft,
     )
-    problem = ValueProblem(samples, heads, ridge_problem, spec, keep_factor)
+    problem = ValueProblem(
+        samples=samples, heads=heads, ridge=ridge_problem, spec=spec, keep_factor=keep_factor
+    )
     if use_gradients:
         from keyhole.solvers.gradients import solve_by_gradients
 
         return solve_by_gradients(problem)
 
     # the direct routes: on a device, by the exact kernel, or by the smaller Gram matrix of the
-    # features
+    # features; whole groups are left out by the n × n matrix only
     layer: Layer
     if spec.device is not None:
         from keyhole.solvers.on_device import solve_on_device
@@ -249,19 +261,25 @@ def solve_values(
         layer, ridge = solve_primal(problem)
     else:
         layer, ridge = solve_dual(problem)
+
+    # the name of the route that was taken: a device may have handed the problem back to the host
     if not is_finite:
         route = "kernel"
     elif ridge.route == "design":
         route = "primal"
     else:
         route = "dual"
-    if not draft and not keep_factor:  # those are fitted again, or were before
+
+    # a warning once: drafts are fitted again, and a fit with its factor was made before
+    if not draft and not keep_factor:
         _warn_of_rounding(ridge, spec.dtype)
-    if samples.n_weighted < 2:  # one sample leaves nothing to judge by
+
+    # a single sample, left out, leaves nothing to fit: its errors are not known
+    if samples.n_weighted < 2:
         unknown = np.full(ridge.errors.shape, np.nan)
-        ridge = replace(
-            ridge, errors=unknown, log_losses=None if ridge.log_losses is None else unknown
-        )
+        ridge = replace(ridge, errors=unknown)
+        if ridge.log_losses is not None:
+            ridge = replace(ridge, log_losses=unknown)
     predictions = _left_out_predictions(data, samples, layer, ridge, spec.memory_budget)
     return LayerFit(layer=layer, ridge=ridge, predictions=predictions, route=route, samples=samples)
 
@@ -269,7 +287,7 @@ def solve_values(
 def _warn_of_rounding(ridge: RidgeFit, dtype: str) -> None:
     """Say so if rounding shows in predictions.
 
-    A penalty that was asked for may be as small as it likes.
+    It does where the user gives a penalty that is tiny beside the kernel.
     """
     assert ridge.moved is not None
     share = float(ridge.moved[ridge.best])
@@ -288,16 +306,19 @@ def _warn_of_rounding(ridge: RidgeFit, dtype: str) -> None:
 def _left_out_predictions(
     data: TrainingSet, samples: JoinedSamples, layer: Layer, ridge: RidgeFit, memory_budget: int
 ) -> Float[np.ndarray, "n t"]:
-    """Hand what was left out back to the samples as they were given."""
+    """Leave-one-out predictions, y − e, of the samples as they were given."""
     assert ridge.left_out is not None
     predictions = np.full(data.outputs.shape, np.nan)
+
+    # each sample has the prediction of the distinct sample that it is a duplicate of
     has_place = samples.owner >= 0
     if samples.n_weighted > 1:
         of_distinct = samples.data.outputs - ridge.left_out
         predictions[has_place] = of_distinct[samples.owner[has_place]]
-    if (
-        not has_place.all()
-    ):  # a sample of weight 0, without duplicates and group, is left out already
+
+    # a sample of weight 0, without duplicates and group, had no part in the fit: the layer itself
+    # is the fit without it
+    if not has_place.all():
         predictions[~has_place] = layer.predict(
             data.samples[~has_place], memory_budget=memory_budget
         )
@@ -307,9 +328,9 @@ def _left_out_predictions(
 def _leave_groups_out_then_solve_by_gradients(
     spec: LayerSpec, data: TrainingSet, heads: HeadDraw | HeadDistribution, draft: bool
 ) -> LayerFit:
-    """Groups are left out by a direct fit, which chooses the penalty.
+    """Choose the penalty by a direct fit that leaves groups out, then solve by gradients.
 
-    Conjugate gradients then solve for the values.
+    Errors and leave-one-out predictions are those of the direct fit.
     """
     judged = solve_values(replace(spec, solver="direct"), data, heads, draft=draft)
     chosen = replace(spec, alphas=np.array([judged.ridge.alpha]), hold_out=False)
@@ -319,7 +340,10 @@ def _leave_groups_out_then_solve_by_gradients(
 
 
 def solve_primal(problem: ValueProblem) -> tuple[FiniteLayer, RidgeFit]:
-    """Sum ΦᵀΦ over rows, then pass over the rows again for leave-one-out."""
+    """Sum ΦᵀΦ over rows, then pass over the rows again for leave-one-out.
+
+    v solves (ΦᵀΦ + αI) v = Φᵀy for centred Φ and y, the same v as in `solve_dual`.
+    """
     heads = problem.heads
     assert isinstance(heads, HeadDraw)
     spec = problem.spec
@@ -337,9 +361,8 @@ def solve_primal(problem: ValueProblem) -> tuple[FiniteLayer, RidgeFit]:
     all_features = None
     if n * row_bytes <= spec.memory_budget:
         all_features = features_of(batch, extras)
-    rows_per_block = block_size(
-        6 * row_bytes, spec.memory_budget
-    )  # the solver makes a few temporaries of that size
+    # the solver makes a few temporaries of the size of a block
+    rows_per_block = block_size(6 * row_bytes, spec.memory_budget)
 
     def row_blocks() -> Iterator[np.ndarray]:
         for rows in blocks(n, rows_per_block):
@@ -353,7 +376,10 @@ def solve_primal(problem: ValueProblem) -> tuple[FiniteLayer, RidgeFit]:
 
 
 def solve_dual(problem: ValueProblem) -> tuple[FiniteLayer, RidgeFit]:
-    """Sum ΦΦᵀ over blocks of heads, solve for a, then v = Φᵀa over the blocks again."""
+    """Sum K = ΦΦᵀ over blocks of heads, solve for a, then v = Φᵀa over the blocks again.
+
+    The plain version is the first five lines of `keyhole.textbook`: `features`, then `ridge`.
+    """
     assert isinstance(problem.heads, HeadDraw)
     spec = problem.spec
     batch = problem.batch
@@ -370,10 +396,11 @@ def solve_dual(problem: ValueProblem) -> tuple[FiniteLayer, RidgeFit]:
 
     # all features in one block if they fit; blocks of half the budget are as fast, and leave the
     # rest to the solver
-    fits_in_one_block = (
-        n * heads.n_heads * width * np.dtype(spec.dtype).itemsize <= 0.9 * spec.memory_budget
-    )
-    block_budget = spec.memory_budget if fits_in_one_block else spec.memory_budget // 2
+    bytes_of_features = n * heads.n_heads * width * np.dtype(spec.dtype).itemsize
+    if bytes_of_features <= 0.9 * spec.memory_budget:
+        block_budget = spec.memory_budget
+    else:
+        block_budget = spec.memory_budget // 2
 
     def blocks_of_heads() -> Iterator[tuple[slice, np.ndarray]]:
         return feature_blocks(
@@ -386,7 +413,7 @@ def solve_dual(problem: ValueProblem) -> tuple[FiniteLayer, RidgeFit]:
             memory_budget=block_budget,
         )
 
-    # K = ΦΦᵀ, of which only the lower triangle is filled
+    # K = ΦΦᵀ, of which only the lower triangle is filled; a block of all heads is kept for v = Φᵀa
     gram = np.zeros((n, n), spec.dtype, order="F")
     only_block = []
     for part, features in blocks_of_heads():
@@ -395,7 +422,7 @@ def solve_dual(problem: ValueProblem) -> tuple[FiniteLayer, RidgeFit]:
         add_outer(gram, features)
     if problem.extras.shape[1]:
         add_outer(gram, np.asfortranarray(problem.extras.astype(spec.dtype)))
-    if problem.ridge.groups is not None:
+    if problem.ridge.groups is not None:  # leaving groups out reads both triangles
         mirror_lower(gram)
     ridge = ridge_gram(
         gram,
@@ -411,6 +438,8 @@ def solve_dual(problem: ValueProblem) -> tuple[FiniteLayer, RidgeFit]:
     for part, features in only_block or blocks_of_heads():
         values[part.start * width : part.stop * width] = features.T @ dual
     values = np.ldexp(values, exponents)
+
+    # <v, φ − centre> + b = <v, φ> + (b − <v, centre>)
     intercept = ridge.intercept
     if centre is not None:
         intercept = intercept - centre @ values
@@ -419,9 +448,9 @@ def solve_dual(problem: ValueProblem) -> tuple[FiniteLayer, RidgeFit]:
 
 
 def solve_kernel(problem: ValueProblem) -> tuple[KernelLayer, RidgeFit]:
-    """Ridge on the exact kernel of infinitely many heads.
+    """Ridge on the exact kernel of infinitely many heads, plus the linear kernel of the extras.
 
-    And on the linear kernel of the extras beside it.
+    The plain version is `keyhole.textbook.kernel`, then `keyhole.textbook.ridge`.
     """
     assert not isinstance(problem.heads, HeadDraw)
     spec = problem.spec
@@ -429,6 +458,7 @@ def solve_kernel(problem: ValueProblem) -> tuple[KernelLayer, RidgeFit]:
     gram = attention_kernel(
         problem.batch, None, problem.heads, spec.activation, memory_budget=spec.memory_budget
     )
+    # block by block of rows: ZZᵀ as a whole would take as much memory as the kernel
     if extras.shape[1]:
         for rows in blocks(len(gram), block_size(8 * len(gram), spec.memory_budget)):
             gram[rows] += extras[rows] @ extras.T
@@ -450,18 +480,21 @@ def mean_feature(batch: Any, heads: HeadDraw, spec: LayerSpec) -> Float[np.ndarr
     attention features in float32 (n = 2000, p = 17000) the error of ΦΦᵀ falls from 1.4 to 0.15
     units of rounding of λ_max.
     """
+    # every step-th sample: a sixteenth of all if they are within the memory, but at least 32
     n = len(batch)
     n_features = heads.n_heads * (heads.dim + 1)
     affordable = min(n // 16, block_size(8 * n_features, spec.memory_budget // 4))
     step = max(1, n // max(MIN_SAMPLES_FOR_MEAN_FEATURE, affordable))
     features = attention_features(batch[::step], heads, spec.activation, dtype=spec.dtype)
+
+    # a number of the features' precision, so that subtracting it there is subtracting the same
     centre = features.mean(axis=0, dtype=np.float64)
     return np.asarray(centre.astype(spec.dtype).astype(np.float64))
 
 
 def count_features(heads: HeadDraw | HeadDistribution, samples: Any) -> int:
     """p: M·D for M heads, and one for each sample-level feature."""
-    n_extras = 0 if samples.extras is None else samples.extras.shape[1]
+    n_extras = extras_or_none(samples).shape[1]
     if isinstance(heads, HeadDraw):
         return heads.n_heads * (heads.dim + 1) + n_extras
     return n_extras
@@ -475,7 +508,10 @@ def extras_or_none(samples: Any) -> Float[np.ndarray, "n c"]:
 
 
 def _values_of_extras(values: Float[np.ndarray, "c t"]) -> Float[np.ndarray, "c t"] | None:
-    return np.ascontiguousarray(values) if len(values) else None
+    """The coefficients of the extras, None where there are no extras."""
+    if len(values) == 0:
+        return None
+    return np.ascontiguousarray(values)
 
 
 def beside(
@@ -488,23 +524,27 @@ def beside(
 
 
 def exceeds_memory(n: int, n_features: int, dtype: str) -> bool:
-    """Whether the smaller of both Gram matrices outgrows this machine's memory.
+    """Whether the smaller of both Gram matrices, n × n or p × p, outgrows this machine's memory.
 
-    They are n × n and p × p; a factorisation counts too.
+    What its factorisation takes counts too.
     """
     if not hasattr(os, "sysconf"):
         return False
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # matrices at a time: p × p ones are decomposed into eigenvectors, n × n ones in place
     is_primal = n_features < n
-    copies = 4 if is_primal else 1.5
+    if is_primal:
+        copies = 4.0
+    else:
+        copies = 1.5
     needed = copies * min(n, n_features) ** 2 * np.dtype(dtype).itemsize
     return bool(needed > 0.8 * memory)
 
 
 def pick_device(device: Any, batch: SetBatch) -> str | None:
-    """The device asked for.
+    """The device to compute on: None is NumPy, on the host.
 
-    That of the batch for None, or the first GPU if there is one for "auto".
+    ``device=None`` is the device of the batch, "auto" the first GPU, if there is one.
     """
     if device is None:
         return batch.device
@@ -516,9 +556,9 @@ def pick_device(device: Any, batch: SetBatch) -> str | None:
 
 
 def plain_sets(batch: SampleBatch) -> SetBatch:
-    """Return the batch if every sample is one set, the mean over its keys.
+    """The sets of a batch whose samples are one set each, averaged over its keys.
 
-    Devices know no other pooling.
+    Raise for any other batch: devices know no other pooling.
     """
     if not batch.is_plain:
         raise ValueError(
