@@ -48,7 +48,6 @@ class Measured:
     heads: float = math.nan
     seconds: float = 0.0  # predicted
     at: dict[int, dict[int, Float[np.ndarray, " r"]]] = field(default_factory=dict, repr=False)
-    alpha: float = math.nan
 
     @property
     def size(self) -> int:
