@@ -25,21 +25,19 @@ import numpy as np
 
 import keyhole as kh
 from keyhole.data import Dataset
+from keyhole.lab.lens.choice import make_choice
 from keyhole.lab.lens.findings import HeldOutCurve, LensConfig, forecast
-from keyhole.lab.lens.look import (
-    WIDTH,
+from keyhole.lab.lens.fits import (
     Gram,
-    LensProblem,
     held_out_losses,
     learning_curve,
     linear_gram,
-    make_choice,
-    make_folds,
     make_gram,
     mlp_gram,
     pooled_numbers,
-    pose,
 )
+from keyhole.lab.lens.look import WIDTH
+from keyhole.lab.lens.problem import LensProblem, make_folds, pose
 
 MOST = 1200  # sets of one data set
 MIN_UNSEEN = 100
@@ -117,7 +115,7 @@ def part_of(gram: Gram, problem: LensProblem, rows: np.ndarray) -> tuple[Gram, L
 
 
 def at_the_end(gram: Gram, problem: LensProblem) -> np.ndarray:
-    return np.concatenate([held_out_losses(gram, problem, *fold)[0] for fold in problem.folds])
+    return np.concatenate([held_out_losses(gram, problem, *fold) for fold in problem.folds])
 
 
 def tries(name: str, data: Path, seeds: int) -> Iterator[dict[str, Any]]:
@@ -141,9 +139,7 @@ def tries(name: str, data: Path, seeds: int) -> Iterator[dict[str, Any]]:
             found = {"now": math.nan, "later": math.nan}
             if len(unseen) >= MIN_UNSEEN:
                 for when, size in (("now", n), ("later", 2 * n)):
-                    found[when] = float(
-                        held_out_losses(gram, problem, rows[:size], unseen)[0].mean()
-                    )
+                    found[when] = float(held_out_losses(gram, problem, rows[:size], unseen).mean())
             yield {
                 "data": name,
                 "learner": learner,

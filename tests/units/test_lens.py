@@ -11,9 +11,11 @@ from typer.testing import CliRunner
 import keyhole as kh
 from keyhole.cli._app import app
 from keyhole.data import Dataset
+from keyhole.lab.lens.costs import share_out
 from keyhole.lab.lens.findings import HeldOutCurve, LensConfig, Measured, difference, forecast
-from keyhole.lab.lens.look import look, make_folds, share_out
+from keyhole.lab.lens.look import look
 from keyhole.lab.lens.page import report_of
+from keyhole.lab.lens.problem import make_folds
 
 DIM, KEYS = 3, 4
 # the budget is far away, and no head distribution is learned unless a test is about that
@@ -112,14 +114,13 @@ def test_a_law_is_learned_and_softmax_has_no_kernel(seed):
     y = (query[:, None, 0] * keys[:, :, 1] * keys[:, :, 2]).mean(axis=1)
     config = LensConfig("regression", n_heads=64, budget=3000.0, steps=10, activation="softmax")
     found = look(Dataset(kh.SetBatch(keys, query), y, ("x", "y", "z"), "made"), config)
-    learned, looks = (
-        next(m for m in found.learners if m.role == role) for role in ("learned", "looks")
+    learned = next(m for m in found.learners if m.role == "learned")
+    two_hops = next(m for m in found.learners if m.role == "hops")
+    assert len(learned.losses) == len(two_hops.losses) == 2
+    assert {distribution.hops for distribution in two_hops.distribution.values()} <= {1, 2}, (
+        "two hops, or nothing learned"
     )
-    assert len(learned.losses) == len(looks.losses) == 2
-    assert {distribution.hops for distribution in looks.distribution.values()} <= {1, 2}, (
-        "two looks, or nothing learned"
-    )
-    assert looks.error < found.learners[0].error
+    assert two_hops.error < found.learners[0].error
     assert found.distribution is not None
     assert says(found)["query"] in ("yes", "perhaps")
     assert any("softmax" in note for note in found.skipped)
@@ -155,8 +156,8 @@ def test_no_clock_has_a_say(monkeypatch):
     assert json.dumps(busy.as_data()) == json.dumps(calm.as_data())
 
 
-def test_nobody_has_less_because_another_is_dear(rng):
-    """Whoever is made dearer, the cheaper ones are given what they were given."""
+def test_nobody_has_less_because_another_is_expensive(rng):
+    """Whoever is made more expensive, the cheaper ones are given what they were given."""
     for _ in range(50):
         full = dict(zip("abcdef", np.sort(rng.exponential(size=6)).tolist(), strict=True))
         options = {name: [(cost / 4**k, k) for k in range(3)] for name, cost in full.items()}
@@ -164,8 +165,8 @@ def test_nobody_has_less_because_another_is_dear(rng):
         before = share_out(budget, options)
         assert sum(seconds for seconds, _ in before.values()) <= budget
         cheap = {name for name, (_, k) in before.items() if k == 0 and full[name] <= budget / 6}
-        dearest = {**options, "f": [(1e6 * cost, k) for cost, k in options["f"]]}
-        after = share_out(budget, dearest)
+        expensive = {**options, "f": [(1e6 * cost, k) for cost, k in options["f"]]}
+        after = share_out(budget, expensive)
         assert all(after[name] == before[name] for name in cheap - {"f"})
         assert all(after[name][0] >= before[name][0] for name in before if name != "f")
 

@@ -1,18 +1,14 @@
 """The budget of a look: all that runs is paid for, and what is cheap is not left out."""
 
-import importlib
-
 import numpy as np
 import pytest
 
 import keyhole as kh
 from keyhole.choose import choice_seconds, fit_seconds
 from keyhole.data.layout import Dataset
-from keyhole.lab.lens import LensConfig
-
-lens = importlib.import_module(
-    "keyhole.lab.lens.look"
-)  # the function of that name hides the module
+from keyhole.lab.lens import LensConfig, choice, fits, look
+from keyhole.lab.lens.costs import Costs
+from keyhole.lab.lens.problem import pose
 
 CHEAP = {"mean pool, ridge", "pooled statistics, ridge", "pooled statistics, MLP"}
 
@@ -30,8 +26,10 @@ class Meter:
 
     def __init__(self, monkeypatch):
         self.seconds = 0.0
-        features, kernel, ridge = lens.attention_features, lens.attention_kernel, lens.ridge_gram
-        choose = lens.choose
+        features = fits.attention_features
+        kernel = fits.attention_kernel
+        ridge = fits.ridge_gram
+        choose = choice.choose
 
         def measured_features(sets, draw, *arguments, **options):
             batch = sets.sets
@@ -55,10 +53,10 @@ class Meter:
             self.seconds += choice_seconds(spec, data)
             return choose(spec, data)
 
-        monkeypatch.setattr(lens, "choose", measured_choose)
-        monkeypatch.setattr(lens, "attention_features", measured_features)
-        monkeypatch.setattr(lens, "attention_kernel", measured_kernel)
-        monkeypatch.setattr(lens, "ridge_gram", measured_ridge)
+        monkeypatch.setattr(choice, "choose", measured_choose)
+        monkeypatch.setattr(fits, "attention_features", measured_features)
+        monkeypatch.setattr(fits, "attention_kernel", measured_kernel)
+        monkeypatch.setattr(fits, "ridge_gram", measured_ridge)
 
 
 SHAPES = [
@@ -76,7 +74,7 @@ def test_what_runs_was_paid_for_and_what_is_cheap_runs(
 ):
     meter = Meter(monkeypatch)
     data = random_sets(n_sets, n_keys, dim, query=query)
-    found = lens.look(data, LensConfig("regression", budget=budget, n_heads=16, steps=0))
+    found = look(data, LensConfig("regression", budget=budget, n_heads=16, steps=0))
     assert meter.seconds <= found.cost <= budget
     assert {m.name for m in found.learners} >= CHEAP, found.skipped
     assert any(m.family == "attention" for m in found.learners), found.skipped
@@ -87,25 +85,25 @@ def test_600_sets_of_tokens_with_2000_coordinates():
     """`keyhole lens --budget 15` on such a table chooses within its share of 15 s."""
     data = random_sets(600, 3, 2000, query=True)
     config = LensConfig("regression", budget=15.0)
-    problem = lens.pose(data, config.kind, len(data), config.seed)
-    choice = lens.make_choice(problem, config)
-    assert choice.seconds <= lens.FOR_CHOICE * 15.0
+    problem = pose(data, config.kind, len(data), config.seed)
+    token_choice = choice.make_choice(problem, config)
+    assert token_choice.seconds <= choice.FOR_CHOICE * 15.0
     # a draft of 64 heads of 2001 × 2001 entries on 300 samples would take more than two seconds
     assert fit_seconds(300, 900, 2000, 64, has_query=True) > 2.0
 
 
 def test_heads_without_a_query_are_cheap_however_wide_the_tokens():
     """Without a query a head has one row of W, not d + 1 of them."""
-    wide = lens.Costs(keys=1.0, dim=2000, activation="relu", has_query=False)
+    wide = Costs(keys=1.0, dim=2000, activation="relu", has_query=False)
     assert wide.gram(600, 256) < 5
-    assert lens.Costs(keys=1.0, dim=2000, activation="relu").gram(600, 256) > 50
+    assert Costs(keys=1.0, dim=2000, activation="relu").gram(600, 256) > 50
 
 
 def test_costs_grow_with_every_size():
     base = {"keys": 10.0, "dim": 20, "activation": "relu"}
-    small = lens.Costs(**base)
+    small = Costs(**base)
     for change in ({"keys": 100.0}, {"dim": 200}, {"sets": 5.0}):
-        large = lens.Costs(**{**base, **change})
+        large = Costs(**{**base, **change})
         assert large.gram(200, 64) > small.gram(200, 64)
         assert large.pooled(200, statistics=True, hidden=1024) >= small.pooled(
             200, statistics=True, hidden=1024
@@ -118,7 +116,7 @@ def test_costs_grow_with_every_size():
 
 def test_where_no_choice_is_affordable_it_is_said():
     data = random_sets(60, 50, 300, query=True)
-    found = lens.look(data, LensConfig("regression", budget=0.12, n_heads=16, steps=0))
+    found = look(data, LensConfig("regression", budget=0.12, n_heads=16, steps=0))
     assert found.cost <= 0.12
     assert any("choosing how to scale tokens" in note for note in found.skipped)
     assert "tokens standard" in found.settings
@@ -128,7 +126,7 @@ def test_what_comes_last_is_not_left_out_for_want_of_little():
     """Spectra and samples taken apart are cheap: the curves before them leave that much."""
     data = random_sets(80, 4, 2, query=False)
     for budget in (0.8, 1.0, 1.2):
-        found = lens.look(data, LensConfig("regression", budget=budget, n_heads=32, steps=0))
+        found = look(data, LensConfig("regression", budget=budget, n_heads=32, steps=0))
         assert found.cost <= budget
         assert len(found.spectra) == 2, found.skipped
         assert found.examples, found.skipped

@@ -81,15 +81,21 @@ def nested_grams(
         yield None, *exact_kernels(model, train, test)
     finite = sorted({m for m in heads if m is not None})
     n = len(train) if finite else 0
-    gram, cross, done = np.zeros((n, n), order="F"), np.zeros((len(test), n)), 0
+    gram = np.zeros((n, n), order="F")
+    cross = np.zeros((len(test), n))
+    done = 0  # heads in the running sums
     for m in finite:
+        # whole blocks go into the running sums
         while done + HEAD_BLOCK <= m:
             _add_heads(model, gram, cross, train, test, seed, done, done + HEAD_BLOCK)
             done += HEAD_BLOCK
+        # the remaining heads go into copies, which a larger M does not see
         if m == finite[-1]:
-            full, of_test = gram, cross
+            full = gram
+            of_test = cross
         else:
-            full, of_test = gram.copy(order="F"), cross.copy()
+            full = gram.copy(order="F")
+            of_test = cross.copy()
         if done < m:
             _add_heads(model, full, of_test, train, test, seed, done, m)
         full *= 1.0 / m
@@ -107,9 +113,9 @@ def exact_kernels(
     if model == "mlp":
         return mlp_kernel(train).T, mlp_kernel(test, train)
     distribution = distribution or DISTRIBUTIONS[model]
-    return attention_kernel(train, heads=distribution).T, attention_kernel(
-        test, train, heads=distribution
-    )
+    among_train = attention_kernel(train, heads=distribution).T
+    of_test = attention_kernel(test, train, heads=distribution)
+    return among_train, of_test
 
 
 def _add_heads(
@@ -126,15 +132,18 @@ def _add_heads(
 
     Of the MLP, as many hidden units as these heads have values.
     """
-    count, width = stop - start, train.dim + 1
+    count = stop - start
+    width = train.dim + 1
     if model == "mlp":
         n_keys = int(train.lengths[0])
         weights = sample_mlp_weights(count * width, n_keys, train.dim, seed, start=start * width)
         # the MLP's own scale is (M(d+1))^{-1/2}, of which M^{-1/2} is taken off
-        features, of_test = mlp_features(train, weights), mlp_features(test, weights)
+        features = mlp_features(train, weights)
+        of_test = mlp_features(test, weights)
     else:
         heads = DISTRIBUTIONS[model].sample(count, train.dim, seed, start=start)
-        features, of_test = attention_features(train, heads), attention_features(test, heads)
+        features = attention_features(train, heads)
+        of_test = attention_features(test, heads)
     features *= math.sqrt(count)
     of_test *= math.sqrt(count)
     add_outer(gram, features)
@@ -174,7 +183,13 @@ class FactorisedGram:
             complements = sweep.complements(alphas)
             # rounding made an eigenvalue below −alpha: penalties that small cannot be judged
             floor *= 10.0
-        return cls(form.basis, _factors(form, alphas), weighing, alphas, complements)
+        return cls(
+            basis=form.basis,
+            factors=_factors(form, alphas),
+            weighing=weighing,
+            alphas=alphas,
+            complements=complements,
+        )
 
     def outcome(
         self,
@@ -188,24 +203,33 @@ class FactorisedGram:
         that leave-one-out chooses on the training sets, with the one that is best on the test sets,
         which nobody can know, and what leave-one-out says of its choice.
         """
+        # dual coefficients, a column per penalty: solves with the tridiagonal factors
         problem = RidgeProblem.of(y[:, None])
         (pttrs,) = get_lapack_funcs(("pttrs",), (self.basis,))
         outputs = self.basis.T @ problem.centred
         dual = self.basis @ np.hstack(
             [pttrs(pivots, beside, outputs)[0] for pivots, beside in self.factors]
         )
-        left_out = [
-            leave_one_out(a * dual[:, [i]], self.complements[i]) for i, a in enumerate(self.alphas)
-        ]
-        scores = [float(problem.weights @ np.square(part[:, 0]) / len(y)) for part in left_out]
+
+        # leave-one-out errors choose the penalty
+        scores = []
+        for i, alpha in enumerate(self.alphas):
+            residuals = leave_one_out(alpha * dual[:, [i]], self.complements[i])[:, 0]
+            scores.append(float(problem.weights @ np.square(residuals) / len(y)))
         chosen = choose(self.alphas, np.array(scores), problem.resolution(EPS))
+
+        # errors on the test sets, at every penalty
         predictions = cross @ dual + (problem.y_mean - self.weighing.gram_mean @ dual)
         spread = float(np.var(truth))
         errors = np.mean(np.square(predictions - truth[:, None]), axis=0) / spread
         best = int(np.argmin(errors))
-        found = {"error": errors[chosen], "alpha": self.alphas[chosen], "oracle": errors[best]}
-        found |= {"oracle_alpha": self.alphas[best], "loo": scores[chosen] / spread}
-        return {name: float(value) for name, value in found.items()}
+        return {
+            "error": float(errors[chosen]),
+            "alpha": float(self.alphas[chosen]),
+            "oracle": float(errors[best]),
+            "oracle_alpha": float(self.alphas[best]),
+            "loo": float(scores[chosen] / spread),
+        }
 
 
 def _factors(
@@ -249,11 +273,10 @@ class Job:
     def name(self) -> str:
         """A line for people."""
         first = self.cells[0]
-        heads = (
-            "∞ heads"
-            if first.n_heads is None
-            else f"{max(c.n_heads or 0 for c in self.cells)} heads"
-        )
+        if first.n_heads is None:
+            heads = "∞ heads"
+        else:
+            heads = f"{max(cell.n_heads or 0 for cell in self.cells)} heads"
         sizes = f"d = {first.dim}, N = {first.n_keys}, n ≤ {max(c.n_samples for c in self.cells)}"
         return (
             f"{first.model}, {first.learner}, {heads}, {sizes}, repetition {first.repetition + 1}"
@@ -271,11 +294,12 @@ class Job:
         Two n × n matrices, the test kernel, a block of features.
         """
         first = self.cells[0]
-        n, largest = first.most_samples, max(cell.n_samples for cell in self.cells)
+        n = first.most_samples
+        largest = max(cell.n_samples for cell in self.cells)
         # the running sum, a copy where other M follow, and the copy that is factorised
-        squares = (
-            2 if len({cell.n_heads for cell in self.cells}) > 1 else 1
-        ) * n * n + largest * largest
+        has_other_counts = len({cell.n_heads for cell in self.cells}) > 1
+        sums = 2 if has_other_counts else 1
+        squares = sums * n * n + largest * largest
         features = 3 * HEAD_BLOCK * (first.dim + 1) * (n + first.n_test)
         return 8 * (squares + 2 * n * first.n_test + features) + BASE_MEMORY
 
@@ -283,16 +307,15 @@ class Job:
 def group(cells: Iterable[Cell]) -> list[Job]:
     """Join cells into jobs, longest first; the same cells in any order give the same jobs."""
     shared: dict[tuple[object, ...], list[Cell]] = {}
-    for cell in sorted(
-        set(cells), key=lambda cell: (cell.n_heads or 0, cell.n_samples, cell.config)
-    ):
+    ordered = sorted(set(cells), key=lambda cell: (cell.n_heads or 0, cell.n_samples, cell.config))
+    for cell in ordered:
         shared.setdefault(_shared(cell), []).append(cell)
-    return sorted(
-        (Job(tuple(members)) for members in shared.values()), key=lambda job: (-job.cost, job.name)
-    )
+    jobs = [Job(tuple(members)) for members in shared.values()]
+    return sorted(jobs, key=lambda job: (-job.cost, job.name))
 
 
 def _shared(cell: Cell) -> tuple[object, ...]:
+    """What cells of one job have in common."""
     draw = (
         cell.learner,
         cell.model,
@@ -305,9 +328,11 @@ def _shared(cell: Cell) -> tuple[object, ...]:
     )
     if cell.learner == "fixed":
         return (*draw, cell.n_heads, cell.mean)
-    # finite and infinite heads share nothing but the sets; the constrained learner shares nothing
-    # at all
-    return (*draw, cell.n_heads is None) if cell.learner == "ridge" else (*draw, cell.config)
+    if cell.learner == "ridge":
+        # finite and infinite heads share nothing but the sets
+        return (*draw, cell.n_heads is None)
+    # the constrained learner shares nothing at all
+    return (*draw, cell.config)
 
 
 def cell_costs(cells: Collection[Cell]) -> dict[Cell, float]:
@@ -318,31 +343,39 @@ def cell_costs(cells: Collection[Cell]) -> dict[Cell, float]:
     costs: dict[Cell, float] = {}
     seen: set[tuple[object, ...]] = set()
     for cell in cells:
-        n, most, pairs = cell.n_samples, cell.most_samples, cell.n_keys**2 * (cell.dim + 4) / 20
+        n = cell.n_samples
+        most = cell.most_samples
+        pairs = cell.n_keys**2 * (cell.dim + 4) / 20
+
+        # the norm-ball learner
         if cell.learner in ("absolute", "huber"):
-            costs[cell] = (
-                (6e-5 if cell.learner == "absolute" else 9e-6)
-                * n
-                * (cell.n_heads or 1)
-                * (cell.dim + 1)
-            )
+            per_number = 6e-5 if cell.learner == "absolute" else 9e-6
+            costs[cell] = per_number * n * (cell.n_heads or 1) * (cell.dim + 1)
             continue
+
+        # the exact kernel, once for all cells of a draw
         cost = 3e-3
         shared = _shared(cell)
         if shared not in seen and cell.n_heads is None:
-            per_entry = (
-                2e-9 * pairs * (3 if cell.model == "biased" else 1) if cell.model != "mlp" else 2e-8
-            )
+            if cell.model == "mlp":
+                per_entry = 2e-8
+            elif cell.model == "biased":
+                per_entry = 2e-9 * pairs * 3
+            else:
+                per_entry = 2e-9 * pairs
             cost += (most * most / 2 + most * cell.n_test) * per_entry
+
+        # the Gram matrix of M heads, once for every M
         if cell.n_heads is not None and (*shared, cell.n_heads) not in seen:
             width = cell.n_heads * (cell.dim + 1)
             cost += (most * most + 2 * most * cell.n_test) * width / 4e10
+
+        # the factorisation, once for every M and n
         if (*shared, cell.n_heads, n, cell.ridge) not in seen:
-            order = (
-                8 * n**3
-                if cell.ridge is None
-                else _head_draws(cell) * min(n, (cell.n_heads or n) * cell.dim) ** 3
-            )
+            if cell.ridge is None:
+                order = 8 * n**3
+            else:
+                order = _head_draws(cell) * min(n, (cell.n_heads or n) * cell.dim) ** 3
             cost += order / 3 / 1.5e10 + 1e-3
         seen |= {shared, (*shared, cell.n_heads), (*shared, cell.n_heads, n, cell.ridge)}
         costs[cell] = cost
@@ -396,10 +429,10 @@ class Draw:
             int(s) for s in np.random.SeedSequence(words).generate_state(4)
         )
         return cls(
-            sphere_sets(cell.most_samples, cell.n_keys, cell.dim, train),
-            sphere_sets(cell.n_test, cell.n_keys, cell.dim, test),
-            heads,
-            noise,
+            train=sphere_sets(cell.most_samples, cell.n_keys, cell.dim, train),
+            test=sphere_sets(cell.n_test, cell.n_keys, cell.dim, test),
+            head_seed=heads,
+            noise_seed=noise,
         )
 
     def labels(self, cell: Cell) -> np.ndarray:
@@ -408,10 +441,13 @@ class Draw:
         y = target(self.train)
         if cell.noise == 0.0 and cell.outliers == 0.0:
             return y
-        rng, n = np.random.default_rng(self.noise_seed), len(y)
-        noise, signs, luck = rng.standard_normal(n), rng.choice([-1.0, 1.0], size=n), rng.random(n)
+        # the order of the draws is part of every stored result
+        rng = np.random.default_rng(self.noise_seed)
+        noise = rng.standard_normal(len(y))
+        signs = rng.choice([-1.0, 1.0], size=len(y))
+        is_outlier = rng.random(len(y)) < cell.outliers
         scale = np.sqrt(target_variance(target, cell.n_keys))
-        jumps = np.where(luck < cell.outliers, cell.outlier_size * signs, 0.0)
+        jumps = np.where(is_outlier, cell.outlier_size * signs, 0.0)
         return np.asarray(y + scale * (np.sqrt(cell.noise) * noise + jumps))
 
     def all_labels(
@@ -459,7 +495,10 @@ def _ridge(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
 
 
 def _head_draws(cell: Cell) -> int:
-    return 1 if cell.n_heads is None else max(1, round(HEADS_DRAWN / cell.n_heads))
+    """How often the heads of a cell are drawn: once for the exact kernel."""
+    if cell.n_heads is None:
+        return 1
+    return max(1, round(HEADS_DRAWN / cell.n_heads))
 
 
 def _fixed_ridge(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
@@ -522,7 +561,8 @@ def _learner_of(cell: Cell, draw: Draw, number: int) -> KernelLearner | FeatureL
     """The learner of a cell on the sets of a draw, with one of several draws of its heads."""
     distribution = GaussianHeads(mean=cell.mean) if cell.model == "biased" else GaussianHeads()
     if cell.n_heads is None:
-        return KernelLearner(*exact_kernels(cell.model, draw.train, draw.test, distribution))
+        gram, cross = exact_kernels(cell.model, draw.train, draw.test, distribution)
+        return KernelLearner(gram=gram, cross=cross)
     heads = distribution.sample(cell.n_heads, cell.dim, draw.head_seed + number)
     return FeatureLearner(
         features=attention_features(draw.train, heads),
@@ -542,10 +582,10 @@ def _ball(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
     for cell in cells:
         draw = Draw.of(cell)
         target = read_target(cell.target, cell.dim)
-        truth, y = target(draw.test), draw.labels(cell)[: cell.n_samples]
-        scale = np.sqrt(
-            target_variance(target, cell.n_keys)
-        )  # the Huber loss bends at 1: labels in units of f*
+        truth = target(draw.test)
+        y = draw.labels(cell)[: cell.n_samples]
+        # the Huber loss bends at 1: labels in units of f*
+        scale = np.sqrt(target_variance(target, cell.n_keys))
         model = NormBallRegressor(
             cell.n_heads or 1,
             heads=DISTRIBUTIONS[cell.model],
@@ -557,16 +597,13 @@ def _ball(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
             warnings.simplefilter("ignore", NormBallWarning)  # the gap it stopped at is kept below
             model.fit(draw.train[: cell.n_samples], y / scale)
         error = float(np.mean((model.predict(draw.test) * scale - truth) ** 2) / np.var(truth))
-        gap, active = float(model.duality_gap_), float(len(model.active_heads_))
-        yield (
-            cell,
-            {
-                "error": error,
-                "gap": gap,
-                "active_heads": active,
-                "radius": float(model.group_radius_),
-            },
-        )
+        values = {
+            "error": error,
+            "gap": float(model.duality_gap_),
+            "active_heads": float(len(model.active_heads_)),
+            "radius": float(model.group_radius_),
+        }
+        yield cell, values
 
 
 CONNECT_SECONDS = 5.0  # how long a scheduler may take to pick up
@@ -654,9 +691,10 @@ def worker_count(jobs: Sequence[Job], asked: int | None) -> int:
 
     No more than jobs, and no more than memory holds at once.
     """
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    )
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
     count = min(asked or cores, len(jobs))
     free = available_memory()
     largest = sorted((job.memory for job in jobs), reverse=True)
@@ -698,9 +736,8 @@ class WorkerPool:
     """Worker processes that can be stopped at once, in the middle of a job."""
 
     def __init__(self, workers: int) -> None:
-        with (
-            _single_threaded()
-        ):  # spawned processes read it when they import BLAS, before any initialiser runs
+        # spawned processes read the environment when they import BLAS, before any initialiser runs
+        with _single_threaded():
             self._executor = ProcessPoolExecutor(
                 workers, mp_context=get_context("spawn"), initializer=_begin_worker
             )
@@ -724,11 +761,11 @@ class WorkerPool:
 
 
 def _begin_worker() -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group: the parent decides
+    # Ctrl-C reaches the whole process group: the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def end_with_parent(parent: Any) -> None:  # even with one killed too fast to say goodbye
+    # the worker also ends if its parent was killed before it could stop its workers
+    def end_with_parent(parent: Any) -> None:
         connection.wait([parent.sentinel])
         os._exit(1)
 
@@ -763,10 +800,10 @@ def check_scheduler(address: str) -> None:
             "--scheduler takes the address of a Dask scheduler, such as tcp://127.0.0.1:8786: got "
             f"{address!r:.200}."
         )
+    host = parts[2].strip("[]")
+    port = int(parts[3])
     try:
-        socket.create_connection(
-            (parts[2].strip("[]"), int(parts[3])), timeout=CONNECT_SECONDS
-        ).close()
+        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
     except (OSError, UnicodeError) as error:
         raise _no_scheduler(address, error) from error
 
@@ -803,21 +840,24 @@ def run_dask(
         raise _no_scheduler(address, error) from error
     futures: list[Any] = []
     try:
-        options: dict[str, Any] = {"retries": 10, "pure": False}
-        futures = [
-            client.submit(_run_away, job, plan.wanted(job), priority=-i, **options)
-            for i, job in enumerate(plan.jobs)
-        ]
+        # the longest jobs first; a job is given to another worker up to ten times
+        for i, job in enumerate(plan.jobs):
+            future = client.submit(
+                _run_away, job, plan.wanted(job), priority=-i, retries=10, pure=False
+            )
+            futures.append(future)
+
+        # results are written as they arrive
         finished = distributed.as_completed(
             futures, loop=client.loop, with_results=True, raise_errors=False
         )
-        for future, answer in finished:
+        for future, result in finished:
             if future.status == "error":
                 raise RunError(
                     "a job failed on the cluster, and again when it was tried anew: "
                     f"{future.exception()}"
                 )
-            worker, done = answer
+            worker, done = result
             for cell, values, seconds in done:
                 store.put(cell, values, seconds, worker)
             report([cell.key for cell, _, _ in done])
@@ -834,8 +874,11 @@ class Timer:
     """
 
     def __init__(self, plan: Plan, costs: dict[str, float]) -> None:
-        self.costs, self.total = costs, len(plan.missing)
-        self.done, self.spent, self.all = 0, 0.0, sum(costs.values())
+        self.costs = costs
+        self.total = len(plan.missing)
+        self.done = 0
+        self.spent = 0.0
+        self.all = sum(costs.values())
         self.start = time.monotonic()
 
     def finish(self, keys: Collection[str]) -> None:
@@ -859,4 +902,6 @@ class Timer:
     @property
     def left(self) -> float | None:
         """Seconds left, None before anything is known."""
-        return self.seconds * (self.all / self.spent - 1) if self.spent > 0 else None
+        if self.spent == 0:
+            return None
+        return self.seconds * (self.all / self.spent - 1)

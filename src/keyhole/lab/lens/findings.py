@@ -1,6 +1,6 @@
-"""What a look found, and what follows from it in plain words.
+"""What a lens measured, and the answers that follow from it in plain words.
 
-Rules that know nothing of any one data set.
+The rules depend on no particular data set.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Says = Literal["yes", "perhaps", "no", "not tested"]
 
 @dataclass(frozen=True)
 class LensConfig:
-    """Settings of a look: ``kind`` is "regression" or "classification"."""
+    """Settings of a lens: ``kind`` is "regression" or "classification"."""
 
     kind: str
     budget: float = 60.0  # seconds for everything, predicted from sizes
@@ -36,9 +36,9 @@ class LensConfig:
 class Measured:
     """Held-out losses of a learner, by the number of samples it was given, fold by fold.
 
-    ``family`` is "constant", "pooled" or "attention"; ``heads`` what the heads are drawn from, for
-    attention. Besides all samples that it was given, a learner has losses on as many as others have
-    that were given fewer.
+    ``family`` is "constant", "pooled" or "attention". ``distribution`` is what the heads of
+    attention are drawn from, by fold if it was learned; ``heads`` is their number. A learner also
+    has losses on the smaller numbers of samples that other learners were given.
     """
 
     name: str
@@ -48,7 +48,6 @@ class Measured:
     heads: float = math.nan
     seconds: float = 0.0  # predicted
     at: dict[int, dict[int, Float[np.ndarray, " r"]]] = field(default_factory=dict, repr=False)
-    alpha: float = math.nan
 
     @property
     def size(self) -> int:
@@ -63,12 +62,16 @@ class Measured:
     @property
     def error(self) -> float:
         """Mean loss over all held-out samples."""
-        return float(np.concatenate(list(self.losses.values())).mean()) if self.losses else math.nan
+        if not self.losses:
+            return math.nan
+        return float(np.concatenate(list(self.losses.values())).mean())
 
     @property
     def uncertainty(self) -> float:
         """Standard error of `error`: over samples, or over folds where that is larger."""
-        return standard_error(list(self.losses.values())) if self.losses else math.nan
+        if not self.losses:
+            return math.nan
+        return standard_error(list(self.losses.values()))
 
 
 @dataclass(frozen=True)
@@ -83,13 +86,11 @@ class Difference:
     @property
     def z(self) -> float:
         """The gain in standard errors."""
-        return (
-            self.gain / self.error
-            if self.error > 0
-            else math.copysign(math.inf, self.gain)
-            if self.gain
-            else 0.0
-        )
+        if self.error > 0:
+            return self.gain / self.error
+        if self.gain:
+            return math.copysign(math.inf, self.gain)
+        return 0.0
 
     @property
     def share(self) -> float:
@@ -103,34 +104,40 @@ class Difference:
 
 
 def standard_error(parts: list[Float[np.ndarray, " _"]]) -> float:
-    """Of the mean of all entries.
+    """Standard error of the mean of all entries.
 
-    From their spread, or from that of the parts' means if they are three or more.
+    From the spread of the entries; or, if there are three parts or more, from the spread of the
+    parts' means where that is larger.
     """
     joined = np.concatenate(parts)
-    single = float(joined.std(ddof=1) / np.sqrt(len(joined))) if len(joined) > 1 else math.inf
+    if len(joined) > 1:
+        over_entries = float(joined.std(ddof=1) / np.sqrt(len(joined)))
+    else:
+        over_entries = math.inf
     if len(parts) < 3:
-        return single
+        return over_entries
     means = np.array([part.mean() for part in parts])
-    return max(single, float(means.std(ddof=1) / np.sqrt(len(parts))))
+    over_parts = float(means.std(ddof=1) / np.sqrt(len(parts)))
+    return max(over_entries, over_parts)
 
 
 def difference(worse: Measured, better: Measured) -> Difference:
-    """Error of ``worse`` less error of ``better``.
+    """Error of ``worse`` minus error of ``better``, paired sample by sample.
 
-    Paired over the most samples, and the folds, that both have.
+    Over the largest number of samples, and the folds, that both have.
     """
     size = max((s for s in worse.at if s in better.at), default=0)
-    pairs = [
-        (losses, better.at[size][k])
-        for k, losses in worse.at.get(size, {}).items()
-        if k in better.at[size]
-    ]
-    if not pairs:
-        return Difference(0.0, math.inf, math.nan)
-    parts = [one - other for one, other in pairs]
-    base = float(np.concatenate([one for one, _ in pairs]).mean())
-    return Difference(float(np.concatenate(parts).mean()), standard_error(parts), base, size)
+    folds = [k for k in worse.at.get(size, {}) if k in better.at[size]]
+    if not folds:
+        return Difference(gain=0.0, error=math.inf, base=math.nan)
+    worse_losses = [worse.at[size][k] for k in folds]
+    gains = [worse.at[size][k] - better.at[size][k] for k in folds]
+    return Difference(
+        gain=float(np.concatenate(gains).mean()),
+        error=standard_error(gains),
+        base=float(np.concatenate(worse_losses).mean()),
+        size=size,
+    )
 
 
 @dataclass(frozen=True)
@@ -222,8 +229,8 @@ class Findings:
 
     def best(self, family: str) -> Measured | None:
         """The learner of a family with the lowest error."""
-        found = [m for m in self.learners if m.family == family and m.losses]
-        return min(found, key=self.error_of, default=None)
+        members = [m for m in self.learners if m.family == family and m.losses]
+        return min(members, key=self.error_of, default=None)
 
     @property
     def table(self) -> list[dict[str, Any]]:
@@ -301,32 +308,36 @@ class Findings:
         return "\n".join([f"{self.description or 'the data'}: {self.measure}", *rows, *answers])
 
     def error_of(self, m: Measured) -> float:
-        """The error of a learner on all samples.
+        """The error of a learner, estimated for all samples.
 
-        Where it lacks some, by how it compares with the first on its own.
+        A learner that was given fewer samples is compared with the first learner on these.
         """
         first = self.learners[0]
         return first.error - difference(first, m).gain
 
 
-BEYOND_DOUBT = 3.0
+CERTAIN = 3.0
 """Standard errors from which a difference counts: not two, because the best of several is compared
 with the best of several others."""
-POSSIBLE = 1.5  # standard errors from which it may be there
+POSSIBLE = 1.5  # standard errors from which there may be a difference
 WORTH_IT = 0.03  # share of an error below which a gain is not worth mentioning, however certain
 
 
 def judge(gain: Difference) -> Says:
-    """A gain is there if it is beyond doubt and worth having.
+    """Whether there is a gain of more than 3 % of the error.
 
-    It may be if it is halfway beyond doubt.
+    "yes" by more than 3 standard errors, "perhaps" by more than 1.5.
     """
-    if gain.z > BEYOND_DOUBT and gain.share > WORTH_IT:
+    if not gain.share > WORTH_IT:
+        return "no"
+    if gain.z > CERTAIN:
         return "yes"
-    return "perhaps" if gain.z > POSSIBLE and gain.share > WORTH_IT else "no"
+    if gain.z > POSSIBLE:
+        return "perhaps"
+    return "no"
 
 
-def answer_all(found: Findings) -> dict[str, LensAnswer]:
+def answer_all(findings: Findings) -> dict[str, LensAnswer]:
     """The four answers."""
     rules = {
         "attention": attention_pays,
@@ -334,7 +345,7 @@ def answer_all(found: Findings) -> dict[str, LensAnswer]:
         "data": more_data,
         "heads": more_heads,
     }
-    return {name: rule(found) for name, rule in rules.items()}
+    return {name: rule(findings) for name, rule in rules.items()}
 
 
 def percent(value: float) -> str:
@@ -343,10 +354,19 @@ def percent(value: float) -> str:
     >>> [percent(x) for x in (0.8231, 0.0266, 0.00649, -0.1, 1e-7, math.nan)]
     ['82 %', '2.7 %', '0.65 %', '−10.0 %', '0 %', '–']
     """
+    if not math.isfinite(value):
+        return "–"
     size = abs(100 * value)
-    if not math.isfinite(value) or size < 0.005:
-        return "0 %" if math.isfinite(value) else "–"
-    return f"{'−' if value < 0 else ''}{size:.{0 if size >= 30 else 1 if size >= 1 else 2}f} %"
+    if size < 0.005:
+        return "0 %"
+    if size >= 30:
+        digits = 0
+    elif size >= 1:
+        digits = 1
+    else:
+        digits = 2
+    sign = "−" if value < 0 else ""
+    return f"{sign}{size:.{digits}f} %"
 
 
 def with_error(m: Measured) -> str:
@@ -354,10 +374,11 @@ def with_error(m: Measured) -> str:
     return f"{percent(m.error)} ± {percent(m.uncertainty)}"
 
 
-def attention_pays(found: Findings) -> LensAnswer:
+def attention_pays(findings: Findings) -> LensAnswer:
     """Whether the best attention layer beats the best learner on pooled input."""
     question = "Does attention pay?"
-    pooled, attention = found.best("pooled"), found.best("attention")
+    pooled = findings.best("pooled")
+    attention = findings.best("attention")
     if pooled is None or attention is None:
         why = (
             "The budget is too small for both attention and a learner on pooled input: give it "
@@ -365,48 +386,56 @@ def attention_pays(found: Findings) -> LensAnswer:
         )
         return LensAnswer(question, "not tested", why)
     gain = difference(pooled, attention)
-    nothing = nothing_learned(found)
-    says: Says = "no" if nothing else at_most(learned(found), judge(gain))
     numbers = {
         f"best attention ({attention.name})": with_error(attention),
         f"best on pooled input ({pooled.name})": with_error(pooled),
         "difference, paired": f"{percent(gain.gain)} ± {percent(gain.error)}",
     }
-    fewer = (
-        f" on the {gain.size} sets that both were given" if pooled.size != attention.size else ""
-    )
-    ahead = (
-        f"{attention.name} leaves {percent(gain.better)}, {pooled.name} {percent(gain.base)}{fewer}"
-    )
-    doubt = (
-        f"{abs(gain.z):.1f} standard errors apart" if math.isfinite(gain.z) else "without exception"
-    )
+    nothing = nothing_learned(findings)
     if nothing:
-        return LensAnswer(question, says, nothing, numbers)
-    back = judge(difference(attention, pooled))
-    lead = "the pooled learner is better" if back == "yes" else "no difference beyond doubt"
-    words = {
-        "yes": f"Yes. {ahead}: {percent(gain.share)} of the error gone, {doubt}.",
-        "perhaps": f"Perhaps. {ahead}, {doubt}: more sets would tell.",
-        "no": (
-            f"No. {ahead}: {lead}. Which keys go together does not matter here, or {found.n_train} "
-            "sets are too few to learn it."
-        ),
-    }
-    return LensAnswer(question, says, words[says], numbers)
+        return LensAnswer(question, "no", nothing, numbers)
+
+    # the comparison in words
+    compared = f"{attention.name} leaves {percent(gain.better)}, {pooled.name} {percent(gain.base)}"
+    if pooled.size != attention.size:
+        compared += f" on the {gain.size} sets that both were given"
+    if math.isfinite(gain.z):
+        distance = f"{abs(gain.z):.1f} standard errors apart"
+    else:
+        distance = "without exception"
+
+    # the answer
+    says = at_most(learned(findings), judge(gain))
+    if says == "yes":
+        sentence = f"Yes. {compared}: {percent(gain.share)} of the error gone, {distance}."
+    elif says == "perhaps":
+        sentence = f"Perhaps. {compared}, {distance}: more sets would tell."
+    else:
+        lead = f"no difference of more than {CERTAIN:g} standard errors"
+        if judge(difference(attention, pooled)) == "yes":
+            lead = "the pooled learner is better"
+        sentence = (
+            f"No. {compared}: {lead}. Which keys go together does not matter here, or "
+            f"{findings.n_train} sets are too few to learn it."
+        )
+    return LensAnswer(question, says, sentence, numbers)
 
 
-def learned(found: Findings) -> Says:
+def learned(findings: Findings) -> Says:
     """Whether any learner beats a constant guess."""
-    constant = found.best("constant")
+    constant = findings.best("constant")
     if constant is None:
         return "not tested"
-    heard = {
+    verdicts = {
         judge(difference(constant, m))
-        for m in found.learners
+        for m in findings.learners
         if m.family != "constant" and m.losses
     }
-    return "yes" if "yes" in heard else "perhaps" if "perhaps" in heard else "no"
+    if "yes" in verdicts:
+        return "yes"
+    if "perhaps" in verdicts:
+        return "perhaps"
+    return "no"
 
 
 def at_most(limit: Says, says: Says) -> Says:
@@ -414,57 +443,63 @@ def at_most(limit: Says, says: Says) -> Says:
     return "perhaps" if limit == "perhaps" and says == "yes" else says
 
 
-def nothing_learned(found: Findings) -> str:
+def nothing_learned(findings: Findings) -> str:
     """A sentence if no learner beats a constant guess, else nothing."""
-    constant = found.best("constant")
-    learners = [m for m in found.learners if m.family != "constant" and m.losses]
-    if constant is None or not learners or learned(found) != "no":
+    constant = findings.best("constant")
+    learners = [m for m in findings.learners if m.family != "constant" and m.losses]
+    if constant is None or not learners or learned(findings) != "no":
         return ""
-    best = min(learners, key=found.error_of)
+    best = min(learners, key=findings.error_of)
     return (
         f"No. Nothing is learned here: {best.name}, the best, leaves "
-        f"{percent(found.error_of(best))}, a constant guess {percent(constant.error)}."
+        f"{percent(findings.error_of(best))}, a constant guess {percent(constant.error)}."
     )
 
 
-def query_matters(found: Findings) -> LensAnswer:
+def query_matters(findings: Findings) -> LensAnswer:
     """Whether taking the query away, or giving each set another's, costs anything."""
     question = "Does the query matter?"
-    by_role = {m.role: m for m in found.query if m.losses}
-    whole = by_role.get("with")
-    if whole is None or len(by_role) < 2:
-        words = found.why_not("query", "There is no query in this data.")
-        made = by_role.get("made")
-        if made is not None and (plain := by_role.get("without")) is not None:
-            gain = difference(plain, made)
-            helps = {"yes": "helps", "perhaps": "may help"}.get(judge(gain), "does not help")
-            words = (
-                "The data has no query. One made from the set itself, the mean of its keys, "
-                f"{helps}: {percent(gain.better)} against {percent(gain.base)}."
-            )
-        return LensAnswer(question, "not tested", words)
+    by_role = {m.role: m for m in findings.query if m.losses}
+    with_query = by_role.get("with")
+    if with_query is None or len(by_role) < 2:
+        return LensAnswer(question, "not tested", _about_mean_query(findings))
     others = [m for role, m in by_role.items() if role in ("without", "shuffled")]
-    numbers = {m.name: with_error(m) for m in (whole, *others)}
-    # the better of the two stand-ins: noise in a shuffled query harms too, and is no sign of a
-    # query that matters
-    rival = min(others, key=lambda m: m.error)
-    gain = difference(rival, whole)
-    nothing = nothing_learned(found)
+    numbers = {m.name: with_error(m) for m in (with_query, *others)}
+    nothing = nothing_learned(findings)
     if nothing:
         return LensAnswer(question, "no", nothing, numbers)
-    says = at_most(learned(found), judge(gain))
-    instead = "without" if rival.role == "without" else "with that of another set"
+
+    # the better of the two baselines: noise in a shuffled query harms too, and is no sign of a
+    # query that matters
+    baseline = min(others, key=lambda m: m.error)
+    gain = difference(baseline, with_query)
+    says = at_most(learned(findings), judge(gain))
+    instead = "without" if baseline.role == "without" else "with that of another set"
     compared = f"{percent(gain.better)} with it, {percent(gain.base)} {instead}"
-    words = f"No sign of it. The error is {compared}: the keys alone do as well."
-    if says != "no":
+    if says == "no":
+        words = f"No sign of it. The error is {compared}: the keys alone do as well."
+    else:
         words = f"{says.capitalize()}. The error is {compared}, {gain.z:.1f} standard errors apart."
     return LensAnswer(question, says, words, numbers)
 
 
-SLOPE, SLOPE_SPREAD = (
-    -0.3,
-    0.5,
-)  # what is believed of the first slope of a curve, log error per doubling
+def _about_mean_query(findings: Findings) -> str:
+    """Where the data has no query: whether the mean of the keys helps as one."""
+    by_role = {m.role: m for m in findings.query if m.losses}
+    without = by_role.get("without")
+    with_mean = by_role.get("made")
+    if without is None or with_mean is None:
+        return findings.why_not("query", "There is no query in this data.")
+    gain = difference(without, with_mean)
+    helps = {"yes": "helps", "perhaps": "may help"}.get(judge(gain), "does not help")
+    return (
+        "The data has no query. One made from the set itself, the mean of its keys, "
+        f"{helps}: {percent(gain.better)} against {percent(gain.base)}."
+    )
+
+
+SLOPE = -0.3  # prior mean of the first slope of a curve, log error per doubling
+SLOPE_SPREAD = 0.5  # prior standard deviation of that slope
 DAMPING = 0.8  # share of a slope that is left a doubling later
 ROUGHNESS = 0.2  # standard deviation of what else happens to a slope within a doubling
 COVERAGE = 0.9
@@ -476,7 +511,7 @@ MIN_POINTS = 3  # of a curve that a forecast is made from
 
 @dataclass(frozen=True)
 class Forecast:
-    """The error that the same look would show with twice the sets.
+    """The error that the same lens would show with twice the sets.
 
     Its median and an interval of 90 %.
     """
@@ -495,7 +530,9 @@ class Forecast:
         """
         if self.middle >= (1 - WORTH_IT) * self.now:
             return "no"
-        return "yes" if self.high < self.now else "perhaps"
+        if self.high < self.now:
+            return "yes"
+        return "perhaps"
 
 
 def forecast(curve: HeldOutCurve, seed: int = 0, n_draws: int = 4000) -> Forecast | None:
@@ -512,31 +549,58 @@ def forecast(curve: HeldOutCurve, seed: int = 0, n_draws: int = 4000) -> Forecas
     points, n = losses.shape
     if points < MIN_POINTS:
         return None
-    now, levels = float(losses[-1].mean()), losses.mean(axis=1)
-    counts = bool(np.isin(losses[-1], (0.0, 1.0)).all())
-    half = 0.5 / n if counts else 0.0  # of a sample, where none was wrong
-    levels = np.maximum(levels, half or max(1e-12 * levels.max(), 1e-150))
+
+    # levels of the curve; where losses are counts, no level is below half a wrong sample
+    now = float(losses[-1].mean())
+    levels = losses.mean(axis=1)
+    are_counts = bool(np.isin(losses[-1], (0.0, 1.0)).all())
+    half_count = 0.5 / n if are_counts else 0.0
+    smallest_level = half_count or max(1e-12 * levels.max(), 1e-150)
+    levels = np.maximum(levels, smallest_level)
+
+    # the Gaussian model of log errors: prior over level, slope and shocks, noise of the points
     doublings = np.log2(np.asarray(curve.sizes) / curve.sizes[-1])
     trend = damped_trend(np.append(doublings, 1.0))
     prior = np.array([25.0, SLOPE_SPREAD**2, *np.full(points, ROUGHNESS**2)])
-    noise = (np.cov(losses) + half) / n / np.outer(levels, levels) + 1e-8 * np.eye(points)
-    seen, gain = trend[:-1], trend[-1] - trend[-2]
-    weights = np.linalg.solve((seen * prior) @ seen.T + noise, (seen * prior) @ gain)
-    expected = gain[1] * SLOPE + weights @ (np.log(levels / levels[0]) - seen[:, 1] * SLOPE)
-    spread = math.sqrt(max(0.0, float((gain * prior) @ gain - weights @ ((seen * prior) @ gain))))
+    relative_covariance = (np.cov(losses) + half_count) / n / np.outer(levels, levels)
+    noise = relative_covariance + 1e-8 * np.eye(points)
+
+    # the gain of the next doubling, given the points
+    observed = trend[:-1]
+    gain = trend[-1] - trend[-2]
+    covariance = (observed * prior) @ gain
+    weights = np.linalg.solve((observed * prior) @ observed.T + noise, covariance)
+    surprise = np.log(levels / levels[0]) - observed[:, 1] * SLOPE
+    expected = gain[1] * SLOPE + weights @ surprise
+    variance = float((gain * prior) @ gain - weights @ covariance)
+    spread = math.sqrt(max(0.0, variance))
     rng = np.random.default_rng(seed)
     factor = np.exp(expected + spread * rng.standard_normal(n_draws))
-    moved = losses[-1] - losses[int(np.argmin(np.abs(doublings + 1.0)))]  # by the last doubling
-    old = now * factor + np.std(moved, ddof=1) / math.sqrt(n) * rng.standard_normal(n_draws)
-    if counts:
+
+    # the half that are the samples at hand: noise as in the difference of the last doubling
+    one_doubling_before = int(np.argmin(np.abs(doublings + 1.0)))
+    change = losses[-1] - losses[one_doubling_before]
+    change_error = np.std(change, ddof=1) / math.sqrt(n)
+    old = now * factor + change_error * rng.standard_normal(n_draws)
+
+    # the half that are new samples, as hard as chance has them
+    if are_counts:
         level = rng.beta(n * now + 0.5, n * (1 - now) + 0.5, n_draws)
         new = rng.binomial(n, np.minimum(level * factor, 1.0)) / n
     else:
         relative = float(np.std(losses[-1], ddof=1)) / math.sqrt(n) / levels[-1]
         new = now * factor * np.exp(relative * math.sqrt(2.0) * rng.standard_normal(n_draws))
+
     tail = (1 - COVERAGE) / 2
-    low, middle, high = np.quantile(np.maximum((old + new) / 2, 0.0), (tail, 0.5, 1 - tail))
-    return Forecast(2 * curve.sizes[-1], now, float(low), float(middle), float(high))
+    errors = np.maximum((old + new) / 2, 0.0)
+    low, middle, high = np.quantile(errors, (tail, 0.5, 1 - tail))
+    return Forecast(
+        n_train=2 * curve.sizes[-1],
+        now=now,
+        low=float(low),
+        middle=float(middle),
+        high=float(high),
+    )
 
 
 def damped_trend(x: Float[np.ndarray, " k"]) -> Float[np.ndarray, "k p"]:
@@ -549,29 +613,30 @@ def damped_trend(x: Float[np.ndarray, " k"]) -> Float[np.ndarray, "k p"]:
            [1. , 1. ],
            [1. , 1.8]])
     """
-    found = np.zeros((len(x), len(x) + 1))
-    found[:, 0] = 1.0
+    trend = np.zeros((len(x), len(x) + 1))
+    trend[:, 0] = 1.0
     slope = np.eye(len(x) + 1)[1]
     for k, step in enumerate(np.diff(x), start=1):
-        found[k] = found[k - 1] + step * slope
+        trend[k] = trend[k - 1] + step * slope
+        # the slope decays over the step, and then receives a shock of variance ``step``
         slope = DAMPING**step * slope
         slope[k + 1] = math.sqrt(step)
-    return found
+    return trend
 
 
-def more_data(found: Findings) -> LensAnswer:
+def more_data(findings: Findings) -> LensAnswer:
     """Whether twice the samples would lower the error.
 
     By the learning curve of the best attention.
     """
     question = "Would more data help?"
-    curve = next((c for c in found.curves if c.role != "pooled"), None)
-    ahead = None if curve is None else forecast(curve, found.config.seed)
+    curve = next((c for c in findings.curves if c.role != "pooled"), None)
+    ahead = None if curve is None else forecast(curve, findings.config.seed)
     if curve is None or ahead is None:
         return LensAnswer(
             question,
             "not tested",
-            found.why_not("learning curve", "There are too few sets to tell."),
+            findings.why_not("learning curve", "There are too few sets to tell."),
         )
     numbers = {
         f"error at n = {k}": percent(float(x.mean()))
@@ -581,15 +646,16 @@ def more_data(found: Findings) -> LensAnswer:
     numbers[f"forecast for n = {ahead.n_train}"] = (
         f"{percent(ahead.middle)}, nine times in ten {interval}"
     )
-    nothing = nothing_learned(found)
-    says = at_most(learned(found), ahead.says)
+    nothing = nothing_learned(findings)
+    says = at_most(learned(findings), ahead.says)
     words = {
         "yes": f"Yes. The error of {curve.name} is still falling:",
         "perhaps": f"Perhaps. The error of {curve.name} may fall:",
         "no": f"Little. The curve of {curve.name} is nearly flat:",
     }[says]
     if nothing and says != "no":
-        says, words = "perhaps", "Perhaps. Nothing is learned yet;"
+        says = "perhaps"
+        words = "Perhaps. Nothing is learned yet;"
     expected = (
         f"{percent(ahead.now)} with {curve.sizes[-1]} sets to train on, {interval} expected with "
         "twice as many."
@@ -597,36 +663,44 @@ def more_data(found: Findings) -> LensAnswer:
     return LensAnswer(question, says, f"{words} {expected}", numbers)
 
 
-def more_heads(found: Findings) -> LensAnswer:
+def more_heads(findings: Findings) -> LensAnswer:
     """Whether infinitely many heads, or the most tried, beat the number in use."""
     question = "Would more heads help?"
-    used = next((m for m in found.heads if m.heads == found.config.n_heads and m.losses), None)
-    larger = [m for m in found.heads if m.heads > found.config.n_heads and m.losses]
+    used = next(
+        (m for m in findings.heads if m.heads == findings.config.n_heads and m.losses), None
+    )
+    larger = [m for m in findings.heads if m.heads > findings.config.n_heads and m.losses]
     if used is None or not larger:
-        why = found.why_not(
+        why = findings.why_not(
             "number of heads", "There was no attention layer to vary the number of heads of."
         )
         return LensAnswer(question, "not tested", why)
-    most = max(larger, key=lambda m: m.heads)
-    gain = difference(used, most)
+    largest = max(larger, key=lambda m: m.heads)
+    gain = difference(used, largest)
     says = judge(gain)
-    many = "infinitely many heads" if math.isinf(most.heads) else f"{most.heads:.0f} heads"
-    compared = f"{used.heads:.0f} heads leave {percent(gain.base)}, {many} {percent(gain.better)}"
-    numbers = {
-        f"{'∞' if math.isinf(m.heads) else int(m.heads)} heads": with_error(m)
-        for m in found.heads
-        if m.losses
-    }
-    words = f"No sign of it. {compared}: as far as these sets tell, {_enough(found)} would do."
-    if says != "no":
+    if math.isinf(largest.heads):
+        more = "infinitely many heads"
+    else:
+        more = f"{largest.heads:.0f} heads"
+    compared = f"{used.heads:.0f} heads leave {percent(gain.base)}, {more} {percent(gain.better)}"
+    numbers = {}
+    for m in findings.heads:
+        if m.losses:
+            count = "∞" if math.isinf(m.heads) else int(m.heads)
+            numbers[f"{count} heads"] = with_error(m)
+    if says == "no":
+        words = (
+            f"No sign of it. {compared}: as far as these sets tell, {_enough(findings)} would do."
+        )
+    else:
         words = f"{says.capitalize()}. {compared}, {gain.z:.1f} standard errors apart."
     return LensAnswer(question, says, words, numbers)
 
 
-def _enough(found: Findings) -> str:
+def _enough(findings: Findings) -> str:
     """The smallest number of heads that the most heads do not beat."""
-    ordered = sorted((m for m in found.heads if m.losses), key=lambda m: m.heads)
+    ordered = sorted((m for m in findings.heads if m.losses), key=lambda m: m.heads)
     for m in ordered:
-        if m.heads <= found.config.n_heads and judge(difference(m, ordered[-1])) == "no":
+        if m.heads <= findings.config.n_heads and judge(difference(m, ordered[-1])) == "no":
             return f"{m.heads:.0f}"
-    return f"{found.config.n_heads}"
+    return f"{findings.config.n_heads}"

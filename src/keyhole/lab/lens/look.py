@@ -1,14 +1,15 @@
-"""The look itself.
+"""The run of a lens: which learners are fitted, on how many sets, within which budget.
 
-The question a table asks, what to fit, on how many sets, and what the budget leaves for it.
+`lens` checks what a user gives and calls `look`. `look` poses the problem, chooses the scaling of
+tokens, and hands over to `LensRun`, which fits the learners and measures what the four questions
+need.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,596 +24,61 @@ from keyhole._checks import (
     check_seed,
 )
 from keyhole.attention.activations import SOFTMAX, check_activation
-from keyhole.attention.features import attention_features
 from keyhole.attention.heads import GaussianHeads, HeadDraw
-from keyhole.attention.kernels import attention_kernel
-from keyhole.attention.learned import CHECKS, MIN_SAMPLES_FOR_ONE_SPLIT, LearnedHeads
-from keyhole.choose import Choice, choice_seconds, choose, fit_seconds
+from keyhole.attention.learned import LearnedHeads
 from keyhole.data.layout import Dataset
-from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups
+from keyhole.data.sets import POOLINGS
 from keyhole.data.tokens import TokenRule, pass_hops
 from keyhole.estimators.attention import AttentionRegressor
 from keyhole.estimators.validation import as_samples
+from keyhole.lab.lens.choice import MOST, TokenChoice, has_mean, make_choice
+from keyhole.lab.lens.costs import MOST_PER_STEP, Costs, share_out
 from keyhole.lab.lens.findings import (
     Findings,
     HeldOutCurve,
     LensConfig,
     Measured,
     TakenApart,
-    TargetLoading,
     answer_all,
     difference,
     judge,
 )
-from keyhole.ridge.gram import ridge_gram
-from keyhole.ridge.problem import RidgeProblem
+from keyhole.lab.lens.fits import (
+    Gram,
+    held_out_losses,
+    learning_curve,
+    linear_gram,
+    make_gram,
+    mlp_gram,
+    nested_head_grams,
+    pooled_numbers,
+    spectrum_of,
+)
+from keyhole.lab.lens.problem import LensProblem, pose
 from keyhole.solvers.solve import solve_values
 from keyhole.spec import LayerSpec
 from keyhole.training import TrainingSet
 
-N_FOLDS = 5
-MAX_EXAMPLES = 2  # samples taken apart of those that were right, and of those that were wrong
-MIN_TESTED = 10  # samples that a test part must have to count as one
-
-
-@dataclass(frozen=True, eq=False)
-class LensProblem:
-    """Samples with targets as columns, and the folds that take turns at being held out.
-
-    Samples stand in an order drawn at random, in which every beginning has its share of each class,
-    and of each part of a split: a learner that is given fewer of them takes the first ones.
-    """
-
-    sets: SetBatch | SetGroups
-    columns: Float[np.ndarray, "n t"] = field(repr=False)
-    """Regression: the target, centred and of unit variance.
-
-    Classification: ±1 per class, one column for two.
-    """
-    labels: Int[np.ndarray, " n"] | None = field(repr=False)  # classes by number
-    folds: tuple[tuple[np.ndarray, np.ndarray], ...] = field(
-        repr=False
-    )  # row numbers to train on and to test on
-    groups: Int[np.ndarray, " n"] | None = field(
-        default=None, repr=False
-    )  # numbers; None if every sample is its own
-    held: str = "5 folds held out in turn"
-    rows: Int[np.ndarray, " n"] | None = field(
-        default=None, repr=False
-    )  # where the samples stood in the data
-
-    def __len__(self) -> int:
-        return len(self.columns)
-
-    @property
-    def batch(self) -> SetBatch:
-        """All sets, whoever owns them."""
-        return self.sets.sets
-
-    @property
-    def has_query(self) -> bool:
-        """Whether queries were given."""
-        return self.batch.query is not None
-
-    @property
-    def tokens(self) -> int:
-        """Keys in all."""
-        return len(self.batch.tokens)
-
-    def losses(
-        self, rows: Int[np.ndarray, " r"], scores: Float[np.ndarray, "r t"]
-    ) -> Float[np.ndarray, " u"]:
-        """Squared error in units of the variance of the target, or 1 where the wrong class wins.
-
-        One number per sample, or per group, whose members are not independent; of the same mean.
-        """
-        if self.labels is None:
-            lost = np.asarray(np.square(self.columns[rows] - scores).mean(axis=1))
-        else:
-            won = (scores[:, 0] > 0).astype(int) if scores.shape[1] == 1 else scores.argmax(axis=1)
-            lost = np.asarray((won != self.labels[rows]).astype(np.float64))
-        if self.groups is None:
-            return lost
-        _, member = np.unique(self.groups[rows], return_inverse=True)
-        sums = np.bincount(member, lost)
-        return np.asarray(sums * (len(sums) / len(rows)))
-
-    def training_set(self, rows: Int[np.ndarray, " r"]) -> TrainingSet:
-        """Some samples as a fit takes them."""
-        groups = None if self.groups is None else self.groups[rows]
-        return TrainingSet(self.sets[rows], self.columns[rows], groups=groups)
-
-    def fold(self, k: int, size: int) -> tuple[Int[np.ndarray, " a"], Int[np.ndarray, " b"]]:
-        """A fold of the first ``size`` samples: row numbers to train on and to test on."""
-        train, test = self.folds[k]
-        return train[train < size], test[test < size]
-
-    def trained_on(self, size: int) -> int:
-        """Samples that the folds of the first ``size`` train on, on average."""
-        return round(float(np.mean([len(self.fold(k, size)[0]) for k in range(len(self.folds))])))
-
-    def ridge(self, rows: Int[np.ndarray, " r"]) -> RidgeProblem:
-        """Ridge on some samples, its penalty by leaving out samples, or whole groups."""
-        return RidgeProblem.of(
-            self.columns[rows], groups=None if self.groups is None else self.groups[rows]
-        )
-
-
-def pose(data: Dataset, kind: str, most: int, seed: int) -> LensProblem:
-    """The problem of a dataset, or of ``most`` of its samples."""
-    target, n, labels = np.asarray(data.target), len(data), None
-    if kind != "regression":
-        classes, labels = np.unique(target, return_inverse=True)
-        if len(classes) < 2:
-            raise ValueError(
-                f"the target must have two classes at least: all are {classes[0]!s:.40}."
-            )
-    parts = np.zeros(n, dtype=np.int64) if labels is None else labels
-    rows = balanced_order(parts if data.split is None else 2 * parts + (data.split == 1), seed)[
-        :most
-    ]
-    if labels is None:
-        y = target[rows].astype(np.float64)
-        spread = float(y.std())
-        if not spread > 0:
-            raise ValueError(
-                f"the target must vary: all {len(y)} values are {y[0]:g}. There is nothing to "
-                "learn."
-            )
-        columns = ((y - y.mean()) / spread)[:, None]
-    else:
-        labels = labels[rows]
-        columns = np.where(labels[:, None] == np.arange(len(classes)), 1.0, -1.0)
-        columns = columns[:, 1:] if len(classes) == 2 else columns
-    split, groups, time = (
-        None if x is None else x[rows] for x in (data.split, data.groups, data.time)
-    )
-    if groups is not None:
-        names, groups = np.unique(groups, return_inverse=True)
-        groups = None if len(names) == len(rows) else groups
-    folds, held = make_folds(len(rows), labels, split, groups, time)
-    return LensProblem(data.sets[rows], columns, labels, folds, groups, held, rows)
-
-
-def balanced_order(parts: Int[np.ndarray, " n"], seed: int) -> Int[np.ndarray, " n"]:
-    """All rows in random order, every beginning with about its share of each part.
-
-    >>> balanced_order(np.repeat([0, 1], [4, 2]), seed=0)[:3] < 4
-    array([ True, False,  True])
-    """
-    rng = np.random.default_rng([seed, len(parts)])
-    place = np.empty(len(parts))
-    for part in np.unique(parts):
-        rows = rng.permutation(np.flatnonzero(parts == part))
-        place[rows] = (np.arange(len(rows)) + 0.5) / len(rows)
-    return np.argsort(place, kind="stable")
-
-
-def make_folds(
-    n: int,
-    labels: np.ndarray | None,
-    split: np.ndarray | None,
-    groups: np.ndarray | None,
-    time: np.ndarray | None,
-) -> tuple[tuple[tuple[np.ndarray, np.ndarray], ...], str]:
-    """Row numbers to train on and to test on, and how they were chosen, in words.
-
-    The split that the data brings; or forward in time, the later half in five parts, each predicted
-    from all before it, also where the split says no more than that; or five folds of whole groups,
-    or of samples with classes spread evenly. A group is never on both sides.
-    """
-    parted = split is not None and min((split == 0).sum(), (split == 1).sum()) >= MIN_TESTED
-    if parted and not (time is not None and time[split == 0].max() <= time[split == 1].min()):
-        pairs, held = (
-            [(np.flatnonzero(split == 0), np.flatnonzero(split == 1))],
-            "the data's own test part held out",
-        )
-    elif time is not None:
-        order = np.argsort(time, kind="stable")
-        ends = [
-            float(time[order[k]]) for k in np.linspace(n // 2, n, N_FOLDS + 1)[:-1].astype(int)
-        ] + [math.inf]
-        pairs = [
-            (np.flatnonzero(time < low), np.flatnonzero((time >= low) & (time < high)))
-            for low, high in pairwise(ends)
-        ]
-        pairs = [(train, test) for train, test in pairs if len(train) and len(test)]
-        held = (
-            f"{len(pairs)} parts of the later half held out, each predicted from what came before "
-            "it"
-        )
-    else:
-        fold = np.arange(n) % N_FOLDS
-        held = f"{N_FOLDS} folds held out in turn"
-        if groups is not None:  # the largest groups first, each to the fold that has least
-            counts = np.bincount(groups)
-            filled, of_group = np.zeros(N_FOLDS), np.empty(len(counts), dtype=np.int64)
-            for group in np.argsort(-counts, kind="stable"):
-                of_group[group] = int(filled.argmin())
-                filled[of_group[group]] += counts[group]
-            fold, held = of_group[groups], f"{N_FOLDS} folds of whole groups held out in turn"
-        elif labels is not None:
-            fold[np.argsort(labels, kind="stable")] = np.arange(n) % N_FOLDS
-        pairs = [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(N_FOLDS)]
-    if groups is not None:
-        pairs = [(train[~np.isin(groups[train], groups[test])], test) for train, test in pairs]
-    few = [min(len(train), len(test)) for train, test in pairs]
-    if not pairs or min(few) < 2:
-        raise ValueError(
-            f"what is held out must leave something to train on and to test on: {held}, and a part "
-            f"has {min(few, default=0)} samples. Use more groups, or times that differ."
-        )
-    return tuple(pairs), held
-
-
-EPS32 = float(np.finfo(np.float32).eps)
-
-
-@dataclass(frozen=True, eq=False)
-class Gram:
-    """K over all samples, and the unit of rounding behind it."""
-
-    matrix: Float[np.ndarray, "n n"] = field(repr=False)
-    rounding: float | None = None
-
-
-def held_out_losses(
-    gram: Gram, problem: LensProblem, train: np.ndarray, test: np.ndarray
-) -> tuple[Float[np.ndarray, " u"], float]:
-    """Fit on ``train`` with the penalty of least leave-one-out error, predict ``test``.
-
-    Losses and penalty.
-    """
-    own = np.ascontiguousarray(gram.matrix[np.ix_(train, train)])
-    fit = ridge_gram(own, problem.ridge(train), rounding=gram.rounding, overwrite_gram=True)
-    scores = gram.matrix[np.ix_(test, train)] @ fit.coef + fit.intercept
-    return problem.losses(test, scores), fit.alpha
-
-
-def make_gram(
-    ready: SetBatch | PooledSets, distribution: Any, heads: float, config: LensConfig
-) -> Gram:
-    """Of so many heads, their features in single precision.
-
-    Or exactly of infinitely many; and of extras.
-    """
-    if math.isinf(heads):
-        return Gram(
-            attention_kernel(ready, None, distribution, config.activation) + extras_gram(ready)
-        )
-    draw = HeadDraw(distribution, int(heads), ready.dim, config.seed, ready.query_dim)
-    gram = feature_gram(attention_features(ready, draw, config.activation, dtype="float32"))
-    return replace(gram, matrix=gram.matrix + extras_gram(ready))
-
-
-def extras_gram(ready: Any) -> Float[np.ndarray, "n n"] | float:
-    """Of the columns of samples, which are solved for beside the heads; 0 without any."""
-    return (
-        0.0 if ready.extras is None else np.asarray(ready.extras @ ready.extras.T, dtype=np.float64)
-    )
-
-
-def feature_gram(features: np.ndarray) -> Gram:
-    """ΦΦᵀ of centred features."""
-    centred = features - features.mean(axis=0)
-    rounding = EPS32 if features.dtype == np.float32 else None
-    return Gram((centred @ centred.T).astype(np.float64), rounding)
-
-
-def nested_head_grams(
-    ready: SetBatch | PooledSets,
-    distribution: Any,
-    counts: tuple[int, ...],
-    activation: str,
-    seed: int,
-) -> list[Gram]:
-    """The Gram matrices of the first M heads of one draw, for increasing M.
-
-    Every head is computed once.
-    """
-    draw = HeadDraw(distribution, counts[-1], ready.dim, seed, ready.query_dim)
-    total: np.ndarray | float = 0.0
-    grams, start = [], 0
-    for count in counts:
-        features = attention_features(ready, draw.block(start, count), activation, dtype="float32")
-        total = total + (count - start) * feature_gram(features).matrix
-        grams.append(Gram(np.asarray(total / count + extras_gram(ready)), EPS32))
-        start = count
-    return grams
-
-
-def pooled_numbers(
-    sets: SetBatch | SetGroups, *, statistics: bool, pooling: str
-) -> Float[np.ndarray, "n p"]:
-    """Mean (or sum) of the keys, query, extras.
-
-    With ``statistics`` the spread, extremes and number of keys as well.
-    """
-    batch = sets.sets
-    offsets = batch.offsets[sets.set_offsets]
-    tokens, lengths = batch.tokens.astype(np.float64), np.diff(offsets)[:, None]
-    mean = np.add.reduceat(tokens, offsets[:-1], axis=0) / lengths
-    parts = [mean * lengths if pooling == "sum" else mean]
-    if statistics:
-        square = np.add.reduceat(np.square(tokens), offsets[:-1], axis=0) / lengths
-        spread = np.sqrt(np.maximum(square - np.square(mean), 0.0))
-        low = np.minimum.reduceat(tokens, offsets[:-1], axis=0)
-        high = np.maximum.reduceat(tokens, offsets[:-1], axis=0)
-        parts += [spread, low, high, np.log(lengths)]
-    if batch.query is not None:
-        query = np.add.reduceat(batch.query.astype(np.float64), sets.set_offsets[:-1], axis=0)
-        parts.append(query / sets.set_counts[:, None])
-    if sets.extras is not None:
-        parts.append(np.asarray(sets.extras, dtype=np.float64))
-    return standardised(np.concatenate(parts, axis=1))
-
-
-def standardised(numbers: Float[np.ndarray, "n p"]) -> Float[np.ndarray, "n q"]:
-    """Columns of mean zero and unit variance; those that never move are left out."""
-    centred = numbers - numbers.mean(axis=0)
-    spread = centred.std(axis=0)
-    moves = spread > 1e-12 * np.maximum(1.0, np.abs(numbers).max(axis=0))
-    if not moves.any():
-        return np.zeros((len(numbers), 1))
-    return np.asarray(centred[:, moves] / spread[moves])
-
-
-def linear_gram(numbers: Float[np.ndarray, "n p"]) -> Gram:
-    """Ridge on the numbers themselves."""
-    return Gram(numbers @ numbers.T / numbers.shape[1])
-
-
-def mlp_gram(numbers: Float[np.ndarray, "n p"], width: int, seed: int) -> Gram:
-    """A two-layer network with a random first layer: ReLU of random combinations of the numbers."""
-    rng = np.random.default_rng([seed, width])
-    p = numbers.shape[1]
-    hidden = numbers @ (rng.standard_normal((p, width)) / np.sqrt(p)) + rng.standard_normal(width)
-    np.maximum(hidden, 0.0, out=hidden)
-    return feature_gram(hidden / np.sqrt(width))
-
-
-def spectrum_of(m: Measured, gram: np.ndarray, columns: np.ndarray) -> TargetLoading:
-    """Eigenvalues of the centred matrix over n, and the target's power.
-
-    The power is given as its share along each direction.
-    """
-    centred = gram - gram.mean(axis=0) - gram.mean(axis=1)[:, None] + gram.mean()
-    values, vectors = np.linalg.eigh(centred / len(gram))
-    target = columns - columns.mean(axis=0)
-    power = np.square(vectors.T @ target).sum(axis=1) / np.square(target).sum()
-    return TargetLoading(
-        m.name,
-        "pooled" if m.family == "pooled" else m.role,
-        np.maximum(values[::-1], 0.0),
-        power[::-1],
-    )
-
-
-MOST = 300  # samples that choices are made on
-HALVINGS = (
-    2  # how often the samples of a learner are halved to make it cheaper, before it is left out
-)
-MIN_HALVED = 100  # samples below which they are not
-STEPS = (100, 50, 25, 10)  # steps of a descent to fall back to
-MOST_PER_STEP = 400  # samples that one step of a descent uses
-LOOKS = "head distribution of two looks, learned"
-TWO_HOPS = 2  # what a head distribution of two looks costs to learn, in head distributions of one
-MOST_FOR_SPECTRUM = 1000
-MIN_PILOT = 20  # samples that choices are made on at least
-FOR_CHOICE = 1 / 4  # share of the budget that choices may take
-FOR_LEARNERS = (
-    2 / 3
-)  # share of what is left then that goes to learners; the rest is for the questions
-CHEAP = (
-    1 / 10
-)  # share of what is left for the questions that the last of them may take before the others
-CALL_SECONDS = 0.006  # that any layer takes, however small
-CACHED_WIDTH = 1000  # from which on a head, of D × D numbers, does not stay in a core's memory
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds of one core that steps take, predicted from sizes alone, whatever the machine.
-
-    The constants were measured on one core (Zen 4), from 3 to 2,000 coordinates: there predictions
-    are between 0.7 and 5 times the seconds that were taken. D = dim + 1 is the width of a head.
-    """
-
-    keys: float  # per sample
-    dim: int
-    activation: str
-    grouped: bool = False
-    n_folds: int = N_FOLDS
-    has_query: bool = True  # without one, a head is a row of W rather than all D of them
-    sets: float = 1.0  # per sample
-
-    def tokens(self, n: int) -> float:
-        """Scaling the tokens of n samples."""
-        return 1e-9 * n * self.keys * (100 + 8 * self.dim)
-
-    def features(self, n: int, heads: float) -> float:
-        """Features of so many heads: drawing W, W times the query, scores and sums over keys."""
-        width = self.dim + 1
-        entries = width**2 if self.has_query else width
-        draws = 30 * entries
-        queries = 0.2 * n * self.sets * entries
-        keys = 0.4 * n * self.keys * width
-        out_of_cache = 1.5 if width > CACHED_WIDTH and self.has_query else 1.0
-        return CALL_SECONDS + 1e-9 * heads * (out_of_cache * (draws + queries) + keys)
-
-    def kernel(self, n: int, biased: bool = False) -> float:
-        """The exact kernel: all pairs of keys; with a mean, 20 ns more each for a kink in σ."""
-        pairs = (n * self.keys) ** 2 / 2
-        kink = 20.0 if biased and self.activation in ("relu", "step") else 0.0
-        return CALL_SECONDS + 1e-9 * pairs * (2.2 + 0.075 * (self.dim + 1) + kink)
-
-    def product(self, n: int, width: float) -> float:
-        """A Gram matrix of n rows of so many numbers."""
-        return 2.5e-11 * n**2 * width
-
-    def gram(self, n: int, heads: float, biased: bool = False) -> float:
-        """A Gram matrix of so many heads, or of infinitely many, tokens being scaled first."""
-        if math.isinf(heads):
-            return self.tokens(n) + self.kernel(n, biased)
-        return self.tokens(n) + self.features(n, heads) + self.product(n, heads * (self.dim + 1))
-
-    def pooled(self, n: int, *, statistics: bool = False, hidden: int = 0) -> float:
-        """A Gram matrix of pooled numbers, or of so many hidden units on top of them."""
-        per_coordinate = 5 if statistics else 2  # numbers of a sample, the query's among them
-        width = per_coordinate * self.dim
-        pooling = 1e-9 * (20 * n * width + 5 * n * self.keys * self.dim)
-        if not hidden:
-            return pooling + self.product(n, width)
-        layer = 1e-9 * (15 * width * hidden + 0.04 * n * width * hidden)
-        return pooling + layer + self.product(n, hidden)
-
-    def fit(self, n: float) -> float:
-        """A ridge path with leave-one-out.
-
-        Leaving groups out takes eigenvectors, thrice as long.
-        """
-        return (3 if self.grouped else 1) * fit_seconds(
-            math.ceil(n), 0, self.dim, math.inf, has_query=False
-        )
-
-    def folds(self, n: int) -> float:
-        """A fit per fold of n samples.
-
-        And a seventh more for those of half and a quarter of them.
-        """
-        return 8 / 7 * self.n_folds * self.fit((1 - 1 / N_FOLDS) * n)
-
-    def learn(self, n: int, steps: int) -> float:
-        """A head distribution learned from n samples.
-
-        A gradient is three passes through the features, a look one fit.
-        """
-        part = min(n, MOST_PER_STEP)
-        one = self.gram(part, max(32, min(256, 2 * part // (self.dim + 1))))
-        descents = 2 if n >= MIN_SAMPLES_FOR_ONE_SPLIT else 6
-        return one * (9 + descents * (3 * steps + CHECKS))
-
-    def curve(self, n: float) -> float:
-        """The subsets of a learning curve."""
-        return self.n_folds * sum(r * self.fit(n * share) for share, r in SUBSETS)
-
-
-def share_out(
-    budget: float, options: Mapping[str, Sequence[tuple[float, Any]]]
-) -> dict[str, tuple[float, Any]]:
-    """For everyone the first option it can afford: (seconds, what it gets).
-
-    The cheapest come first and take what they need, as far as it is their equal share of what is
-    left: nobody has less because another is dear. What is left over goes to those who would have
-    more, in the same order; who can afford nothing is left out.
-
-    >>> share_out(
-    ...     10.0, {"dear": [(100.0, "all"), (7.0, "some")], "cheap": [(2.0, "all"), (1.0, "some")]}
-    ... )
-    {'cheap': (2.0, 'all'), 'dear': (7.0, 'some')}
-    """
-    chosen: dict[str, tuple[float, Any]] = {}
-    ordered = sorted(options, key=lambda name: options[name][0][0])
-    for share in (*range(len(ordered), 0, -1), *[1] * len(ordered)):
-        name, ordered = ordered[0], [*ordered[1:], ordered[0]]
-        has = chosen[name][0] if name in chosen else 0.0
-        found = next(
-            (option for option in options[name] if option[0] <= has + budget / share), None
-        )
-        if found is not None and found[0] > has:
-            chosen[name] = found
-            budget -= found[0] - has
-    return chosen
-
-
-@dataclass(frozen=True)
-class TokenChoice:
-    """What `keyhole.choose.choose` chose on a part of the samples, as for a user without settings.
-
-    The default settings where there was no budget to ask it.
-
-    Attributes
-    ----------
-    rule : TokenRule
-        The scaling of tokens and the query.
-    biased : head distribution or None
-        The best of the head distributions with a mean, whether or not it was chosen; None where
-        there is no query that keys could resemble.
-    seconds : float
-        What the choice takes, as predicted.
-    is_measured : bool
-        False for the default settings.
-    """
-
-    rule: TokenRule
-    biased: GaussianHeads | None
-    seconds: float
-    is_measured: bool = True
-
-
-def make_choice(problem: LensProblem, config: LensConfig) -> TokenChoice:
-    """Choose scaling, query and head distribution as the estimators do, within the budget.
-
-    The first training samples choose: as many as make the choice cost no more than its share of the
-    budget.
-    """
-    train = problem.folds[0][0]
-    spec = LayerSpec(
-        n_heads=config.n_heads,
-        activation=config.activation,
-        pooling=config.pooling,
-        criterion="squared_error" if problem.labels is None else "log_loss",
-        seed=config.seed,
-        extras_scale=1.0,
-    )
-
-    # the largest part whose choice is affordable
-    n_samples = min(len(train), MOST)
-    while n_samples >= MIN_PILOT:
-        data = problem.training_set(train[:n_samples])
-        seconds = choice_seconds(spec, data)
-        if seconds <= FOR_CHOICE * config.budget:
-            choice = choose(spec, data)
-            rule = choice.token_rule(data)
-            return TokenChoice(rule=rule, biased=best_biased(choice), seconds=seconds)
-        n_samples //= 2
-
-    # too little for any choice
-    data = problem.training_set(train[:MIN_PILOT])
-    rule = TokenRule.learn(data.samples, "standard", "given", config.pooling)
-    biased = GaussianHeads(1.0) if problem.has_query else None
-    return TokenChoice(rule=rule, biased=biased, seconds=0.0, is_measured=False)
-
-
-def best_biased(choice: Choice) -> GaussianHeads | None:
-    """The candidate with a mean of least loss, under the scaling and query that were chosen."""
-    best = None
-    for candidate in choice.candidates:
-        is_chosen_rule = (candidate.scaling, candidate.query) == (
-            choice.spec.scaling,
-            choice.spec.query,
-        )
-        heads = candidate.heads
-        if is_chosen_rule and isinstance(heads, GaussianHeads) and has_mean(heads):
-            if best is None or candidate.loss < best.loss:
-                best = candidate
-    if best is None:
-        return None
-    assert isinstance(best.heads, GaussianHeads)
-    return best.heads
-
-
-def has_mean(heads: GaussianHeads) -> bool:
-    """Whether a head distribution is around something else than zero."""
-    return bool(np.any(np.asarray(heads.mean) != 0.0))
-
-
-STATISTICS = ("pooled statistics, ridge", "pooled statistics, MLP")
-WIDTH = 1024  # units of the MLP
+TASKS = ("auto", "regression", "classification")
 MIN_SETS = 40
-SUBSETS = ((2**-0.5, 2), (0.5, 2), (2**-1.5, 2), (0.25, 4))
-"""Points of a learning curve below its end: share of a training part, and subsets drawn of each."""
-MIN_SUBSET = 8  # samples of the smallest subset
+WIDTH = 1024  # units of the MLP
+STATISTICS_RIDGE = "pooled statistics, ridge"
+STATISTICS_MLP = "pooled statistics, MLP"
+TWO_HOPS = "head distribution of two hops, learned"
+TWO_HOPS_COST = 2  # what learning two hops costs, relative to one
+
+HALVINGS = 2  # how often the samples of a learner are halved before it is skipped
+MIN_HALVED = 100  # samples below which they are not halved
+STEPS = (100, 50, 25, 10)  # steps of a descent to fall back to
+LEARNED_FOLDS = 2  # folds on which a head distribution is learned
+HEAD_COUNTS = (4, 16, 64)  # numbers of heads tried, besides the number in use
+HEAD_COUNT_FOLDS = 3  # folds on which the number of heads is varied
+
+FOR_LEARNERS = 2 / 3  # share of the budget after the choice; the rest is for the questions
+CHEAP = 1 / 10  # share of what remains that a last question may take to be reserved for
+
+MOST_FOR_SPECTRUM = 1000  # samples
+MAX_EXAMPLES = 2  # samples taken apart of those that were right, and of those that were wrong
 
 
 def look(
@@ -634,18 +100,17 @@ def look(
         )
     progress("choosing how to scale tokens")
     problem = pose(data, config.kind, min(n, config.max_samples), config.seed)
+    choice = make_choice(problem, config)
     costs = Costs(
         keys=problem.tokens / len(problem),
         dim=problem.batch.dim,
         activation=config.activation,
         grouped=problem.groups is not None,
         n_folds=len(problem.folds),
-        has_query=problem.has_query,
+        has_query=problem.has_query or choice.rule.query != "given",
         sets=len(problem.batch) / len(problem),
     )
-    choice = make_choice(problem, config)
-    costs = replace(costs, has_query=problem.has_query or choice.rule.query != "given")
-    return _Look(data, problem, choice, costs, config, progress).run()
+    return LensRun(data, problem, choice, costs, config, progress).run()
 
 
 def lens(
@@ -701,56 +166,77 @@ def lens(
     >>> found.answers["attention"].says, found.answers["query"].says
     ('yes', 'yes')
     """
-    data = X if isinstance(X, Dataset) else None
-    samples = data.sets if data is not None else as_samples(AttentionRegressor(), X, reset=True)
-    target = data.target if data is not None and y is None else y
-    for name, values in {"y": target, "split": split, "groups": groups, "time": time}.items():
+    # the samples, and their target
+    if isinstance(X, Dataset):
+        data = X
+        if y is None:
+            y = X.target
+    else:
+        data = Dataset(as_samples(AttentionRegressor(), X, reset=True), None)
+    for name, values in {"y": y, "split": split, "groups": groups, "time": time}.items():
         check_no_mask(values, name)
-    target = np.asarray(target)
-    if target.shape != (len(samples),):
-        raise ValueError(
-            f"`y` must have one value per sample: got shape {target.shape} for {len(samples)} "
-            "samples."
-        )
-    if target.dtype.kind not in "biufUO" or (
-        target.dtype.kind == "f" and not np.isfinite(target).all()
-    ):
-        raise ValueError(
-            f"`y` must hold finite numbers or labels: got {target.dtype} with "
-            f"{target[:3].tolist()!r:.60}."
-        )
-    kind = likely_task(target) if check_choice(task, "task", TASKS) == "auto" else task
+    target = _check_target(y, len(data.sets))
+    kind = check_choice(task, "task", TASKS)
+    if kind == "auto":
+        kind = likely_task(target)
     if kind == "regression" and target.dtype.kind in "UO":
         raise ValueError(
             f"task='regression' needs a target of numbers: got labels such as {target[0]!r:.40}."
         )
-    given = {"split": split, "groups": groups, "time": time}
-    asked: dict[str, Any] = {
-        name: np.asarray(values) for name, values in given.items() if values is not None
-    }
-    for name, values in asked.items():
-        if values.shape != target.shape:
-            raise ValueError(
-                f"`{name}` must have one value per sample: got {values.shape} for {len(samples)} "
-                "samples."
-            )
+
+    # what decides which samples are held out; arguments win over what a dataset brings
+    split = _per_sample(split, "split", len(target))
+    groups = _per_sample(groups, "groups", len(target))
+    time = _per_sample(time, "time", len(target))
     if split is not None and not np.isin(split, (0, 1)).all():
         raise ValueError("`split` must be 0 (train) or 1 (test) for every sample.")
     if time is not None:
-        asked["time"] = check_float_array(time, "time").astype(np.float64)
+        time = check_float_array(time, "time").astype(np.float64)
+    data = replace(
+        data,
+        target=target,
+        split=data.split if split is None else split,
+        groups=data.groups if groups is None else groups,
+        time=data.time if time is None else time,
+    )
+
     config = LensConfig(
-        kind,
-        check_number(budget, "budget", minimum=0.0, exclusive=True),
-        check_count(n_heads, "n_heads"),
-        check_activation(activation),
-        check_choice(pooling, "pooling", POOLINGS),
+        kind=kind,
+        budget=check_number(budget, "budget", minimum=0.0, exclusive=True),
+        n_heads=check_count(n_heads, "n_heads"),
+        activation=check_activation(activation),
+        pooling=check_choice(pooling, "pooling", POOLINGS),
         seed=check_seed(seed),
     )
-    about = Dataset(samples, target) if data is None else replace(data, target=target)
-    return look(replace(about, **asked), config)
+    return look(data, config)
 
 
-TASKS = ("auto", "regression", "classification")
+def _check_target(y: Any, n_samples: int) -> np.ndarray:
+    """A target as an array of one finite number or one label per sample."""
+    target = np.asarray(y)
+    if target.shape != (n_samples,):
+        raise ValueError(
+            f"`y` must have one value per sample: got shape {target.shape} for {n_samples} samples."
+        )
+    has_good_type = target.dtype.kind in "biufUO"
+    if not has_good_type or (target.dtype.kind == "f" and not np.isfinite(target).all()):
+        raise ValueError(
+            f"`y` must hold finite numbers or labels: got {target.dtype} with "
+            f"{target[:3].tolist()!r:.60}."
+        )
+    return target
+
+
+def _per_sample(values: Any, name: str, n_samples: int) -> np.ndarray | None:
+    """Values as an array of one per sample; None if not given."""
+    if values is None:
+        return None
+    array = np.asarray(values)
+    if array.shape != (n_samples,):
+        raise ValueError(
+            f"`{name}` must have one value per sample: got {array.shape} for {n_samples} samples."
+        )
+    return array
 
 
 def likely_task(target: np.ndarray) -> str:
@@ -764,141 +250,200 @@ def likely_task(target: np.ndarray) -> str:
     ('regression', 'classification', 'regression')
     """
     kind = target.dtype.kind
-    few = kind in "iu" and len(np.unique(target)) <= min(20, max(2, len(target) // 5))
-    return "classification" if kind in "UbO" or few else "regression"
+    if kind in "UbO":
+        return "classification"
+    if kind in "iu":
+        most_classes = min(20, max(2, len(target) // 5))
+        if len(np.unique(target)) <= most_classes:
+            return "classification"
+    return "regression"
 
 
-class _Look:
-    """The state of a look: Gram matrices at hand, findings so far, predicted seconds left."""
+@dataclass(frozen=True)
+class PlannedFit:
+    """A way to fit a learner: predicted seconds, samples, and steps if its heads are learned."""
+
+    seconds: float
+    n_samples: int
+    steps: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOutPredictions:
+    """Predictions for the samples of a test part, and how good each of them is."""
+
+    classes: Int[np.ndarray, " r"]  # column of the scores that was predicted; 0 for regression
+    texts: tuple[str, ...] = field(repr=False)
+    margins: Float[np.ndarray, " r"]  # the larger, the better the prediction
+    is_right: np.ndarray
+    unit: float  # of a score, in units of the target
+
+
+class LensRun:
+    """The state of a run: Gram matrices so far, findings so far, predicted seconds that remain."""
 
     def __init__(
         self,
-        data: Any,
+        data: Dataset,
         problem: LensProblem,
         choice: TokenChoice,
         costs: Costs,
         config: LensConfig,
-        progress: Any,
+        progress: Callable[[str], None],
     ) -> None:
-        self.problem, self.choice, self.costs, self.config, self.progress = (
-            problem,
-            choice,
-            costs,
-            config,
-            progress,
-        )
+        self.problem = problem
+        self.choice = choice
+        self.costs = costs
+        self.config = config
+        self.progress = progress
         self.target = np.asarray(data.target)
-        self.left = config.budget - choice.seconds
-        self.reserved = 0.0  # of what is left, for what comes last
         self.folds = range(len(problem.folds))
-        self.exact = config.activation != SOFTMAX
+        self.has_kernel = config.activation != SOFTMAX  # in closed form
+        self.remaining = config.budget - choice.seconds
+        self.reserved = 0.0  # part of the remaining seconds that is kept for the last questions
         self.grams: dict[str, Gram] = {}
-        self.found = Findings(config, data.description, len(data), names=data.names)
+        self.findings = Findings(
+            config=config,
+            description=data.description,
+            n_given=len(data),
+            names=data.names,
+        )
         if not choice.is_measured:
             self._skip(
                 "choosing how to scale tokens: takes too long even on a few sets. They are scaled "
                 "to 'standard'."
             )
-        self.plan = self._plan()
-        sizes = [size for _, (size, _) in self.plan.values()]
-        self.tiers = sorted(set(sizes)) or [len(problem)]
-        self.found.n_used, self.found.n_train = self.tiers[-1], problem.trained_on(self.tiers[-1])
-        self.found.settings = self._settings()
+
+        # which learners are fitted, and the different numbers of samples among them
+        self.plan = self._make_plan()
+        self.tiers = sorted({fit.n_samples for fit in self.plan.values()}) or [len(problem)]
+        self.findings.n_used = self.tiers[-1]
+        self.findings.n_train = problem.trained_on(self.tiers[-1])
+        self.findings.settings = self._describe_settings()
 
     def run(self) -> Findings:
-        self._constant()
-        self._pooled()
-        self._fixed_heads()
-        self._learned_heads()
-        # what comes last is not left out for want of little, however much is spent before it
-        self.reserved = sum(s for s in self._last_seconds() if s <= CHEAP * self.left)
-        self._curves()
-        self._query()
-        self._learned_infinite()
-        self._heads()
+        """Fit the learners, then measure what the questions need, then answer them."""
+        self._fit_constant()
+        self._fit_pooled()
+        self._fit_fixed_heads()
+        self._fit_learned_heads()
+
+        # the last two questions are cheap: what they take is kept, however much the others want
+        self.reserved = sum(
+            seconds for seconds in self._last_seconds() if seconds <= CHEAP * self.remaining
+        )
+        self._measure_curves()
+        self._measure_query()
+        self._fit_learned_infinite()
+        self._measure_heads()
         self.reserved = 0.0
-        self._spectra()
-        self._examples()
-        self.found.cost = self.config.budget - self.left
-        self.found.answers = answer_all(self.found)
-        return self.found
+        self._measure_spectra()
+        self._take_examples_apart()
 
-    def _plan(self) -> dict[str, tuple[float, tuple[int, int]]]:
-        """Who is fitted: its predicted seconds, and on how many samples.
+        self.findings.cost = self.config.budget - self.remaining
+        self.findings.answers = answer_all(self.findings)
+        return self.findings
 
-        And the steps of a head distribution that is learned.
-        """
-        n, costs, config = len(self.problem), self.costs, self.config
-        sizes = [n >> k for k in range(HALVINGS + 1) if k == 0 or n >> k >= MIN_HALVED]
-        ridge, mlp = STATISTICS
-        options: dict[str, Any] = {
-            f"{config.pooling} pool, ridge": [
-                (costs.pooled(s) + costs.folds(s), (s, 0)) for s in sizes
-            ],
-            ridge: [(costs.pooled(s, statistics=True) + costs.folds(s), (s, 0)) for s in sizes],
-            mlp: [
-                (costs.pooled(s, statistics=True, hidden=WIDTH) + costs.folds(s), (s, 0))
-                for s in sizes
-            ],
-        }
-        for name, (distribution, heads) in self._distributions().items():
+    # --- the plan and the budget ---
+
+    def _make_plan(self) -> dict[str, PlannedFit]:
+        """For every learner that the budget allows, how it is fitted."""
+        costs = self.costs
+        n_heads = self.config.n_heads
+        n = len(self.problem)
+        sizes = [n]
+        for k in range(1, HALVINGS + 1):
+            if n >> k >= MIN_HALVED:
+                sizes.append(n >> k)
+
+        # learners on pooled input
+        options: dict[str, list[PlannedFit]] = {}
+        options[self._pool_name()] = [
+            PlannedFit(costs.pooled(size) + costs.folds(size), size) for size in sizes
+        ]
+        options[STATISTICS_RIDGE] = [
+            PlannedFit(costs.pooled(size, statistics=True) + costs.folds(size), size)
+            for size in sizes
+        ]
+        options[STATISTICS_MLP] = [
+            PlannedFit(costs.pooled(size, statistics=True, hidden=WIDTH) + costs.folds(size), size)
+            for size in sizes
+        ]
+
+        # fixed head distributions
+        for name, (distribution, heads) in self._fixed_distributions().items():
             biased = has_mean(distribution)
-            options[name] = [(costs.gram(s, heads, biased) + costs.folds(s), (s, 0)) for s in sizes]
-        if config.steps:
-            turns = min(2, costs.n_folds)
-            rungs = [(n, min(steps, config.steps)) for steps in STEPS] + [
-                (s, STEPS[-1]) for s in sizes[1:]
+            options[name] = [
+                PlannedFit(costs.gram(size, heads, biased) + costs.folds(size), size)
+                for size in sizes
             ]
-            for name, dearer in ((self._learned_name(config.n_heads), 1), (LOOKS, TWO_HOPS)):
-                if dearer == 1 or self._asks():
-                    options[name] = [
-                        (
-                            turns
-                            * (
-                                dearer * costs.learn(s, k)
-                                + costs.gram(s, config.n_heads)
-                                + costs.fit(0.8 * s)
-                            ),
-                            (s, k),
-                        )
-                        for s, k in rungs
-                    ]
-        plan = share_out(FOR_LEARNERS * self.left, options)
-        for name in options:
-            if name not in plan:
-                seconds = options[name][-1][0]
+
+        # learned head distributions: first fewer steps, then fewer samples
+        if self.config.steps:
+            n_learned = min(LEARNED_FOLDS, costs.n_folds)
+            rungs = [(n, min(steps, self.config.steps)) for steps in STEPS]
+            rungs += [(size, STEPS[-1]) for size in sizes[1:]]
+            learning_costs = {self._learned_name(n_heads): 1}
+            if self._sets_have_queries():
+                learning_costs[TWO_HOPS] = TWO_HOPS_COST
+            for name, multiple in learning_costs.items():
+                options[name] = []
+                for size, steps in rungs:
+                    learning = multiple * costs.learn(size, steps)
+                    fitting = costs.gram(size, n_heads) + costs.fit(0.8 * size)
+                    seconds = n_learned * (learning + fitting)
+                    options[name].append(PlannedFit(seconds, size, steps))
+
+        shares = share_out(
+            FOR_LEARNERS * self.remaining,
+            {name: [(fit.seconds, fit) for fit in fits] for name, fits in options.items()},
+        )
+        for name, fits in options.items():
+            if name not in shares:
+                smallest = fits[-1]
                 self._skip(
-                    f"{name}: takes about {seconds:.2g} s even on {options[name][-1][1][0]} sets."
+                    f"{name}: takes about {smallest.seconds:.2g} s even on {smallest.n_samples} "
+                    "sets."
                 )
-        return plan
+        return {name: fit for name, (_, fit) in shares.items()}
 
-    def _distributions(self) -> dict[str, tuple[GaussianHeads, float]]:
-        """Head distributions that are not learned, by the names of learners.
+    def _pool_name(self) -> str:
+        return f"{self.config.pooling} pool, ridge"
 
-        The head distribution, and its number of heads.
-        """
+    def _learned_name(self, heads: float) -> str:
+        count = "infinite" if math.isinf(heads) else heads
+        return f"learned head distribution, {count} heads"
+
+    def _fixed_distributions(self) -> dict[str, tuple[GaussianHeads, float]]:
+        """Head distributions that are not learned, with numbers of heads, by names of learners."""
         distributions = {"zero-mean attention": GaussianHeads()}
         if self.choice.biased is not None:
             distributions["biased attention"] = self.choice.biased
         counts = {f"{self.config.n_heads} heads": float(self.config.n_heads)}
-        if self.exact:
+        if self.has_kernel:
             counts["infinite heads"] = math.inf
         return {
-            f"{name}, {many}": (distribution, heads)
+            f"{name}, {count}": (distribution, heads)
             for name, distribution in distributions.items()
-            for many, heads in counts.items()
+            for count, heads in counts.items()
         }
 
-    def _learned_name(self, heads: float) -> str:
-        return f"learned head distribution, {'infinite' if math.isinf(heads) else heads} heads"
+    def _sets_have_queries(self) -> bool:
+        """Whether every set brings its own query, which further hops extend."""
+        return self.choice.rule.query == "given" and self.problem.sets.has_own_queries
 
-    def _settings(self) -> str:
-        rule, config, found = self.choice.rule, self.config, self.found
-        used = f"{found.n_used} of {found.n_given} sets, drawn at random"
-        if found.n_used == found.n_given:
-            used = f"all {found.n_used} sets"
+    def _describe_settings(self) -> str:
+        """The settings of the run as one sentence of the report."""
+        rule = self.choice.rule
+        config = self.config
+        n_used = self.findings.n_used
+        n_given = self.findings.n_given
+        if n_used == n_given:
+            samples = f"all {n_used} sets"
+        else:
+            samples = f"{n_used} of {n_given} sets, drawn at random"
         if len(self.tiers) > 1:
-            used += f" ({self.tiers[0]} for the dearest learner)"
+            samples += f" ({self.tiers[0]} for the most expensive learner)"
         bias = ""
         if self.choice.biased is not None:
             strength = self.choice.biased.mean
@@ -907,310 +452,389 @@ class _Look:
             else:
                 strength = f"{strength:g}"
             bias = f", biased heads of strength {strength}"
-        chosen = f"chosen on {MOST} training sets at most"
-        if not self.choice.is_measured:
+        if self.choice.is_measured:
+            chosen = f"chosen on {MOST} training sets at most"
+        else:
             chosen = "the default settings: the budget is too small to choose"
         return (
-            f"{used}, {self.problem.held}; tokens {rule.scaling}, query {rule.query}, pooling "
+            f"{samples}, {self.problem.held}; tokens {rule.scaling}, query {rule.query}, pooling "
             f"{rule.pooling}, {config.activation} weights{bias} ({chosen}); {config.n_heads} heads "
             f"where finite; seed {config.seed}; {config.budget:g} predicted seconds."
         )
 
-    def _skip(self, words: str) -> None:
-        self.found.skipped.append(words)
+    def _skip(self, reason: str) -> None:
+        self.findings.skipped.append(reason)
 
-    def _afford(self, what: str, seconds: float) -> bool:
-        """Take the seconds from what is left and say what comes next.
-
-        Or note that there are too few.
-        """
-        available = self.left - self.reserved
+    def _afford(self, step: str, seconds: float) -> bool:
+        """Spend the seconds and report the step; or note that too few remain, and return False."""
+        available = self.remaining - self.reserved
         if seconds > available:
-            self._skip(f"{what}: takes about {seconds:.2g} s, {max(available, 0):.2g} s are left.")
+            self._skip(f"{step}: takes about {seconds:.2g} s, {max(available, 0):.2g} s are left.")
             return False
-        self.left -= seconds
-        self.progress(what)
+        self.remaining -= seconds
+        self.progress(step)
         return True
 
+    # --- the learners ---
+
     def _ready(self, size: int, sets: Any = None, rule: TokenRule | None = None) -> Any:
-        return (rule or self.choice.rule).apply(
-            (self.problem.sets if sets is None else sets)[:size]
-        )
+        """The first samples, or those of other sets, scaled by the rule that was chosen."""
+        if sets is None:
+            sets = self.problem.sets
+        if rule is None:
+            rule = self.choice.rule
+        return rule.apply(sets[:size])
 
-    def _evaluate(self, m: Measured, gram: Gram, folds: Any = None) -> Measured:
-        """Losses of the folds, on all samples of a Gram matrix and on fewer.
+    def _evaluate(self, m: Measured, gram: Gram, folds: Sequence[int] | None = None) -> Measured:
+        """Measure held-out losses on all samples of a Gram matrix, and on fewer.
 
-        Fewer are as many as those have that were given fewer.
+        The smaller numbers of samples are those that other learners were given: learners are
+        compared on as many samples as both have.
         """
-        size = len(gram.matrix)
-        for tier in {t for t in self.tiers if t < size} | {size}:
-            for k in self.folds if folds is None else folds:
-                fold = self.problem.fold(k, tier)
-                if min(map(len, fold)) > 1:
-                    m.at.setdefault(tier, {})[k], m.alpha = held_out_losses(
-                        gram, self.problem, *fold
-                    )
+        if folds is None:
+            folds = self.folds
+        n = len(gram.matrix)
+        for size in [*(tier for tier in self.tiers if tier < n), n]:
+            for k in folds:
+                train, test = self.problem.fold(k, size)
+                if min(len(train), len(test)) > 1:
+                    losses = held_out_losses(gram, self.problem, train, test)
+                    m.at.setdefault(size, {})[k] = losses
         return m
 
-    def _add(self, m: Measured, make: Callable[[int], Gram]) -> None:
-        """Fit a learner on the samples that the plan gives it, if it does."""
+    def _fit(self, m: Measured, make: Callable[[int], Gram]) -> None:
+        """Fit a learner on as many samples as the plan gives it, if it is in the plan."""
         if m.name not in self.plan:
             return
-        seconds, (size, _) = self.plan[m.name]
-        self._afford(m.name, seconds)
-        m.seconds = seconds
-        self.grams[m.name] = make(size)
-        self.found.learners.append(self._evaluate(m, self.grams[m.name]))
+        planned = self.plan[m.name]
+        self._afford(m.name, planned.seconds)
+        m.seconds = planned.seconds
+        self.grams[m.name] = make(planned.n_samples)
+        self.findings.learners.append(self._evaluate(m, self.grams[m.name]))
 
-    def _constant(self) -> None:
+    def _fit_constant(self) -> None:
         """The mean of the training part, or its most frequent class."""
         m = Measured("a constant guess", "constant", "null")
-        for tier in self.tiers:
+        for size in self.tiers:
             for k in self.folds:
-                train, test = self.problem.fold(k, tier)
+                train, test = self.problem.fold(k, size)
                 if min(len(train), len(test)) > 1:
-                    guess = self.problem.columns[train].mean(axis=0)
-                    m.at.setdefault(tier, {})[k] = self.problem.losses(
-                        test, np.tile(guess, (len(test), 1))
-                    )
-        self.found.learners.append(m)
+                    mean = self.problem.columns[train].mean(axis=0)
+                    guesses = np.tile(mean, (len(test), 1))
+                    m.at.setdefault(size, {})[k] = self.problem.losses(test, guesses)
+        self.findings.learners.append(m)
 
-    def _pooled(self) -> None:
-        pooling, ridge, mlp = self.config.pooling, *STATISTICS
+    def _fit_pooled(self) -> None:
+        """Ridge on the mean of the keys, ridge on their statistics, an MLP on these."""
 
-        def numbers(size: int, statistics: bool = True) -> np.ndarray:
-            return pooled_numbers(self.problem.sets[:size], statistics=statistics, pooling=pooling)
+        def numbers(size: int, *, statistics: bool) -> np.ndarray:
+            sets = self.problem.sets[:size]
+            return pooled_numbers(sets, statistics=statistics, pooling=self.config.pooling)
 
-        self._add(
-            Measured(f"{pooling} pool, ridge", "pooled", "ridge"),
-            lambda n: linear_gram(numbers(n, False)),
-        )
-        self._add(Measured(ridge, "pooled", "statistics"), lambda n: linear_gram(numbers(n)))
-        self._add(
-            Measured(mlp, "pooled", "mlp"), lambda n: mlp_gram(numbers(n), WIDTH, self.config.seed)
-        )
+        def mean_gram(size: int) -> Gram:
+            return linear_gram(numbers(size, statistics=False))
 
-    def _fixed_heads(self) -> None:
-        for name, (distribution, heads) in self._distributions().items():
+        def statistics_gram(size: int) -> Gram:
+            return linear_gram(numbers(size, statistics=True))
+
+        def network_gram(size: int) -> Gram:
+            return mlp_gram(numbers(size, statistics=True), WIDTH, self.config.seed)
+
+        self._fit(Measured(self._pool_name(), "pooled", "ridge"), mean_gram)
+        self._fit(Measured(STATISTICS_RIDGE, "pooled", "statistics"), statistics_gram)
+        self._fit(Measured(STATISTICS_MLP, "pooled", "mlp"), network_gram)
+
+    def _fit_fixed_heads(self) -> None:
+        """Attention whose heads are drawn from a fixed distribution."""
+        for name, (distribution, heads) in self._fixed_distributions().items():
             m = Measured(
-                name,
-                "attention",
-                "biased" if has_mean(distribution) else "attention",
-                distribution,
-                heads,
+                name=name,
+                family="attention",
+                role="biased" if has_mean(distribution) else "attention",
+                distribution=distribution,
+                heads=heads,
             )
-            self._add(
-                m,
-                lambda n, distribution=distribution, heads=heads: make_gram(  # type: ignore[misc]
-                    self._ready(n), distribution, heads, self.config
-                ),
-            )
+
+            def attention_gram(size: int, m: Measured = m) -> Gram:
+                return make_gram(self._ready(size), m.distribution, m.heads, self.config)
+
+            self._fit(m, attention_gram)
         if self.choice.biased is None:
             self._skip("biased attention: without a query there is nothing for keys to resemble.")
-        if not self.exact:
+        if not self.has_kernel:
             self._skip("infinite heads: softmax weights have no kernel in closed form.")
 
-    def _asks(self) -> bool:
-        """Whether sets come with a query of their own, which further looks extend."""
-        return self.choice.rule.query == "given" and self.problem.sets.has_own_queries
+    def _fit_learned_heads(self) -> None:
+        """Attention whose head distribution is learned on the training part of each of two folds.
 
-    def _learned_heads(self) -> None:
-        """Learn a head distribution on the training part of each of a few folds.
-
-        Where there is a query, one of two looks too.
+        Where sets have queries, a distribution of two hops too.
         """
         if self.config.steps == 0:
             self._skip("learned head distribution: none was asked for.")
-        for name, role in ((self._learned_name(self.config.n_heads), "learned"), (LOOKS, "looks")):
+        roles = {self._learned_name(self.config.n_heads): "learned", TWO_HOPS: "hops"}
+        for name, role in roles.items():
             if name not in self.plan:
                 continue
-            m = Measured(name, "attention", role, {}, self.config.n_heads)
-            m.seconds, (size, _) = self.plan[name]
-            self.left -= m.seconds
-            ready = self._ready(size)
-            for k in self.folds[:2]:
+            planned = self.plan[name]
+            m = Measured(
+                name=name,
+                family="attention",
+                role=role,
+                distribution={},  # one for every fold
+                heads=self.config.n_heads,
+                seconds=planned.seconds,
+            )
+            self.remaining -= planned.seconds
+            ready = self._ready(planned.n_samples)
+            for k in self.folds[:LEARNED_FOLDS]:
                 self.progress(f"{name} on fold {k + 1}")
-                m.distribution[k] = self._learn(ready, k, name)
-                seen = ready.with_sets(pass_hops(ready.sets, m.distribution[k].hops_))
-                self._evaluate(m, make_gram(seen, m.distribution[k], m.heads, self.config), [k])
-            self.found.learners.append(m)
-        if (learned := self._learned()) is not None:
-            self.found.distribution = learned.distribution[0]
+                distribution = self._learn(ready, k, name)
+                m.distribution[k] = distribution
+                after_hops = ready.with_sets(pass_hops(ready.sets, distribution.hops_))
+                self._evaluate(m, make_gram(after_hops, distribution, m.heads, self.config), [k])
+            self.findings.learners.append(m)
+        learned = self._learned()
+        if learned is not None:
+            self.findings.distribution = learned.distribution[0]
 
     def _learn(self, ready: Any, k: int, name: str) -> Any:
         """A head distribution for the training part of a fold.
 
-        Its noise has one scale where infinitely many heads of the same head distribution are shown
-        beside it, which needs that.
+        Where the same distribution is also shown with infinitely many heads, its noise has one
+        scale: the exact kernel needs that.
         """
-        _, (size, steps) = self.plan[name]
-        kind: dict[str, Any] = (
-            {"covariance": "none" if self.exact else "auto"} if name != LOOKS else {"hops": 2}
+        planned = self.plan[name]
+        if name == TWO_HOPS:
+            heads = LearnedHeads(steps=planned.steps, max_samples=MOST_PER_STEP, hops=2)
+        else:
+            heads = LearnedHeads(
+                steps=planned.steps,
+                max_samples=MOST_PER_STEP,
+                covariance="none" if self.has_kernel else "auto",
+            )
+        train, _ = self.problem.fold(k, planned.n_samples)
+        return heads.fit(
+            ready[train],
+            self.problem.columns[train],
+            groups=self.problem.groups_of(train),
+            activation=self.config.activation,
+            seed=self.config.seed,
         )
-        distribution = LearnedHeads(steps=steps, max_samples=MOST_PER_STEP, **kind)
-        rows, groups = self.problem.fold(k, size)[0], self.problem.groups
-        options: dict[str, Any] = {"activation": self.config.activation, "seed": self.config.seed}
-        columns = self.problem.columns[rows]
-        return distribution.fit(
-            ready[rows], columns, groups=None if groups is None else groups[rows], **options
+
+    def _fit_learned_infinite(self) -> None:
+        """The learned head distributions with infinitely many heads."""
+        learned = self._learned()
+        if learned is None or not self.has_kernel:
+            return
+        size = learned.size
+        seconds = len(learned.distribution) * (
+            self.costs.gram(size, math.inf, biased=True) + self.costs.fit(size)
         )
+        name = self._learned_name(math.inf)
+        if not self._afford(name, seconds):
+            return
+        m = replace(learned, name=name, heads=math.inf, at={}, seconds=seconds)
+        ready = self._ready(size)
+        for k, distribution in m.distribution.items():
+            self._evaluate(m, make_gram(ready, distribution, math.inf, self.config), [k])
+        self.findings.learners.append(m)
 
     def _learned(self) -> Measured | None:
-        return next((m for m in self.found.learners if m.role == "learned"), None)
-
-    def _learned_infinite(self) -> None:
-        """The same head distributions with infinitely many heads."""
-        learned = self._learned()
-        if learned is None or not self.exact:
-            return
-        m = replace(learned, name=self._learned_name(math.inf), heads=math.inf, at={})
-        m.seconds = len(m.distribution) * (
-            self.costs.gram(learned.size, math.inf, biased=True) + self.costs.fit(learned.size)
-        )
-        if self._afford(m.name, m.seconds):
-            ready = self._ready(learned.size)
-            for k, distribution in m.distribution.items():
-                self._evaluate(m, make_gram(ready, distribution, math.inf, self.config), [k])
-            self.found.learners.append(m)
+        """Attention with a learned head distribution of one hop and finitely many heads."""
+        return next((m for m in self.findings.learners if m.role == "learned"), None)
 
     def _best_fixed(self) -> Measured | None:
-        fixed = [m for m in self.found.learners if m.name in self.grams and m.family == "attention"]
-        return min(fixed, key=self.found.error_of, default=None)
+        """The best attention whose head distribution is fixed."""
+        fixed = [
+            m for m in self.findings.learners if m.name in self.grams and m.family == "attention"
+        ]
+        return min(fixed, key=self.findings.error_of, default=None)
 
-    def _learned_leads(self) -> Measured | None:
-        """The learned head distribution, if it beats the best fixed one beyond doubt."""
-        fixed, learned = self._best_fixed(), self._learned()
-        if learned is None or fixed is None:
+    def _best_finite(self) -> Measured | None:
+        """The best attention whose head distribution is fixed, of finitely many heads."""
+        finite = [
+            m for m in self.findings.learners if m.name in self.grams and math.isfinite(m.heads)
+        ]
+        return min(finite, key=self.findings.error_of, default=None)
+
+    def _leader(self) -> Measured | None:
+        """The best fixed heads, or learned heads that beat them by more than 3 standard errors."""
+        fixed = self._best_fixed()
+        learned = self._learned()
+        if learned is None:
+            return fixed
+        if fixed is None or judge(difference(fixed, learned)) == "yes":
             return learned
-        return learned if judge(difference(fixed, learned)) == "yes" else None
+        return fixed
 
-    def _query(self) -> None:
+    # --- what the questions need ---
+
+    def _measure_query(self) -> None:
+        """The error without the query, and with the queries of other sets."""
         best = self._best_fixed()
-        if best is None:
+        leader = self._leader()
+        if best is None or leader is None:
             return
         if not self.problem.has_query:
-            self._made_query(best)
+            self._measure_mean_query(best)
             return
-        leader = self._learned_leads() or best
-        size = leader.size
-        plain = replace(self.costs, has_query=False).gram(best.size, best.heads)
-        again = self.costs.gram(best.size, best.heads, best.role == "biased")
-        if leader is not best:  # a head distribution is learned anew on the first fold
-            again = leader.seconds / len(leader.distribution)
-        if not self._afford(
-            "the query taken away, and shuffled", plain + again + 2 * self.costs.folds(best.size)
-        ):
+
+        # two Gram matrices: one without a query, one with shuffled queries
+        bare_costs = replace(self.costs, has_query=False)
+        bare_seconds = bare_costs.gram(best.size, best.heads)
+        if leader is best:
+            shuffled_seconds = self.costs.gram(best.size, best.heads, best.role == "biased")
+        else:
+            # a head distribution is learned anew on the first fold
+            shuffled_seconds = leader.seconds / len(leader.distribution)
+        fit_seconds = 2 * self.costs.folds(best.size)
+        seconds = bare_seconds + shuffled_seconds + fit_seconds
+        if not self._afford("the query taken away, and shuffled", seconds):
             return
-        self.found.query.append(replace(leader, name="with its query", role="with"))
-        query = self.problem.batch.query
-        assert query is not None  # has_query
+        self.findings.query.append(replace(leader, name="with its query", role="with"))
+
+        # without a query
         bare = self._ready(best.size, _with_query(self.problem.sets, None))
         gram = make_gram(bare, GaussianHeads(), best.heads, self.config)
-        self.found.query.append(
-            self._evaluate(Measured("without a query", "attention", "without"), gram)
-        )
-        mixed = query[np.random.default_rng(self.config.seed).permutation(len(query))]
-        swapped = self._ready(size, _with_query(self.problem.sets, mixed))
-        m = Measured("with the query of another set", "attention", "shuffled")
-        distribution, folds = (
-            (best.distribution, None)
-            if leader is best
-            else (self._learn(swapped, 0, leader.name), [0])
-        )
-        self.found.query.append(
-            self._evaluate(m, make_gram(swapped, distribution, leader.heads, self.config), folds)
-        )
+        without = Measured("without a query", "attention", "without")
+        self.findings.query.append(self._evaluate(without, gram))
 
-    def _made_query(self, best: Measured) -> None:
-        """Where no query was given: whether the mean of the keys makes one."""
+        # with the query of another set
+        query = self.problem.batch.query
+        assert query is not None  # has_query
+        order = np.random.default_rng(self.config.seed).permutation(len(query))
+        swapped = self._ready(leader.size, _with_query(self.problem.sets, query[order]))
+        folds: list[int] | None
+        if leader is best:
+            distribution = best.distribution
+            folds = None
+        else:
+            distribution = self._learn(swapped, 0, leader.name)
+            folds = [0]
+        gram = make_gram(swapped, distribution, leader.heads, self.config)
+        shuffled = Measured("with the query of another set", "attention", "shuffled")
+        self.findings.query.append(self._evaluate(shuffled, gram, folds))
+
+    def _measure_mean_query(self, best: Measured) -> None:
+        """Where no query was given: the error with the mean of the keys as query, and without."""
         if self.problem.sets.has_own_queries:
             return
-        other = replace(
-            self.choice.rule, query="given" if self.choice.rule.query == "mean" else "mean"
-        )
-        costs = replace(self.costs, has_query=other.query != "given")
+        # the best learner has one of the two rules; the other one is measured
+        uses_mean = self.choice.rule.query == "mean"
+        other_rule = replace(self.choice.rule, query="given" if uses_mean else "mean")
+        costs = replace(self.costs, has_query=not uses_mean)
         seconds = costs.gram(best.size, best.heads) + costs.folds(best.size)
         if not self._afford("a query made of the keys", seconds):
             return
-        gram = make_gram(
-            self._ready(best.size, rule=other), GaussianHeads(), best.heads, self.config
-        )
-        tried = self._evaluate(Measured("", "attention", ""), gram)
-        pairs = {other.query: tried, self.choice.rule.query: best}
-        self.found.query += [
-            replace(pairs["given"], name="without a query", role="without"),
-            replace(pairs["mean"], name="the mean of the keys as query", role="made"),
+        ready = self._ready(best.size, rule=other_rule)
+        gram = make_gram(ready, GaussianHeads(), best.heads, self.config)
+        other = self._evaluate(Measured("", "attention", ""), gram)
+        if uses_mean:
+            without, with_mean = other, best
+        else:
+            without, with_mean = best, other
+        self.findings.query += [
+            replace(without, name="without a query", role="without"),
+            replace(with_mean, name="the mean of the keys as query", role="made"),
         ]
 
-    def _heads(self) -> None:
+    def _measure_heads(self) -> None:
         """The error against the number of heads, for the head distribution that did best."""
-        leader = self._learned_leads() or self._best_fixed()
+        leader = self._leader()
         if leader is None:
             return
-        used = self.config.n_heads
-        counts = tuple(sorted({4, 16, 64, used} - {c for c in (4, 16, 64) if c > used}))
+        is_learned = leader.role == "learned"
+
+        # numbers of heads up to the one in use, and beyond it
+        n_heads = self.config.n_heads
+        counts = [count for count in HEAD_COUNTS if count < n_heads] + [n_heads]
         infinite = [
             m
-            for m in self.found.learners
+            for m in self.findings.learners
             if m.distribution is leader.distribution and math.isinf(m.heads)
         ]
-        counts = counts if infinite else (*counts, 4 * used)
-        folds = [k for k in self.folds[:3] if k in leader.losses]
-        many = len(folds) if leader.role == "learned" else 1
+        if not infinite:
+            counts.append(4 * n_heads)
+
+        # as many samples as half of what remains allows, of those that the leader has losses for
+        folds = [k for k in self.folds[:HEAD_COUNT_FOLDS] if k in leader.losses]
+        n_draws = len(folds) if is_learned else 1
 
         def seconds(size: int) -> float:
-            return many * self.costs.gram(size, counts[-1]) + len(counts) * len(
-                folds
-            ) * self.costs.fit(0.8 * size)
+            features = n_draws * self.costs.gram(size, counts[-1])
+            return features + len(counts) * len(folds) * self.costs.fit(0.8 * size)
 
         sizes = sorted((s for s in leader.at if all(s in m.at for m in infinite)), reverse=True)
-        size = next((s for s in sizes if seconds(s) <= (self.left - self.reserved) / 2), sizes[-1])
+        limit = (self.remaining - self.reserved) / 2
+        size = next((s for s in sizes if seconds(s) <= limit), sizes[-1])
         if not self._afford("the number of heads", seconds(size)):
             return
-        rows = [Measured(f"{c} heads", "attention", "finite", heads=c) for c in counts]
+
+        # a learned distribution differs from fold to fold, a fixed one does not
+        finite = [Measured(f"{c} heads", "attention", "finite", heads=c) for c in counts]
         ready = self._ready(size)
+        grams: list[Gram] = []
         for k in folds:
-            if leader.role == "learned" or k == folds[0]:
-                distribution = (
-                    leader.distribution[k] if leader.role == "learned" else leader.distribution
-                )
+            if is_learned or not grams:
                 grams = nested_head_grams(
-                    ready, distribution, counts, self.config.activation, self.config.seed
+                    ready,
+                    leader.distribution[k] if is_learned else leader.distribution,
+                    tuple(counts),
+                    self.config.activation,
+                    self.config.seed,
                 )
-            for m, gram in zip(rows, grams, strict=True):
-                m.at.setdefault(size, {})[k] = held_out_losses(
-                    gram, self.problem, *self.problem.fold(k, size)
-                )[0]
-        self.found.heads = rows
-        for m in infinite:  # on the same folds as the others
+            train, test = self.problem.fold(k, size)
+            for m, gram in zip(finite, grams, strict=True):
+                m.at.setdefault(size, {})[k] = held_out_losses(gram, self.problem, train, test)
+        self.findings.heads = finite
+
+        # infinitely many heads, on the same folds as the others
+        for m in infinite:
             losses = {k: m.at[size][k] for k in folds if k in m.at[size]}
-            self.found.heads.append(
+            self.findings.heads.append(
                 replace(m, name="infinite heads", role="infinite", at={size: losses})
             )
 
-    def _curves(self) -> None:
-        """Held-out error against training samples, which ends where the table is.
+    def _measure_curves(self) -> None:
+        """Held-out error against training samples, on the same held-out samples throughout.
 
-        On the same held-out samples throughout.
+        The last point of a curve is the error in the table.
         """
-        pooled, fixed = self.found.best("pooled"), self._best_fixed()
-        for m in (fixed, pooled):
-            n = 0 if m is None else self.problem.trained_on(m.size)
-            if m is None or not self._afford(f"learning curve of {m.name}", self.costs.curve(n)):
+        for m in self._best_of_both():
+            n = self.problem.trained_on(m.size)
+            if not self._afford(f"learning curve of {m.name}", self.costs.curve(n)):
                 continue
             sizes, losses = learning_curve(self.grams[m.name], self.problem, self.config.seed)
             end = np.concatenate(list(m.losses.values()))
-            role = "pooled" if m is pooled else m.role
-            self.found.curves.append(HeldOutCurve(m.name, role, (*sizes, n), (*losses, end)))
+            self.findings.curves.append(
+                HeldOutCurve(
+                    name=m.name,
+                    role="pooled" if m.family == "pooled" else m.role,
+                    sizes=(*sizes, n),
+                    losses=(*losses, end),
+                )
+            )
 
-    def _spectra(self) -> None:
-        pooled, fixed = self.found.best("pooled"), self._best_fixed()
-        for m in (fixed, pooled):
-            if m is None:
-                continue
+    def _measure_spectra(self) -> None:
+        """How the target loads on the kernels of the best learners."""
+        for m in self._best_of_both():
             gram = self.grams[m.name].matrix[:MOST_FOR_SPECTRUM, :MOST_FOR_SPECTRUM]
             if self._afford(f"spectrum of {m.name}", self._spectrum_seconds(m)):
-                self.found.spectra.append(spectrum_of(m, gram, self.problem.columns[: len(gram)]))
+                columns = self.problem.columns[: len(gram)]
+                self.findings.spectra.append(spectrum_of(m, gram, columns))
+
+    def _best_of_both(self) -> list[Measured]:
+        """The best fixed heads and the best learner on pooled input, as far as there are."""
+        best = (self._best_fixed(), self.findings.best("pooled"))
+        return [m for m in best if m is not None]
+
+    def _last_seconds(self) -> list[float]:
+        """What the spectra and the samples taken apart will take, predicted."""
+        seconds = [self._spectrum_seconds(m) for m in reversed(self._best_of_both())]
+        best = self._best_finite()
+        if best is not None:
+            seconds.append(self._examples_seconds(best))
+        return seconds
 
     def _spectrum_seconds(self, m: Measured) -> float:
         return 4 * self.costs.fit(min(m.size, MOST_FOR_SPECTRUM))
@@ -1218,118 +842,92 @@ class _Look:
     def _examples_seconds(self, best: Measured) -> float:
         return 2 * self.costs.gram(best.size, best.heads)
 
-    def _last_seconds(self) -> list[float]:
-        """What the spectra and the samples taken apart will take, predicted."""
-        shown = [m for m in (self.found.best("pooled"), self._best_fixed()) if m is not None]
-        seconds = [self._spectrum_seconds(m) for m in shown]
-        best = self._best_finite()
-        if best is not None:
-            seconds.append(self._examples_seconds(best))
-        return seconds
+    def _take_examples_apart(self) -> None:
+        """Take held-out samples apart key by key.
 
-    def _best_finite(self) -> Measured | None:
-        finite = [m for m in self.found.learners if m.name in self.grams and math.isfinite(m.heads)]
-        return min(finite, key=self.found.error_of, default=None)
-
-    def _examples(self) -> None:
-        """Held-out samples taken apart key by key.
-
-        Those that the best finite heads got most right and most wrong.
+        Those that the best finite heads predicted best, and those that they predicted worst.
         """
         best = self._best_finite()
         if best is None or not self._afford("which keys did it", self._examples_seconds(best)):
             return
-        problem, ready = self.problem, self._ready(best.size)
+        problem = self.problem
         assert problem.rows is not None  # of a dataset
+
+        # a layer fitted on the first fold, and its predictions
+        ready = self._ready(best.size)
         train, test = problem.fold(0, best.size)
         heads = HeadDraw(
             best.distribution, int(best.heads), ready.dim, self.config.seed, ready.query_dim
         )
-        groups = None if problem.groups is None else problem.groups[train]
         spec = LayerSpec(activation=self.config.activation)
-        data = TrainingSet(ready[train], problem.columns[train], groups=groups)
+        data = TrainingSet(ready[train], problem.columns[train], groups=problem.groups_of(train))
         layer = solve_values(spec, data, heads).layer
+        predictions = self._predictions(test, layer.predict(ready[test]))
 
-        def of_classes(found: np.ndarray) -> np.ndarray:
-            two = problem.labels is not None and found.shape[1] == 1
-            return np.hstack([-found, found]) if two else found
+        # the best of those that are right, and the worst of those that are wrong
+        worst_first = np.argsort(predictions.margins, kind="stable")
+        is_right = predictions.is_right[worst_first]
+        shown_right = worst_first[is_right][::-1][:MAX_EXAMPLES]
+        shown_wrong = worst_first[~is_right][:MAX_EXAMPLES]
+        for i in (*shown_right, *shown_wrong):
+            sample = test[i : i + 1]
+            contributions = self._scores_by_class(layer.contributions(ready[sample]))
+            row = int(problem.rows[test[i]])
+            self.findings.examples.append(
+                TakenApart(
+                    row=row,
+                    right=bool(predictions.is_right[i]),
+                    truth=_brief(self.target[row]),
+                    said=predictions.texts[i],
+                    keys=problem.sets[sample].sets.tokens,
+                    parts=contributions[:, predictions.classes[i]] * predictions.unit,
+                )
+            )
 
-        scores, truths = of_classes(layer.predict(ready[test])), self.target[problem.rows]
+    def _scores_by_class(self, outputs: Float[np.ndarray, "r t"]) -> Float[np.ndarray, "r c"]:
+        """One score per class: of two classes, the one output and its negative."""
+        has_two_classes = self.problem.labels is not None and outputs.shape[1] == 1
+        if has_two_classes:
+            return np.hstack([-outputs, outputs])
+        return outputs
+
+    def _predictions(
+        self, test: Int[np.ndarray, " r"], outputs: Float[np.ndarray, "r t"]
+    ) -> HeldOutPredictions:
+        """What the outputs of a layer predict for a test part, and how well."""
+        problem = self.problem
+        scores = self._scores_by_class(outputs)
         if problem.labels is None:
-            won, unit, lead = (
-                np.zeros(len(test), dtype=int),
-                truths.std(),
-                -np.abs(scores - problem.columns[test])[:, 0],
-            )
-            right, said = lead >= np.median(lead), truths.mean() + unit * scores[:, 0]
+            # right is what is closer to the truth than the median
+            target = self.target[problem.rows]
+            unit = float(target.std())
+            margins = -np.abs(scores - problem.columns[test])[:, 0]
+            is_right = margins >= np.median(margins)
+            classes = np.zeros(len(test), dtype=int)
+            values = target.mean() + unit * scores[:, 0]
         else:
-            own = np.arange(scores.shape[1]) == problem.labels[test][:, None]
-            won, unit, lead = (
-                scores.argmax(axis=1),
-                1.0,
-                scores[own] - np.where(own, -math.inf, scores).max(axis=1),
-            )
-            right, said = lead > 0, np.unique(self.target)[won]
-        order = np.argsort(lead, kind="stable")
-        for i in (*order[right[order]][::-1][:MAX_EXAMPLES], *order[~right[order]][:MAX_EXAMPLES]):
-            parts = of_classes(layer.contributions(ready[test[i : i + 1]]))[:, won[i]] * unit
-            keys = problem.sets[test[i : i + 1]].sets.tokens
-            about = (
-                int(problem.rows[test[i]]),
-                bool(right[i]),
-                _brief(truths[test[i]]),
-                _brief(said[i]),
-            )
-            self.found.examples.append(TakenApart(*about, keys, parts))
+            # by how much the score of the true class exceeds the largest other score
+            is_true_class = np.arange(scores.shape[1]) == problem.labels[test][:, None]
+            largest_other = np.where(is_true_class, -math.inf, scores).max(axis=1)
+            unit = 1.0
+            margins = scores[is_true_class] - largest_other
+            is_right = margins > 0
+            classes = scores.argmax(axis=1)
+            values = np.unique(self.target)[classes]
+        return HeldOutPredictions(
+            classes=classes,
+            texts=tuple(_brief(value) for value in values),
+            margins=margins,
+            is_right=is_right,
+            unit=unit,
+        )
 
 
 def _brief(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)[:40]
-
-
-def learning_curve(
-    gram: Gram, problem: LensProblem, seed: int
-) -> tuple[tuple[int, ...], tuple[Float[np.ndarray, " u"], ...]]:
-    """Sizes below that of a training part, increasing, and the losses for each.
-
-    Losses are those of all that is held out, fold by fold.
-
-    Every loss is a mean over a few random subsets of the training part of its fold: sub-blocks of
-    one Gram matrix, each with a penalty of its own by leave-one-out. Groups are taken whole.
-    """
-    folds = [problem.fold(k, len(gram.matrix)) for k in range(len(problem.folds))]
-    n = problem.trained_on(len(gram.matrix))
-    rng = np.random.default_rng([seed, n])
-    sizes, curve = [], []
-    for share, repeats in reversed(SUBSETS):
-        if share * n < MIN_SUBSET:
-            continue
-        parts = [
-            [
-                held_out_losses(gram, problem, _subset(train, share, problem, rng), test)[0]
-                for _ in range(repeats)
-            ]
-            for train, test in folds
-        ]
-        sizes.append(round(share * n))
-        curve.append(np.concatenate([np.mean(part, axis=0) for part in parts]))
-    return tuple(sizes), tuple(curve)
-
-
-def _subset(
-    train: np.ndarray, share: float, problem: LensProblem, rng: np.random.Generator
-) -> np.ndarray:
-    """About a share of the rows.
-
-    Whole groups, in an order of which every beginning has its share of each class.
-    """
-    if problem.groups is not None:
-        names = rng.permutation(np.unique(problem.groups[train]))
-        return train[np.isin(problem.groups[train], names[: max(2, round(share * len(names)))])]
-    parts = np.zeros(len(train), dtype=int) if problem.labels is None else problem.labels[train]
-    return np.sort(
-        train[balanced_order(parts, int(rng.integers(2**31)))[: round(share * len(train))]]
-    )
+    """A target as a few characters."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)[:40]
 
 
 def _with_query(sets: Any, query: np.ndarray | None) -> Any:

@@ -27,24 +27,32 @@ _STATES: dict[str, Any] = {
 LARGEST_MAP = 40  # coordinates up to which the mean of a learned head distribution is drawn
 
 
-def report_of(found: Findings) -> Report:
+def report_of(findings: Findings) -> Report:
     """The whole report."""
-    says = "; ".join(f"{a.question.rstrip('?').lower()}: {a.says}" for a in found.answers.values())
-    lead = f"What one attention layer can learn from {found.description}. In short — {says}."
+    says = "; ".join(
+        f"{a.question.rstrip('?').lower()}: {a.says}" for a in findings.answers.values()
+    )
+    lead = f"What one attention layer can learn from {findings.description}. In short — {says}."
     provenance = {
         "keyhole": __version__,
         "NumPy": np.__version__,
         "Python": platform.python_version(),
-        "predicted seconds": f"{found.cost:.0f} of {found.config.budget:.0f}",
-        "seed": str(found.config.seed),
-        "settings": found.settings,
+        "predicted seconds": f"{findings.cost:.0f} of {findings.config.budget:.0f}",
+        "seed": str(findings.config.seed),
+        "settings": findings.settings,
     }
-    sections = [_learners(found), _query(found), _data(found), _heads(found), _spectrum(found)]
-    if found.examples:
-        sections.append(_keys(found))
-    if found.distribution is not None:
-        sections.append(_law(found))
-    title = found.description.partition(":")[0].partition(",")[0]
+    sections = [
+        _learners(findings),
+        _query(findings),
+        _data(findings),
+        _heads(findings),
+        _spectrum(findings),
+    ]
+    if findings.examples:
+        sections.append(_keys(findings))
+    if findings.distribution is not None:
+        sections.append(_head_distribution(findings))
+    title = findings.description.partition(":")[0].partition(",")[0]
     return Report(f"A look at {title or 'your data'}", lead, sections, provenance)
 
 
@@ -58,50 +66,54 @@ def _forecast(answer: LensAnswer) -> Verdict:
     return Verdict(state, answer.sentence, answer.numbers)
 
 
-def _learners(found: Findings) -> Section:
-    rows = found.table
+def _learners(findings: Findings) -> Section:
+    """Does attention pay? The errors of all learners, best first."""
+    rows = findings.table
     order = sorted(
-        (m for m in found.learners if m.losses and m.family != "constant"), key=found.error_of
+        (m for m in findings.learners if m.losses and m.family != "constant"), key=findings.error_of
     )
+
+    # one series of bars per family, at the places of its learners
     families = {"attention": ("attention", "attention"), "pooled": ("pooled input", "mlp")}
     series = []
     for family, (name, role) in families.items():
         places = [k for k, m in enumerate(order) if m.family == family]
-        errors, spreads = (
-            [100 * order[k].error for k in places],
-            [100 * order[k].uncertainty for k in places],
-        )
+        errors = [100 * order[k].error for k in places]
+        spreads = [100 * order[k].uncertainty for k in places]
         series.append(bars(name, places, errors, spreads, role, floor=0.0))
-    names = [f"★ {m.name}" if k == 0 else m.name for k, m in enumerate(order)]
+    names = [m.name for m in order]
+    if names:
+        names[0] = f"★ {names[0]}"
     note = "Bars are one standard error; ★ is the best. All see the same folds."
-    if any(m.size < found.n_used for m in order):
+    if any(m.size < findings.n_used for m in order):
         note += (
-            " A dear learner has fewer sets; answers compare learners on the sets that both were "
-            "given."
+            " An expensive learner has fewer sets; answers compare learners on the sets that "
+            "both were given."
         )
     chart = Chart(
         "learners",
         "Held-out error, best first",
         "learner",
-        f"error, % ({found.measure})",
+        f"error, % ({findings.measure})",
         series,
         rows=rows,
         note=note,
         names=names,
     )
-    table = Table("learners_table", "The same in numbers", rows, note=" ".join(found.skipped))
+    table = Table("learners_table", "The same in numbers", rows, note=" ".join(findings.skipped))
     return Section(
         "attention",
         "Does attention pay?",
         "Attention weighs the keys of a set before it adds them up; a learner on pooled input adds "
         "them up first.",
         [chart, table] if order else [table],
-        _verdict(found.answers["attention"]),
-        found.settings,
+        _verdict(findings.answers["attention"]),
+        findings.settings,
     )
 
 
-def _query(found: Findings) -> Section:
+def _query(findings: Findings) -> Section:
+    """Does the query matter? The errors with and without it."""
     rows: list[dict[str, Any]] = [
         {
             "sets": m.name,
@@ -109,7 +121,7 @@ def _query(found: Findings) -> Section:
             "±": 100 * m.uncertainty,
             "folds": len(m.losses),
         }
-        for m in found.query
+        for m in findings.query
     ]
     blocks = [Table("query", "Error with the query and without it", rows)] if rows else []
     claim = (
@@ -117,97 +129,101 @@ def _query(found: Findings) -> Section:
         "larger."
     )
     return Section(
-        "query", "Does the query matter?", claim, blocks, _verdict(found.answers["query"])
+        "query", "Does the query matter?", claim, blocks, _verdict(findings.answers["query"])
     )
 
 
-def _curve_series(curve: HeldOutCurve, role: str) -> Series:
+def _curve_series(curve: HeldOutCurve) -> Series:
+    """The points of a learning curve with their standard errors, in per cent."""
     means = [100 * float(x.mean()) for x in curve.losses]
     errors = [100 * float(x.std(ddof=1) / np.sqrt(len(x))) for x in curve.losses]
-    return bars(curve.name, list(curve.sizes), means, errors, role, floor=0.0)
+    return bars(curve.name, list(curve.sizes), means, errors, _chart_role(curve.role), floor=0.0)
 
 
-def _data(found: Findings) -> Section:
-    series = [_curve_series(c, "mlp" if c.role == "pooled" else c.role) for c in found.curves]
-    for curve in found.curves[:1]:
-        if curve.role != "pooled" and (ahead := forecast(curve, found.config.seed)) is not None:
-            ends, name = [curve.sizes[-1], ahead.n_train], f"{curve.name}, forecast"
-            now, low, middle, high = (
-                100 * x for x in (ahead.now, ahead.low, ahead.middle, ahead.high)
-            )
-            series.append(Series(name, ends, [now, middle], look="dashed", role="prediction"))
-            series.append(
-                Series(
-                    name,
-                    ends,
-                    [now, middle],
-                    [now, low],
-                    [now, high],
-                    look="band",
-                    role="prediction",
-                )
-            )
-    blocks = (
-        [
-            Chart(
-                "learning_curve",
-                "Error against training sets",
-                "training sets n",
-                f"error, % ({found.measure})",
-                series,
-                x_log=True,
-                note=(
-                    "Bars are one standard error; the band is where nine forecasts in ten come "
-                    "true."
-                ),
-            )
-        ]
-        if series
-        else []
-    )
+def _chart_role(role: str) -> str:
+    """The role of a curve or spectrum in a chart: pooled input has the colour of the MLP."""
+    return "mlp" if role == "pooled" else role
+
+
+def _forecast_series(curve: HeldOutCurve, seed: int) -> list[Series]:
+    """The forecast for twice the sets: a dashed line and a band; nothing from too few points."""
+    ahead = forecast(curve, seed)
+    if ahead is None:
+        return []
+    name = f"{curve.name}, forecast"
+    sizes = [curve.sizes[-1], ahead.n_train]
+    now = 100 * ahead.now
+    middle = [now, 100 * ahead.middle]
+    low = [now, 100 * ahead.low]
+    high = [now, 100 * ahead.high]
+    line = Series(name, sizes, middle, look="dashed", role="prediction")
+    band = Series(name, sizes, middle, low, high, look="band", role="prediction")
+    return [line, band]
+
+
+def _data(findings: Findings) -> Section:
+    """Would more data help? Learning curves, and the forecast of the first."""
+    series = [_curve_series(curve) for curve in findings.curves]
+    for curve in findings.curves[:1]:
+        if curve.role != "pooled":
+            series += _forecast_series(curve, findings.config.seed)
+    blocks = []
+    if series:
+        chart = Chart(
+            "learning_curve",
+            "Error against training sets",
+            "training sets n",
+            f"error, % ({findings.measure})",
+            series,
+            x_log=True,
+            note="Bars are one standard error; the band is where nine forecasts in ten come true.",
+        )
+        blocks.append(chart)
     claim = (
         "Where the curve still falls, more sets would help; the next doubling gains a little less "
         "than the last."
     )
-    return Section("data", "Would more data help?", claim, blocks, _forecast(found.answers["data"]))
+    return Section(
+        "data", "Would more data help?", claim, blocks, _forecast(findings.answers["data"])
+    )
 
 
-def _heads(found: Findings) -> Section:
+def _heads(findings: Findings) -> Section:
+    """Would more heads help? The error against their number."""
     finite = sorted(
-        (m for m in found.heads if m.losses and math.isfinite(m.heads)), key=lambda m: m.heads
+        (m for m in findings.heads if m.losses and math.isfinite(m.heads)), key=lambda m: m.heads
     )
     blocks: list[Chart] = []
     if finite:
-        errors, spreads = [100 * m.error for m in finite], [100 * m.uncertainty for m in finite]
-        series = [
-            bars("finite heads", [m.heads for m in finite], errors, spreads, "attention", floor=0.0)
-        ]
+        counts = [m.heads for m in finite]
+        errors = [100 * m.error for m in finite]
+        spreads = [100 * m.uncertainty for m in finite]
+        series = [bars("finite heads", counts, errors, spreads, "attention", floor=0.0)]
+
+        # infinitely many heads are a mark, on the folds that the finite ones have
         common = set(finite[0].losses)
-        exact = [m for m in found.heads if math.isinf(m.heads) and common <= set(m.losses)]
-        marks = {
-            m.name: 100 * float(np.concatenate([m.losses[k] for k in common]).mean()) for m in exact
-        }
-        blocks = [
-            Chart(
-                "heads",
-                "Error against the number of heads",
-                "heads M",
-                f"error, % ({found.measure})",
-                series,
-                x_log=True,
-                marks=marks,
-                note=(
-                    "The heads of one draw, the first M of them; the head distribution that did "
-                    "best."
-                ),
-            )
-        ]
+        marks = {}
+        for m in findings.heads:
+            if math.isinf(m.heads) and common <= set(m.losses):
+                losses = np.concatenate([m.losses[k] for k in common])
+                marks[m.name] = 100 * float(losses.mean())
+        chart = Chart(
+            "heads",
+            "Error against the number of heads",
+            "heads M",
+            f"error, % ({findings.measure})",
+            series,
+            x_log=True,
+            marks=marks,
+            note="The heads of one draw, the first M of them; the head distribution that did best.",
+        )
+        blocks.append(chart)
     claim = (
         "Random heads approach their kernel as their number grows; where the error no longer "
         "falls, they are enough."
     )
     return Section(
-        "heads", "Would more heads help?", claim, blocks, _forecast(found.answers["heads"])
+        "heads", "Would more heads help?", claim, blocks, _forecast(findings.answers["heads"])
     )
 
 
@@ -216,22 +232,27 @@ def reach(spectrum: TargetLoading, share: float) -> int:
     return int(np.searchsorted(np.cumsum(spectrum.power), share) + 1)
 
 
-def _spectrum(found: Findings) -> Section:
-    if not found.spectra:
+def _spectrum(findings: Findings) -> Section:
+    """How the target loads on the kernels, and their eigenvalues."""
+    if not findings.spectra:
         verdict = Verdict("not tested", "The budget left nothing for a spectrum.")
         return Section("spectrum", "What the kernel finds easy", "", verdict=verdict)
-    n = len(found.spectra[0].power)
+
+    # the two charts, at directions that are equally far apart on a logarithmic axis
+    n = len(findings.spectra[0].power)
     points = np.unique(np.geomspace(1, n, 60).astype(int))
     powers: list[Series] = []
     values: list[Series] = []
-    for s in found.spectra:
-        role, shares = "mlp" if s.role == "pooled" else s.role, s.eigenvalues / s.eigenvalues.sum()
-        for drawn, y in ((powers, np.cumsum(s.power)), (values, np.maximum(shares, 1e-12))):
-            drawn.append(
-                Series(s.name, points.tolist(), y[points - 1].tolist(), look="line", role=role)
-            )
+    directions = points.tolist()
+    for spectrum in findings.spectra:
+        role = _chart_role(spectrum.role)
+        power = np.cumsum(spectrum.power)[points - 1].tolist()
+        powers.append(Series(spectrum.name, directions, power, look="line", role=role))
+        shares = np.maximum(spectrum.eigenvalues / spectrum.eigenvalues.sum(), 1e-12)
+        value = shares[points - 1].tolist()
+        values.append(Series(spectrum.name, directions, value, look="line", role=role))
     chance = Series(
-        "a target of noise", points.tolist(), (points / n).tolist(), look="thin", role="null"
+        "a target of noise", directions, (points / n).tolist(), look="thin", role="null"
     )
     charts = [
         Chart("power", "How the target loads on the kernel", "directions, strongest first",
@@ -239,18 +260,23 @@ def _spectrum(found: Findings) -> Section:
         Chart("eigenvalues", "Spectrum on this data", "direction", "share of the trace", values,
               x_log=True, y_log=True),
     ]  # fmt: skip
-    s = found.spectra[0]
-    half, most = reach(s, 0.5), reach(s, 0.9)
+
+    # the best attention in words
+    first = findings.spectra[0]
+    half = reach(first, 0.5)
+    nine_tenths = reach(first, 0.9)
     sentence = (
-        f"With {s.name}, half of the target's power lies in the first {half} of {n} directions and "
-        f"nine tenths in the first {most}; noise would need {n // 2} and {round(0.9 * n)}."
+        f"With {first.name}, half of the target's power lies in the first {half} of {n} directions "
+        f"and nine tenths in the first {nine_tenths}; noise would need {n // 2} and "
+        f"{round(0.9 * n)}."
     )
     claim = (
         "Ridge learns the strong directions of its kernel first. A target that lies in few of them "
         "is learned from few sets."
     )
     numbers = {
-        f"{x.name}: half, nine tenths": f"{reach(x, 0.5)}, {reach(x, 0.9)}" for x in found.spectra
+        f"{x.name}: half, nine tenths": f"{reach(x, 0.5)}, {reach(x, 0.9)}"
+        for x in findings.spectra
     }
     verdict = Verdict("information", sentence, numbers)
     return Section("spectrum", "What the kernel finds easy", claim, charts, verdict)
@@ -260,40 +286,38 @@ MAX_KEYS_SHOWN = 3  # of a sample that is taken apart
 MAX_COORDINATES_SHOWN = 4
 
 
-def _keys(found: Findings) -> Section:
+def _keys(findings: Findings) -> Section:
+    """The samples that were taken apart: their strongest keys, and what each adds."""
+    if findings.config.kind == "regression":
+        right = "close"
+        wrong = "far off"
+        which = "the layer predicted best and worst"
+        adds = "the prediction"
+    else:
+        right = "right"
+        wrong = "wrong"
+        which = "the layer was surest of, rightly and wrongly"
+        adds = "the score of the class that was said"
     rows: list[dict[str, Any]] = []
-    words = ("close", "far off") if found.config.kind == "regression" else ("right", "wrong")
-    for one in found.examples:
-        most = np.argsort(-np.abs(one.parts))[:MAX_KEYS_SHOWN]
-        names = (
-            found.names
-            if len(found.names) == one.keys.shape[1]
-            else [f"x{j}" for j in range(one.keys.shape[1])]
-        )
-        about = {
-            "sample": one.row,
-            "was": words[not one.right],
-            "truth": one.truth,
-            "said": one.said,
-        }
-        for k in most:
-            numbers = dict(
-                zip(names[:MAX_COORDINATES_SHOWN], map(float, one.keys[k]), strict=False)
-            )
-            rows.append(
-                {
-                    **about,
-                    "key": f"{k + 1} of {len(one.parts)}",
-                    "adds": float(one.parts[k]),
-                    **numbers,
-                }
-            )
-    which, adds = (
-        "the layer was surest of, rightly and wrongly",
-        "the score of the class that was said",
-    )
-    if found.config.kind == "regression":
-        which, adds = "the layer predicted best and worst", "the prediction"
+    for example in findings.examples:
+        dim = example.keys.shape[1]
+        names = list(findings.names)
+        if len(names) != dim:
+            names = [f"x{j}" for j in range(dim)]
+        strongest = np.argsort(-np.abs(example.parts))[:MAX_KEYS_SHOWN]
+        for k in strongest:
+            row: dict[str, Any] = {
+                "sample": example.row,
+                "was": right if example.right else wrong,
+                "truth": example.truth,
+                "said": example.said,
+                "key": f"{k + 1} of {len(example.parts)}",
+                "adds": float(example.parts[k]),
+            }
+            # the first coordinates of the key
+            for name, number in zip(names[:MAX_COORDINATES_SHOWN], example.keys[k], strict=False):
+                row[name] = float(number)
+            rows.append(row)
     note = (
         f"The {MAX_KEYS_SHOWN} keys of each that add most to {adds}, for or against it; samples "
         "count from 0."
@@ -306,14 +330,15 @@ def _keys(found: Findings) -> Section:
     return Section("keys", "Which keys did it?", claim, [table])
 
 
-def _law(found: Findings) -> Section:
-    distribution = found.distribution
+def _head_distribution(findings: Findings) -> Section:
+    """The mean of the learned head distribution, and its strongest pairs."""
+    distribution = findings.distribution
     mean = np.asarray(distribution.means_[0])
-    names = (
-        [*found.names, "1"]
-        if len(found.names) == len(mean) - 1
-        else [str(k) for k in range(len(mean) - 1)] + ["1"]
-    )
+    dim = len(mean) - 1
+    names = list(findings.names)
+    if len(names) != dim:
+        names = [str(k) for k in range(dim)]
+    names.append("1")  # the constant coordinate
     blocks: list[HeatMap | Table] = []
     if len(mean) <= LARGEST_MAP and mean.any():
         blocks.append(
