@@ -1,6 +1,8 @@
-"""Finite heads: the features φ of one attention layer, whole, in blocks, or contracted with values.
+"""Finite heads: the features φ of one attention layer, and of the MLP baseline.
 
-The MLP.
+`attention_features` returns all features, `feature_blocks` yields them block by block of heads,
+and `apply_values` contracts them with the values v without ever storing them. `textbook.py` has
+the same formulas in a few lines of NumPy.
 """
 
 from __future__ import annotations
@@ -22,29 +24,32 @@ from keyhole._checks import (
     check_finite,
     check_float_array,
 )
-from keyhole.attention.activations import POINTWISE, SOFTMAX, check_activation
+from keyhole.attention.activations import ACTIVATIONS, SOFTMAX, check_activation
 from keyhole.attention.heads import DRAWN_BYTES, HeadArray, HeadDraw, check_heads
 from keyhole.data.sets import SampleBatch, SetBatch, WrittenSets, check_samples, check_sets
 
-_TILE = 2**18  # bytes of heads worked on at a time: a quarter of a second-level cache
-# bytes of heads gone through for each group of sets: twice that cache, so a part of the third level
+# Bytes of heads worked on at a time: a quarter of a second-level cache.
+_TILE = 2**18
+# Bytes of heads gone through for each group of sets: twice that cache, a part of the third level.
 _CACHE = 2**21
-_TASK = 2e7  # operations that are worth handing to another thread
+# Operations that are worth handing to another thread.
+_TASK = 2e7
 
 
 @dataclass(frozen=True)
 class TiledLayer:
-    """A batch and its heads, checked; ``of`` makes one."""
+    """A batch and its heads, checked and laid out for the compiled loops; ``of`` builds one."""
 
     batch: SetBatch
     heads: HeadDraw | HeadArray
     activation: str
     dtype: np.dtype[Any]
-    used: Int[np.ndarray, " _"] | slice  # the coordinates of queries that are not zero throughout
-    queries: Float[
-        np.ndarray, " q"
-    ]  # these of x~_0 of every set end to end, or of one set that stands for all
-    keys: Float[np.ndarray, " k"]  # every x~_i end to end
+    # the coordinates of queries that are not zero throughout
+    used: Int[np.ndarray, " _"] | slice
+    # these coordinates of x~_0 of every set end to end, or of one set that stands for all
+    queries: Float[np.ndarray, " q"]
+    # every x~_i end to end
+    keys: Float[np.ndarray, " k"]
     offsets: Int[np.ndarray, " o"]
 
     @classmethod
@@ -52,19 +57,40 @@ class TiledLayer:
         cls, batch: SetBatch, heads: HeadDraw | HeadArray, activation: str, dtype: Any
     ) -> TiledLayer:
         """Check the arguments that all attention features share."""
-        batch, activation, number = batch.numpy(), check_activation(activation), check_dtype(dtype)
+        batch = batch.numpy()
+        activation = check_activation(activation)
+        number = check_dtype(dtype)
         tokens = narrow(batch, number)
-        # sets without a query share one, of one coordinate, which is then projected once for a
-        # group of them
-        queries = (tokens if batch.query is not None else tokens[:1]).seen_query()
-        some = np.flatnonzero(queries.any(axis=0))
-        # what is multiplied by zero in every set is left out, which no bit of a sum notices
-        used = some if 0 < 4 * len(some) < 3 * queries.shape[1] else slice(None)
-        queries = np.ascontiguousarray(queries[:, used]).reshape(-1)
-        keys = tokens.extended_keys().reshape(-1)
-        # a copy, because read-only arrays are another type to compile for, and a batch read from a
-        # pickle has writable ones
-        return cls(batch, heads, activation, number, used, queries, keys, batch.offsets.copy())
+
+        # Sets without a query share one, of one coordinate. It is projected once for a group of
+        # sets, so one set stands for all.
+        if batch.query is None:
+            queries = tokens[:1].seen_query()
+        else:
+            queries = tokens.seen_query()
+
+        # A coordinate that is zero in every query is left out: adding zeros changes no bit of a
+        # sum. Selecting rows of the heads pays where it saves more than a quarter of them.
+        nonzero = np.flatnonzero(queries.any(axis=0))
+        n_coordinates = queries.shape[1]
+        used: Int[np.ndarray, " _"] | slice
+        if 0 < 4 * len(nonzero) < 3 * n_coordinates:
+            used = nonzero
+        else:
+            used = slice(None)
+
+        return cls(
+            batch=batch,
+            heads=heads,
+            activation=activation,
+            dtype=number,
+            used=used,
+            queries=np.ascontiguousarray(queries[:, used]).reshape(-1),
+            keys=tokens.extended_keys().reshape(-1),
+            # A copy: numba compiles read-only arrays separately, and those of a batch from a
+            # pickle are writable.
+            offsets=batch.offsets.copy(),
+        )
 
     @property
     def width(self) -> int:
@@ -77,12 +103,14 @@ class TiledLayer:
         return self.heads.entries
 
     @property
-    def weighting(self) -> tuple[int, float]:
-        """The code of σ in the compiled loops, and M^{-1/2}.
+    def activation_code(self) -> int:
+        """The number of σ in the compiled loops."""
+        return ACTIVATIONS.index(self.activation)
 
-        M is all heads and not those of one block.
-        """
-        return (*POINTWISE, SOFTMAX).index(self.activation), 1.0 / math.sqrt(len(self.heads))
+    @property
+    def scale(self) -> float:
+        """M^{-1/2}, where M counts all heads and not those of one block."""
+        return 1.0 / math.sqrt(len(self.heads))
 
     def head_blocks(
         self, memory_budget: int, bytes_per_head: int = 0, *, in_cache: bool = False
@@ -106,42 +134,61 @@ class TiledLayer:
     ) -> None:
         """Write the features of the sets ``rows`` under a block of heads, less ``centre``.
 
-        From column ``column`` on.
-
-        Subtracting here is free, because a feature is still in a register's reach; a pass over all
-        of them is not.
+        They go to the columns of ``out`` from ``column`` on. Subtracting here is free, because a
+        feature is still in a register's reach; a pass over all of them is not.
         """
         from keyhole.attention.compiled import announce_compilation
         from keyhole.attention.compiled_features import workspace, write_features
 
         announce_compilation(write_features)
         packed = self._pack(block)
-        level = np.zeros((len(packed), 0), self.dtype)
-        if centre is not None:
-            level = _heads_last(centre[:, None], packed.shape[-1], self.dtype).reshape(
-                len(packed), -1
-            )
-        flat, row = out.reshape(-1), out.shape[1]
-        start = column - rows.start * row  # where the features of set 0 would begin
-        wrong: list[int] = []
+        n_tiles = len(packed)
+
+        # The centre in the layout of the tiles; an empty one means that nothing is subtracted.
+        if centre is None:
+            centre_tiles = np.zeros((n_tiles, 0), self.dtype)
+        else:
+            lanes = packed.shape[-1]
+            centre_tiles = _heads_last(centre[:, None], lanes, self.dtype).reshape(n_tiles, -1)
+
+        # The compiled loop counts places in the flat output itself, from where the features of
+        # set 0 would begin.
+        flat = out.reshape(-1)
+        row_length = out.shape[1]
+        start = column - rows.start * row_length
+        overflown_sets: list[int] = []
 
         def work(task: tuple[tuple[int, int], tuple[int, int]]) -> None:
-            inputs = (packed, self.queries, self.keys, self.offsets, *task)
-            found = write_features(
-                *inputs, len(block), *self.weighting, level, flat, start, row, workspace(packed)
+            sets, tiles = task
+            overflown = write_features(
+                packed,
+                self.queries,
+                self.keys,
+                self.offsets,
+                sets,
+                tiles,
+                len(block),
+                self.activation_code,
+                self.scale,
+                centre_tiles,
+                flat,
+                start,
+                row_length,
+                workspace(packed),
             )
-            if found >= 0:
-                wrong.append(found)
+            if overflown >= 0:
+                overflown_sets.append(overflown)
 
-        sets = self._set_ranges(rows, len(block))
-        # heads that outgrow the cache are gone through in parts; so are those of a few sets, or of
-        # a huge one
-        n_parts = max(-(-packed.nbytes // _CACHE), -(-thread_count() // max(1, len(sets))))
-        run_threads(
-            work, product(sets, _ranges(np.linspace(0, len(packed), min(n_parts, len(packed)) + 1)))
-        )
-        if wrong:
-            raise self.overflow(min(wrong))
+        # A task is a range of sets times a range of tiles. The tiles are cut too where the heads
+        # outgrow the cache, and where there are fewer ranges of sets than threads.
+        set_ranges = self._set_ranges(rows, len(block))
+        parts_for_cache = -(-packed.nbytes // _CACHE)
+        parts_for_threads = -(-thread_count() // max(1, len(set_ranges)))
+        n_parts = min(max(parts_for_cache, parts_for_threads), n_tiles)
+        tile_ranges = _ranges(np.linspace(0, n_tiles, n_parts + 1))
+        run_threads(work, product(set_ranges, tile_ranges))
+        if overflown_sets:
+            raise self.overflow(min(overflown_sets))
 
     def add_outputs(
         self,
@@ -154,15 +201,30 @@ class TiledLayer:
         from keyhole.attention.compiled_features import add_outputs, workspace
 
         announce_compilation(add_outputs)
+        packed = self._pack(block)
 
-        def table(packed: np.ndarray) -> np.ndarray:
-            found = _heads_last(values.transpose(0, 2, 1), packed.shape[-1], self.dtype)
-            return found.reshape(len(packed), values.shape[2], self.width * packed.shape[-1])
+        # The values in the layout of the features of a tile: coordinates, then heads.
+        n_tiles = len(packed)
+        lanes = packed.shape[-1]
+        n_outputs = values.shape[2]
+        tiles = _heads_last(values.transpose(0, 2, 1), lanes, self.dtype)
+        table = tiles.reshape(n_tiles, n_outputs, self.width * lanes)
 
-        def add(packed: np.ndarray, *inputs: Any) -> None:
-            add_outputs(packed, *inputs, *self.weighting, out, workspace(packed))
+        def work(sets: tuple[int, int]) -> None:
+            add_outputs(
+                packed,
+                table,
+                self.queries,
+                self.keys,
+                self.offsets,
+                sets,
+                self.activation_code,
+                self.scale,
+                out,
+                workspace(packed),
+            )
 
-        self._add(block, table, add)
+        run_threads(work, self._set_ranges(slice(0, len(self.batch)), len(block)))
 
     def add_contributions(
         self,
@@ -172,61 +234,68 @@ class TiledLayer:
     ) -> None:
         """Add what every key adds to the outputs of a block of heads to ``out``."""
         from keyhole.attention.compiled import announce_compilation
-        from keyhole.attention.compiled_features import (
-            CHUNK,
-            VECTOR_BYTES,
-            add_contributions,
-            workspace,
-        )
+        from keyhole.attention.compiled_features import CHUNK, add_contributions, workspace
 
         announce_compilation(add_contributions)
-
-        def table(packed: np.ndarray) -> np.ndarray:
-            if values.shape[2] == 1:
-                return _heads_last(values.transpose(0, 2, 1), packed.shape[-1], self.dtype)[:, 0]
-            columns, lanes = values.shape[1] * values.shape[2], VECTOR_BYTES // self.dtype.itemsize
-            found = np.zeros(
-                (len(packed) * packed.shape[-1], -(-columns // lanes) * lanes), self.dtype
-            )
-            with np.errstate(over="ignore"):  # shows in the sums
-                found[: len(values), :columns] = values.reshape(len(values), columns)
-            return found.reshape(len(packed), packed.shape[-1], found.shape[1])
-
-        def add(packed: np.ndarray, values: np.ndarray, *inputs: Any) -> None:
-            mixed = np.empty((CHUNK, values.shape[-1]), self.dtype)
-            add_contributions(
-                packed, values, *inputs, *self.weighting, out, mixed, workspace(packed)
-            )
-
-        self._add(block, table, add)
-
-    def _add(
-        self,
-        block: np.ndarray,
-        table_of: Callable[[np.ndarray], np.ndarray],
-        add: Callable[..., None],
-    ) -> None:
-        """Call ``add`` for all sets, range by range.
-
-        It gets a block of heads, their values and the tokens.
-        """
         packed = self._pack(block)
-        table = table_of(packed)
+        table = self._contribution_values(packed, values)
 
         def work(sets: tuple[int, int]) -> None:
-            add(packed, table, self.queries, self.keys, self.offsets, sets)
+            mixed = np.empty((CHUNK, table.shape[-1]), self.dtype)
+            add_contributions(
+                packed,
+                table,
+                self.queries,
+                self.keys,
+                self.offsets,
+                sets,
+                self.activation_code,
+                self.scale,
+                out,
+                mixed,
+                workspace(packed),
+            )
 
         run_threads(work, self._set_ranges(slice(0, len(self.batch)), len(block)))
+
+    def _contribution_values(
+        self,
+        packed: Float[np.ndarray, "tiles _ e lanes"],
+        values: Float[np.ndarray, "m e t"],
+    ) -> Float[np.ndarray, "tiles _ _"]:
+        """The values as the compiled `add_contributions` reads them.
+
+        One output: (tiles, D, lanes), heads last. Several: (tiles, lanes, D·t), one row for each
+        head, with zeros up to a whole number of vectors.
+        """
+        from keyhole.attention.compiled_features import VECTOR_BYTES
+
+        n_tiles = len(packed)
+        lanes = packed.shape[-1]
+        n_heads, width, n_outputs = values.shape
+        if n_outputs == 1:
+            return _heads_last(values.transpose(0, 2, 1), lanes, self.dtype)[:, 0]
+
+        n_columns = width * n_outputs
+        vector_length = VECTOR_BYTES // self.dtype.itemsize
+        padded_columns = -(-n_columns // vector_length) * vector_length
+        table = np.zeros((n_tiles * lanes, padded_columns), self.dtype)
+        with np.errstate(over="ignore"):  # what overflows here shows in the sums
+            table[:n_heads, :n_columns] = values.reshape(n_heads, n_columns)
+        return table.reshape(n_tiles, lanes, padded_columns)
 
     def overflow(self, i: int) -> FeatureOverflowError:
         """Return the error that says that set ``i`` has features that are not finite."""
         query = self.batch[i].seen_query().astype(np.float64)
         keys = self.batch[i].extended_keys().astype(np.float64)
+
+        # The largest score of the set is the evidence that the message gives.
         with np.errstate(all="ignore"):
             peaks = [
                 np.abs(query @ block @ keys.T).max() for _, block in self.head_blocks(MEMORY_BUDGET)
             ]
         peak = float(np.nan_to_num(peaks, nan=np.inf, posinf=np.inf).max())
+
         remedy = "Scale the tokens or the heads down"
         if self.activation == "exp":
             remedy += ", or use activation='softmax'"
@@ -240,32 +309,42 @@ class TiledLayer:
     def _pack(self, block: Float[np.ndarray, "m _ e"]) -> Float[np.ndarray, "tiles _ e lanes"]:
         """Tiles of heads of equal width.
 
-        Small enough for the cache and a whole number of vectors wide.
+        A tile is small enough for the cache, and a whole number of vectors wide.
         """
         from keyhole.attention.compiled_features import VECTOR_BYTES
 
         block = block[:, self.used]
-        lanes = VECTOR_BYTES // self.dtype.itemsize
-        most = lanes * min(8, max(1, _TILE // (VECTOR_BYTES * block[0].size)))
-        n_tiles = -(-len(block) // most)
-        return _heads_last(block, lanes * -(-len(block) // (n_tiles * lanes)), self.dtype)
+        vector_length = VECTOR_BYTES // self.dtype.itemsize
+        # at most eight vectors of heads in a tile, fewer where the heads are large
+        vectors_per_tile = min(8, max(1, _TILE // (VECTOR_BYTES * block[0].size)))
+        n_tiles = -(-len(block) // (vector_length * vectors_per_tile))
+        # the narrowest tiles of which as many hold all heads
+        lanes = vector_length * -(-len(block) // (n_tiles * vector_length))
+        return _heads_last(block, lanes, self.dtype)
 
     def _set_ranges(self, rows: slice, n_heads: int) -> list[tuple[int, int]]:
         """Cut sets into ranges of equal work.
 
         4MD·N_i operations for scores and values, 2MD_qD for a query.
         """
+        # The work of the first i sets, in units of 4MD: a query counts as D_q/2 keys.
         offsets = self.offsets[rows.start : rows.stop + 1]
-        cost = offsets - offsets[0] + self.entries / self.width / 2 * np.arange(len(offsets))
-        n_parts = min(8 * thread_count(), 1 + int(4 * n_heads * self.width * cost[-1] / _TASK))
-        return _ranges(rows.start + np.searchsorted(cost, np.linspace(0, cost[-1], n_parts + 1)))
+        query_work = self.entries / self.width / 2
+        work_before = offsets - offsets[0] + query_work * np.arange(len(offsets))
+
+        # A few ranges for each thread, but none that is not worth a thread's while.
+        operations = 4 * n_heads * self.width * work_before[-1]
+        n_parts = min(8 * thread_count(), 1 + int(operations / _TASK))
+        cuts = np.searchsorted(work_before, np.linspace(0, work_before[-1], n_parts + 1))
+        return _ranges(rows.start + cuts)
 
 
 def _heads_last(
     array: Float[np.ndarray, "m a b"], lanes: int, dtype: np.dtype[Any]
 ) -> Float[np.ndarray, "tiles a b lanes"]:
     """Cut axis 0 into tiles and put it last, with zeros after the last head."""
-    tiles = np.zeros((-(-len(array) // lanes), *array.shape[1:], lanes), dtype)
+    n_tiles = -(-len(array) // lanes)
+    tiles = np.zeros((n_tiles, *array.shape[1:], lanes), dtype)
     with np.errstate(over="ignore"):  # what overflows here shows in the features
         for tile, part in zip(tiles, blocks(len(array), lanes), strict=True):
             tile[..., : part.stop - part.start] = np.moveaxis(array[part], 0, -1)
@@ -280,8 +359,10 @@ def _ranges(cuts: np.ndarray) -> list[tuple[int, int]]:
 
 def check_dtype(dtype: Any) -> np.dtype[Any]:
     """Return float32 or float64, the latter for None."""
+    if dtype is None:
+        return np.dtype(np.float64)
     try:
-        number = np.dtype(np.float64 if dtype is None else dtype)
+        number = np.dtype(dtype)
     except TypeError:
         number = np.dtype(object)
     if number not in (np.float32, np.float64):
@@ -293,8 +374,12 @@ def narrow(batch: SetBatch, dtype: np.dtype[Any]) -> SetBatch:
     """Return the batch in ``dtype``, if its tokens fit."""
     with np.errstate(over="ignore"):
         tokens = batch.astype(dtype)
-    arrays = (tokens.tokens,) if tokens.query is None else (tokens.tokens, tokens.query)
-    if tokens is not batch and not all(np.isfinite(array).all() for array in arrays):
+    if tokens is batch:
+        return batch
+    fits = np.isfinite(tokens.tokens).all()
+    if tokens.query is not None:
+        fits = fits and np.isfinite(tokens.query).all()
+    if not fits:
         raise ValueError(
             f"tokens must fit {dtype}, whose largest number is {np.finfo(dtype).max:.3g}: some of "
             "`batch` do not. Scale them down, or use dtype='float64'."
@@ -356,14 +441,23 @@ def attention_features(
     (2, 40)
     """
     check_samples(batch, "batch")
-    heads = heads_seen_by(batch, heads, keep_tensor=batch.is_plain and batch.device is not None)
+    on_device = batch.is_plain and batch.device is not None
+    heads = heads_seen_by(batch, heads, keep_tensor=on_device)
+
+    # samples of several sets: the mean of the features of their sets
     if not batch.is_plain:
         return _pooled_features(batch, heads, activation, dtype)
-    if batch.device is not None:
+
+    # torch tensors: computed by torch or triton where they live
+    if on_device:
         from keyhole.attention import dispatch
 
-        sets = batch.sets if dtype is None else batch.sets.astype(check_dtype(dtype))
+        sets = batch.sets
+        if dtype is not None:
+            sets = sets.astype(check_dtype(dtype))
         return dispatch.attention_features(sets, heads, check_activation(activation), MEMORY_BUDGET)
+
+    # NumPy arrays: the compiled loops, block by block of heads
     layer = TiledLayer.of(batch.sets, heads, activation, dtype)
     out = np.empty((len(batch), len(heads) * layer.width), layer.dtype)
     for part, block in layer.head_blocks(MEMORY_BUDGET):
@@ -401,18 +495,21 @@ def _pooled_features(
 
 
 def written_blocks(batch: SampleBatch, bytes_per_set: int) -> Iterator[tuple[slice, WrittenSets]]:
-    """Runs of samples that write out to few enough tokens.
+    """Yield consecutive samples with their sets written out, block by block.
 
-    Their sets have few enough features.
+    A block has about ``_TOKENS`` tokens, fewer where ``bytes_per_set`` of results is large.
     """
     batch = batch.numpy()
-    cost = np.cumsum(
-        batch.token_counts * max(1, bytes_per_set * _TOKENS // (MEMORY_BUDGET // 4) // 8)
-    )
+    # Where results are large, a token counts as several, so that a block stays within a quarter
+    # of the memory budget.
+    token_cost = max(1, bytes_per_set * _TOKENS // (MEMORY_BUDGET // 4) // 8)
+    cost = np.cumsum(batch.token_counts * token_cost)
     start = 0
+    cost_before = 0
     while start < len(batch):
-        before = cost[start - 1] if start else 0
-        stop = max(start + 1, int(np.searchsorted(cost, before + _TOKENS, side="right")))
+        stop = int(np.searchsorted(cost, cost_before + _TOKENS, side="right"))
+        stop = max(start + 1, stop)
+        cost_before = cost[stop - 1]
         yield slice(start, stop), batch[start:stop].written_out()
         start = stop
 
@@ -436,9 +533,10 @@ def feature_blocks(
     written into the same memory, which saves the system's work of handing out new pages: it is
     overwritten when the next is asked for.
     """
-    # checked here and not in the generators, so that a mistake shows where it is made
+    # Checked here and not in the generators, so that a mistake shows where it is made.
     check_samples(batch, "batch")
-    heads, memory_budget = heads_seen_by(batch, heads), check_count(memory_budget, "memory_budget")
+    heads = heads_seen_by(batch, heads)
+    memory_budget = check_count(memory_budget, "memory_budget")
     if centre is not None:
         centre = np.asarray(centre).reshape(len(heads), batch.dim + 1)
     if not batch.is_plain:
@@ -455,11 +553,13 @@ def _pooled_blocks(
     memory_budget: int,
     centre: Float[np.ndarray, "m e"] | None,
 ) -> Iterator[tuple[slice, Float[np.ndarray, "n p"]]]:
-    for part, block in heads.blocks(
-        block_size(2 * len(batch) * (batch.dim + 1) * dtype.itemsize, memory_budget)
-    ):
+    """`feature_blocks` of samples of several sets."""
+    # a block of features, and as much again for what it takes to compute them
+    bytes_per_head = 2 * len(batch) * (batch.dim + 1) * dtype.itemsize
+    for part, block in heads.blocks(block_size(bytes_per_head, memory_budget)):
         features = attention_features(batch, block, activation, dtype=dtype)
-        features *= math.sqrt(len(block) / len(heads))  # the scaling M^{-1/2} is that of all heads
+        # the scaling M^{-1/2} is that of all heads, not of the block
+        features *= math.sqrt(len(block) / len(heads))
         if centre is not None:
             features -= centre[part].reshape(-1).astype(dtype)
         yield part, features
@@ -471,16 +571,20 @@ def _feature_blocks(
     reuse_buffer: bool,
     centre: Float[np.ndarray, "m e"] | None,
 ) -> Iterator[tuple[slice, Float[np.ndarray, "n p"]]]:
+    """`feature_blocks` of samples of one set each."""
     n_sets = len(layer.batch)
+    bytes_per_head = n_sets * layer.width * layer.dtype.itemsize
     buffer = np.empty(0, layer.dtype)
-    for part, block in layer.head_blocks(
-        memory_budget, n_sets * layer.width * layer.dtype.itemsize
-    ):
-        columns = len(block) * layer.width
-        if n_sets * columns > len(buffer) or not reuse_buffer:
-            buffer = np.empty(n_sets * columns, layer.dtype)
-        features = buffer[: n_sets * columns].reshape(n_sets, columns)
-        layer.write(features, 0, block, slice(0, n_sets), None if centre is None else centre[part])
+    for part, block in layer.head_blocks(memory_budget, bytes_per_head):
+        n_columns = len(block) * layer.width
+        size = n_sets * n_columns
+        if size > len(buffer) or not reuse_buffer:
+            buffer = np.empty(size, layer.dtype)
+        features = buffer[:size].reshape(n_sets, n_columns)
+        block_centre = None
+        if centre is not None:
+            block_centre = centre[part]
+        layer.write(features, 0, block, slice(0, n_sets), block_centre)
         yield part, features
 
 
@@ -501,19 +605,25 @@ def apply_values(
     operations per set.
     """
     check_samples(batch, "batch")
-    heads, memory_budget = heads_seen_by(batch, heads), check_count(memory_budget, "memory_budget")
+    heads = heads_seen_by(batch, heads)
+    memory_budget = check_count(memory_budget, "memory_budget")
     table = _check_values(values, len(heads), batch.dim + 1)
+    n_outputs = table.shape[2]
+
+    # Samples of several sets: outputs are linear in the features, so they are pooled alike.
     if not batch.is_plain:
-        pooled = np.empty((len(batch), table.shape[2]))
-        for rows, written in written_blocks(batch, 8 * table.shape[2]):
+        pooled = np.empty((len(batch), n_outputs))
+        for rows, written in written_blocks(batch, 8 * n_outputs):
             outputs = apply_values(
                 written.sets, heads, table, activation, dtype=dtype, memory_budget=memory_budget
             )
             pooled[rows] = written.pool(outputs.astype(np.float64))
         return pooled
+
+    # Few outputs are contracted in cache, many by matrix products.
     layer = TiledLayer.of(batch.sets, heads, activation, dtype)
-    out = np.zeros((len(batch), table.shape[2]), layer.dtype)
-    if table.shape[2] <= _FUSED_OUTPUTS:
+    out = np.zeros((len(batch), n_outputs), layer.dtype)
+    if n_outputs <= _FUSED_OUTPUTS:
         for part, block in layer.head_blocks(memory_budget, in_cache=True):
             layer.add_outputs(out, block, table[part])
     else:
@@ -543,19 +653,26 @@ def key_contributions(
     sets of more than 32 keys under softmax 2MD more.
     """
     check_samples(batch, "batch")
-    heads, memory_budget = heads_seen_by(batch, heads), check_count(memory_budget, "memory_budget")
+    heads = heads_seen_by(batch, heads)
+    memory_budget = check_count(memory_budget, "memory_budget")
     table = _check_values(values, len(heads), batch.dim + 1)
-    parts = []
-    for _, written in written_blocks(batch, 8 * table.shape[2]):
+    n_outputs = table.shape[2]
+    contributions = []
+    for _, written in written_blocks(batch, 8 * n_outputs):
+        # what every key of the written sets adds, block by block of heads
         layer = TiledLayer.of(written.sets, heads, activation, dtype)
-        out = np.zeros((len(written.sets.tokens), table.shape[2]), layer.dtype)
+        out = np.zeros((len(written.sets.tokens), n_outputs), layer.dtype)
         for part, block in layer.head_blocks(memory_budget, in_cache=True):
             layer.add_contributions(out, block, table[part])
-        wrong = np.flatnonzero(~np.isfinite(out).all(axis=1))
-        if len(wrong):
-            raise layer.overflow(int(np.searchsorted(layer.offsets, wrong[0], side="right")) - 1)
-        parts.append(written.of_keys(out.astype(np.float64)))
-    return np.concatenate(parts)
+
+        overflown_keys = np.flatnonzero(~np.isfinite(out).all(axis=1))
+        if len(overflown_keys):
+            set_number = int(np.searchsorted(layer.offsets, overflown_keys[0], side="right")) - 1
+            raise layer.overflow(set_number)
+
+        # a key that was written out several times gets the sum
+        contributions.append(written.of_keys(out.astype(np.float64)))
+    return np.concatenate(contributions)
 
 
 def _add_products(
@@ -565,10 +682,10 @@ def _add_products(
     memory_budget: int,
 ) -> None:
     """Add Φ·values to ``out`` by matrix products with blocks of features."""
-    row = layer.width * layer.dtype.itemsize
+    bytes_per_feature = layer.width * layer.dtype.itemsize
     # as many sets as leave room for 256 heads, so that neither sets nor heads are done one by one
-    n_rows = max(1, min(len(out), memory_budget // (256 * row)))
-    for part, block in layer.head_blocks(memory_budget, n_rows * row):
+    n_rows = max(1, min(len(out), memory_budget // (256 * bytes_per_feature)))
+    for part, block in layer.head_blocks(memory_budget, n_rows * bytes_per_feature):
         values = table[part].reshape(-1, table.shape[2]).astype(layer.dtype, copy=False)
         buffer = np.empty((n_rows, len(values)), layer.dtype)
         for rows in blocks(len(out), n_rows):
@@ -578,6 +695,7 @@ def _add_products(
 
 
 def _check_values(values: np.ndarray, n_heads: int, width: int) -> Float[np.ndarray, "m e t"]:
+    """Return finite values as an array (M, D, t)."""
     values = check_float_array(values, "values")
     if values.ndim == 2 and len(values) == n_heads * width:
         values = values.reshape(n_heads, width, values.shape[1])
@@ -617,46 +735,46 @@ def attention_pullback(
     of the features themselves. Sets of equal length are stacked, so nothing is padded.
     """
     check_choice(activation, "activation", DIFFERENTIABLE)
-    n_means = len(heads) if n_means is None else n_means
-    pooled = np.zeros((n_means, *heads.shape[1:]), heads.dtype)
+    if n_means is None:
+        n_means = len(heads)
+    gradient = np.zeros((n_means, *heads.shape[1:]), heads.dtype)
+    query_gradient = None
+
+    # Samples of one set each: as many sets at a time as leave room for the scores of their keys.
     if batch.is_plain:
-        for rows in set_blocks(
-            batch.sets.offsets, block_size(heads.itemsize * len(heads), memory_budget // 4)
-        ):
+        keys_at_once = block_size(heads.itemsize * len(heads), memory_budget // 4)
+        for rows in set_blocks(batch.sets.offsets, keys_at_once):
+            if queries is not None:
+                query_gradient = queries[rows]
             trace = FeatureTrace.of(
                 batch.sets[rows], heads, activation, memory_budget=memory_budget
             )
-            pooled += trace.pullback(
-                cotangent[rows], n_means, None if queries is None else queries[rows]
-            )
-        return pooled
+            gradient += trace.pullback(cotangent[rows], n_means, query_gradient)
+        return gradient
+
+    # Samples of several sets: the cotangent of a sample is spread over its sets.
     for rows, written in written_blocks(batch, cotangent.shape[1] * cotangent.itemsize):
-        own = (
-            None
-            if queries is None
-            else queries[batch.set_offsets[rows.start] : batch.set_offsets[rows.stop]]
-        )
+        if queries is not None:
+            sets = slice(batch.set_offsets[rows.start], batch.set_offsets[rows.stop])
+            query_gradient = queries[sets]
         trace = FeatureTrace.of(written.sets, heads, activation, memory_budget=memory_budget)
-        pooled += trace.pullback(written.spread(cotangent[rows]), n_means, own)
-    return pooled
+        gradient += trace.pullback(written.spread(cotangent[rows]), n_means, query_gradient)
+    return gradient
 
 
 @dataclass(frozen=True)
 class FeatureTrace:
-    """The features of some sets by matrix products, and the scores behind them.
-
-    Their gradient needs the scores again.
-    """
+    """The features of sets by matrix products, and the scores that their gradient needs again."""
 
     batch: SetBatch
     activation: str
     queries: Float[np.ndarray, "n f"] = field(repr=False)
-    wide: Float[np.ndarray, "f c"] = field(repr=False)  # the heads side by side
+    # the heads side by side
+    wide: Float[np.ndarray, "f c"] = field(repr=False)
     width: int
     stacks: list[KeyStack] = field(repr=False)
-    scores: list[Any] = field(
-        repr=False
-    )  # (sets, heads, keys) for each stack; the weights themselves of softmax
+    # (sets, heads, keys) for each stack; for softmax the weights themselves
+    scores: list[Any] = field(repr=False)
 
     @classmethod
     def of(
@@ -668,23 +786,36 @@ class FeatureTrace:
         stacks: list[KeyStack] | None = None,
         memory_budget: int = MEMORY_BUDGET,
     ) -> FeatureTrace:
-        """Go through the scores in the precision of the heads.
+        """Compute all scores, in the precision of the heads.
 
-        And in that of ``stacks`` of their keys if they are given.
+        ``stacks`` are the keys of the batch as `key_stacks` returns them, if they are there
+        already.
         """
         n_heads, rows, width = heads.shape
+        if stacks is None:
+            stacks = key_stacks(batch, n_heads, heads.dtype, memory_budget)
+
+        # x~_0ᵀ W_m of all sets and heads in one matrix product
         wide = np.ascontiguousarray(heads.transpose(1, 0, 2)).reshape(rows, n_heads * width)
-        stacks = (
-            key_stacks(batch, n_heads, heads.dtype, memory_budget) if stacks is None else stacks
-        )
         queries = batch.extended_query().astype(heads.dtype, copy=False)
         projected = (queries @ wide).reshape(len(batch), n_heads, width)
-        trace = cls(batch, activation, queries, wide, width, stacks, [np.zeros(0)] * len(stacks))
+
+        trace = cls(
+            batch=batch,
+            activation=activation,
+            queries=queries,
+            wide=wide,
+            width=width,
+            stacks=stacks,
+            scores=[np.zeros(0)] * len(stacks),
+        )
 
         def work(number: int) -> None:
-            own, keys = stacks[number]
-            scores = projected[own] @ keys.transpose(0, 2, 1)
-            trace.scores[number] = softmax(scores) if activation == SOFTMAX else scores
+            set_rows, keys = trace.stacks[number]
+            scores = projected[set_rows] @ keys.transpose(0, 2, 1)
+            if activation == SOFTMAX:
+                scores = softmax(scores)
+            trace.scores[number] = scores
 
         trace._each(work)
         return trace
@@ -716,9 +847,11 @@ class FeatureTrace:
         out = np.empty((len(self.batch), self.wide.shape[1]), self.wide.dtype)
 
         def work(number: int) -> None:
-            (own, keys), scores = self.stacks[number], self.scores[number]
-            weights = scores if self.activation == SOFTMAX else _weights_of(self.activation, scores)
-            out[own] = (weights @ keys).reshape(len(own), -1)
+            set_rows, keys = self.stacks[number]
+            weights = self.scores[number]
+            if self.activation != SOFTMAX:
+                weights = _weights_of(self.activation, weights)
+            out[set_rows] = (weights @ keys).reshape(len(set_rows), -1)
 
         self._each(work)
         out /= math.sqrt(self.n_heads)
@@ -731,36 +864,42 @@ class FeatureTrace:
         queries: Float[np.ndarray, "n f"] | None = None,
     ) -> Float[np.ndarray, "k f e"]:
         """`attention_pullback` of these features; the scores are scratch afterwards."""
-        lines = np.empty((len(self.batch), n_means, self.width), self.wide.dtype)  # Σ_i ∂s_mi x~_i
-        each = (
-            lines
-            if n_means == self.n_heads or queries is None
-            else np.empty_like(cotangent, self.wide.dtype)
-        )
+        # Σ_i ∂s_mi x~_i, summed over the heads of each mean: all that the gradient in U needs
+        mean_lines = np.empty((len(self.batch), n_means, self.width), self.wide.dtype)
+
+        # The gradient in the queries needs the same for every single head. Where each head has a
+        # mean of its own, that is one array.
+        needs_head_lines = queries is not None and n_means != self.n_heads
+        if needs_head_lines:
+            head_lines = np.empty_like(cotangent, self.wide.dtype)
+        else:
+            head_lines = mean_lines
 
         def work(number: int) -> None:
-            own, keys = self.stacks[number]
-            pulled = (
-                cotangent[own]
-                .reshape(len(own), self.n_heads, self.width)
-                .astype(self.wide.dtype, copy=False)
-            )
-            slopes = pulled @ keys.transpose(0, 2, 1)
+            set_rows, keys = self.stacks[number]
+            n_sets = len(set_rows)
+            stack_cotangent = cotangent[set_rows].reshape(n_sets, self.n_heads, self.width)
+            stack_cotangent = stack_cotangent.astype(self.wide.dtype, copy=False)
+            # the gradient in the weights of the keys, then in place that in their scores
+            slopes = stack_cotangent @ keys.transpose(0, 2, 1)
             through_weights(self.activation, self.scores[number], slopes)
-            lines[own] = _sum_shared(slopes, n_means) @ keys
-            if each is not lines:
-                each[own] = (slopes @ keys).reshape(len(own), -1)
+            mean_lines[set_rows] = _sum_shared(slopes, n_means) @ keys
+            if needs_head_lines:
+                head_lines[set_rows] = (slopes @ keys).reshape(n_sets, -1)
 
         self._each(work)
-        lines /= math.sqrt(self.n_heads)
+        mean_lines /= math.sqrt(self.n_heads)
+
+        # the gradient in x~_0: Σ_m W_m Σ_i ∂s_mi x~_i
         if queries is not None:
-            queries[:] = each.reshape(len(each), -1) @ self.wide.T
-            if each is not lines:
+            queries[:] = head_lines.reshape(len(head_lines), -1) @ self.wide.T
+            if needs_head_lines:
                 queries /= math.sqrt(self.n_heads)
-        total = (self.queries.T @ lines.reshape(len(lines), -1)).reshape(
-            len(self.wide), n_means, self.width
-        )
-        return np.ascontiguousarray(total.transpose(1, 0, 2))
+
+        # the gradient in U_k: Σ x~_0 (Σ_i ∂s_mi x~_i)ᵀ over the sets
+        total = self.queries.T @ mean_lines.reshape(len(mean_lines), -1)
+        gradient = total.reshape(len(self.wide), n_means, self.width)
+        return np.ascontiguousarray(gradient.transpose(1, 0, 2))
 
 
 def attention_weights(
@@ -773,26 +912,30 @@ def attention_weights(
 ) -> Float[np.ndarray, "t k"]:
     """The weight of every key, averaged over the heads of each mean.
 
-    σ(s_mi)/N, or softmax_i(s_mi); the heads are m, m + K, m + 2K ….
+    The weight is σ(s_mi)/N, or softmax_i(s_mi); mean k has the heads k, k + K, k + 2K ….
 
     A row for each of ``sets.tokens``. O(M (D_q D + D N)) operations for each set of N keys.
     """
-    heads, queries = heads_seen_by(sets, heads), sets.seen_query().astype(np.float64)
+    heads = heads_seen_by(sets, heads)
+    queries = sets.seen_query().astype(np.float64)
     totals = np.zeros((len(sets.tokens), n_means))
-    for part, block in heads.blocks(
-        n_means * block_size(64 * heads.entries * n_means, memory_budget)
-    ):
-        rows, width = block.shape[1:]
+
+    # Blocks of a multiple of n_means heads, stacks of sets of equal length.
+    heads_at_once = n_means * block_size(64 * heads.entries * n_means, memory_budget)
+    for part, block in heads.blocks(heads_at_once):
+        n_heads, rows, width = block.shape
         wide = np.ascontiguousarray(block.transpose(1, 0, 2)).reshape(rows, -1)
-        for own, keys in key_stacks(sets, len(block), np.dtype(np.float64), memory_budget):
-            places = sets.offsets[own][:, None] + np.arange(keys.shape[1])
-            projected = (queries[own] @ wide).reshape(len(own), len(block), width)
+        for set_rows, keys in key_stacks(sets, n_heads, np.dtype(np.float64), memory_budget):
+            projected = (queries[set_rows] @ wide).reshape(len(set_rows), n_heads, width)
             weights = _weights_of(activation, projected @ keys.transpose(0, 2, 1))
+            # where the keys of these sets stand among all tokens
+            places = sets.offsets[set_rows][:, None] + np.arange(keys.shape[1])
             for mean in range(n_means):
-                totals[places, mean] += weights[:, (mean - part.start) % n_means :: n_means].sum(
-                    axis=1
-                )
-    return totals / np.bincount(np.arange(len(heads)) % n_means, minlength=n_means)
+                first_head = (mean - part.start) % n_means
+                totals[places, mean] += weights[:, first_head::n_means].sum(axis=1)
+
+    heads_per_mean = np.bincount(np.arange(len(heads)) % n_means, minlength=n_means)
+    return totals / heads_per_mean
 
 
 def softmax(scores: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b m k"]:
@@ -804,18 +947,20 @@ def softmax(scores: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b m k"]:
 
 
 def _weights_of(activation: str, scores: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b m k"]:
-    """Weights of keys from their scores."""
+    """Weights of keys from their scores: σ(s)/N, or softmax over the set."""
     if activation == SOFTMAX:
         return softmax(scores)
-    σ: dict[str, Any] = {
-        "relu": lambda s: np.maximum(s, 0),
-        "linear": lambda s: s,
-        "square": np.square,
-        "exp": np.exp,
-    }
-    return np.asarray(
-        σ.get(activation, lambda s: (s > 0).astype(s.dtype))(scores) / scores.shape[2]
-    )
+    if activation == "relu":
+        weights = np.maximum(scores, 0)
+    elif activation == "linear":
+        weights = scores
+    elif activation == "square":
+        weights = np.square(scores)
+    elif activation == "exp":
+        weights = np.exp(scores)
+    else:  # step
+        weights = (scores > 0).astype(scores.dtype)
+    return np.asarray(weights / scores.shape[2])
 
 
 KeyStack = tuple[Int[np.ndarray, " _"], Float[np.ndarray, "_ _ e"]]
@@ -825,21 +970,29 @@ KeyStack = tuple[Int[np.ndarray, " _"], Float[np.ndarray, "_ _ e"]]
 def key_stacks(
     batch: SetBatch, n_heads: int, dtype: np.dtype[Any], memory_budget: int = MEMORY_BUDGET
 ) -> list[KeyStack]:
-    """The keys of all sets, a few sets at a time.
+    """The extended keys of all sets, in stacks of sets of equal length.
 
-    Few enough for what ``n_heads`` heads make of them.
+    A stack is small enough for what ``n_heads`` heads compute from it.
     """
-    lengths, width = batch.lengths, batch.dim + 1
+    lengths = batch.lengths
+    width = batch.dim + 1
+
+    # groups of sets of one length
     order = np.argsort(lengths, kind="stable")
-    found = []
-    for same in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
-        length = int(lengths[same[0]])
-        each = dtype.itemsize * (n_heads * (2 * width + 3 * length) + 2 * length * width)
-        for part in blocks(len(same), min(block_size(each, memory_budget // 16), 256)):
-            keys = np.ones((part.stop - part.start, length, width), dtype)
-            keys[:, :, :-1] = batch.tokens[batch.offsets[same[part]][:, None] + np.arange(length)]
-            found.append((same[part], keys))
-    return found
+    length_changes = np.flatnonzero(np.diff(lengths[order])) + 1
+    stacks = []
+    for equal_sets in np.split(order, length_changes):
+        length = int(lengths[equal_sets[0]])
+        # for each head two vectors and three numbers per key, and the keys twice
+        numbers_per_set = n_heads * (2 * width + 3 * length) + 2 * length * width
+        stack_size = block_size(dtype.itemsize * numbers_per_set, memory_budget // 16)
+        for part in blocks(len(equal_sets), min(stack_size, 256)):
+            rows = equal_sets[part]
+            places = batch.offsets[rows][:, None] + np.arange(length)
+            keys = np.ones((len(rows), length, width), dtype)
+            keys[:, :, :-1] = batch.tokens[places]
+            stacks.append((rows, keys))
+    return stacks
 
 
 def through_weights(
@@ -847,9 +1000,7 @@ def through_weights(
 ) -> None:
     """Turn the gradient in the weights, in place, into that in the scores.
 
-    ``scores`` is scratch afterwards.
-
-    Of softmax it is the weights.
+    ``scores`` is scratch afterwards. For softmax it holds the weights, not the scores.
     """
     if activation == SOFTMAX:
         slopes -= np.einsum("bmk,bmk->bm", scores, slopes)[:, :, None]
@@ -870,6 +1021,7 @@ def _sum_shared(slopes: Float[np.ndarray, "b m k"], n_means: int) -> Float[np.nd
     n_heads = slopes.shape[1]
     if n_means == n_heads:
         return slopes
+    # whole rounds over the means first, then the heads of the last, incomplete round
     whole = n_heads // n_means * n_means
     summed = slopes[:, :whole].reshape(len(slopes), -1, n_means, slopes.shape[2]).sum(axis=1)
     summed[:, : n_heads - whole] += slopes[:, whole:]
@@ -922,10 +1074,9 @@ def mlp_features(
     weights = _check_weights(weights, batch, number)
     scale = number.type(1.0 / math.sqrt(len(weights)))
     out = np.empty((len(batch), len(weights)), number)
-    for rows in blocks(
-        len(batch), block_size(2 * weights.shape[1] * number.itemsize, MEMORY_BUDGET)
-    ):
-        # ReLU is homogeneous: scaling the narrow side saves a pass over the wide one
+    sets_at_once = block_size(2 * weights.shape[1] * number.itemsize, MEMORY_BUDGET)
+    for rows in blocks(len(batch), sets_at_once):
+        # ReLU is homogeneous: scaling the inputs, which are fewer, saves a pass over the outputs
         flat = flatten_sets(tokens[rows])
         flat *= scale
         with np.errstate(over="ignore", invalid="ignore"):
@@ -954,11 +1105,15 @@ def check_equal_lengths(batches: dict[str, SetBatch]) -> int:
 
 def flatten_sets(batch: SetBatch) -> Float[np.ndarray, "n z"]:
     """Return z = [x_0; x_1; …; x_N; 1] of every set, with zeros for x_0 where there is no query."""
-    n, dim = len(batch), batch.query_dim
-    keys = batch.tokens.reshape(n, -1)
-    flat = np.ones((n, dim + keys.shape[1] + 1), batch.dtype)
-    flat[:, :dim] = 0 if batch.query is None else batch.query
-    flat[:, dim:-1] = keys
+    n_sets = len(batch)
+    query_dim = batch.query_dim
+    keys = batch.tokens.reshape(n_sets, -1)
+    flat = np.ones((n_sets, query_dim + keys.shape[1] + 1), batch.dtype)
+    if batch.query is None:
+        flat[:, :query_dim] = 0
+    else:
+        flat[:, :query_dim] = batch.query
+    flat[:, query_dim:-1] = keys
     return flat
 
 
@@ -966,19 +1121,24 @@ def _check_overflow(
     flat: Float[np.ndarray, "n z"], weights: Float[np.ndarray, "p z"], units: np.ndarray
 ) -> None:
     """Raise if a unit is not finite; look at them only where the sizes of both factors allow it."""
-    bound = flat.shape[1] * math.prod(float(max(a.max(), -a.min())) for a in (flat, weights))
+    largest_input = float(max(flat.max(), -flat.min()))
+    largest_weight = float(max(weights.max(), -weights.min()))
+    bound = flat.shape[1] * (largest_input * largest_weight)
     if bound < float(np.finfo(units.dtype).max) or np.isfinite(units).all():
         return
-    rest = ", or use dtype='float64'" if units.dtype == np.float32 else ""
+    remedy = "Scale the tokens or the weights down"
+    if units.dtype == np.float32:
+        remedy += ", or use dtype='float64'"
     raise ValueError(
         f"features must be finite: these overflow {units.dtype}, with units of size up to "
-        f"{bound:.3g}. Scale the tokens or the weights down{rest}."
+        f"{bound:.3g}. {remedy}."
     )
 
 
 def _check_weights(
     weights: np.ndarray, batch: SetBatch, dtype: np.dtype[Any]
 ) -> Float[np.ndarray, "p z"]:
+    """Return the weights of the MLP in ``dtype``, checked against the batch."""
     n_keys = check_equal_lengths({"batch": batch})
     weights = check_float_array(weights, "weights")
     columns = batch.query_dim + n_keys * batch.dim + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,9 +93,22 @@ def attention_kernel(
         b = None
     elif b is not None:
         check_samples(b, "b")
-    parts = getattr(heads, "components", None)
-    components = (heads,) if parts is None else parts(*_dims(a))
-    kernel = _sets_kernel if a.is_plain and (b is None or b.is_plain) else _pooled_kernel
+
+    # A mixture of head distributions has the average of their kernels.
+    components_of = getattr(heads, "components", None)
+    if components_of is None:
+        components: tuple[Any, ...] = (heads,)
+    else:
+        components = components_of(*_dims(a))
+
+    # Samples of several sets have the mean over the pairs of their sets.
+    one_set_each = a.is_plain and (b is None or b.is_plain)
+    kernel: Callable[..., Float[Any, "n m"]]
+    if one_set_each:
+        kernel = _sets_kernel
+    else:
+        kernel = _pooled_kernel
+
     total = kernel(a, b, components[0], activation, memory_budget)
     for component in components[1:]:
         total += kernel(a, b, component, activation, memory_budget)
@@ -111,25 +125,43 @@ def _sets_kernel(
     memory_budget: int,
 ) -> Float[Any, "n m"]:
     """The kernel of samples of one set each."""
-    a, b = a_samples.sets, None if b_samples is None else b_samples.sets
+    a = a_samples.sets
+    b = None
+    if b_samples is not None:
+        b = b_samples.sets
     code, mean, scale = _check_arguments(a, b, heads, activation)
+
+    # torch tensors: computed by torch or triton where they live
     if a.device is not None:
         from keyhole.attention.dispatch import attention_gram
 
-        return _check_overflow(
-            attention_gram(a, b, mean, scale, activation, memory_budget), activation
-        )
-    biased = True if mean is not None and activation in ("relu", "step") else None
-    rows = _panels(a, memory_budget)
-    columns = rows if b is None else _panels(b, memory_budget)
-    out = np.zeros((len(a), len(a if b is None else b)))
-    for i, row in enumerate(rows):
+        tensor = attention_gram(a, b, mean, scale, activation, memory_budget)
+        return _check_overflow(tensor, activation)
+
+    # None rather than False: numba compiles the longer code for means only where it is True.
+    biased = None
+    if mean is not None and activation in ("relu", "step"):
+        biased = True
+
+    # Panel by panel, so that the prepared keys fit the budget; without b only those on and above
+    # the diagonal.
+    symmetric = b is None
+    column_sets = a if b is None else b
+    row_panels = _panels(a, memory_budget)
+    column_panels = _panels(column_sets, memory_budget)
+    out = np.zeros((len(a), len(column_sets)))
+    for row in row_panels:
         left = _prepare(a[row], mean, scale, code)
-        for column in columns[i:] if b is None else columns:
-            same = b is None and column == row
-            right = left if same else _prepare((a if b is None else b)[column], mean, scale, code)
-            _fill(code, biased, same, left, right, out, row.start, column.start)
-    if b is None:
+        for column in column_panels:
+            if symmetric and column.start < row.start:
+                continue
+            on_diagonal = symmetric and column == row
+            if on_diagonal:
+                right = left
+            else:
+                right = _prepare(column_sets[column], mean, scale, code)
+            _fill(code, biased, on_diagonal, left, right, out, row.start, column.start)
+    if symmetric:
         _mirror(out)
     return _check_overflow(out, activation)
 
@@ -145,25 +177,31 @@ def _pooled_kernel(
 
     All of these are evaluated.
     """
+    symmetric = b is None
     a = a.numpy()
-    columns_of = a if b is None else b.numpy()
-    out = np.empty((len(a), len(columns_of)))
-    most = max(int(batch.set_counts.max()) for batch in (a, columns_of))
-    # a tile of samples is a matrix of all pairs of their sets
-    size = max(1, math.isqrt(block_size(8 * most**2, min(memory_budget // 4, 2**26))))
+    column_samples = a if b is None else b.numpy()
+    out = np.empty((len(a), len(column_samples)))
+
+    # A tile of samples needs a matrix of all pairs of their sets, within a part of the budget.
+    sets_per_sample = max(int(a.set_counts.max()), int(column_samples.set_counts.max()))
+    tile_budget = min(memory_budget // 4, 2**26)
+    pairs_of_samples = block_size(8 * sets_per_sample**2, tile_budget)
+    size = max(1, math.isqrt(pairs_of_samples))
+
     for rows in blocks(len(a), size):
         left = a[rows].written_out()
-        for columns in blocks(len(columns_of), size):
-            if b is None and columns.start < rows.start:
+        for columns in blocks(len(column_samples), size):
+            if symmetric and columns.start < rows.start:
                 continue
-            same = b is None and columns == rows
-            right = left if same else columns_of[columns].written_out()
-            pairs = _sets_kernel(
-                left.sets, None if same else right.sets, heads, activation, memory_budget
-            )
+            if symmetric and columns == rows:
+                right = left
+                pairs = _sets_kernel(left.sets, None, heads, activation, memory_budget)
+            else:
+                right = column_samples[columns].written_out()
+                pairs = _sets_kernel(left.sets, right.sets, heads, activation, memory_budget)
             tile = right.pool(left.pool(pairs), axis=1)
             out[rows, columns] = tile
-            if b is None:
+            if symmetric:
                 out[columns, rows] = tile.T
     return out
 
@@ -206,24 +244,32 @@ def mlp_kernel(
     check_sets(a, "a")
     if b is not None:
         check_sets(b, "b")
-        b = None if b is a else b.sets.numpy()
-    a = a.sets.numpy()
-    if b is not None:
-        _check_alike(a, b)
-    n_keys = check_equal_lengths({"a": a} if b is None else {"a": a, "b": b})
-    columns_of, symmetric = (a, True) if b is None else (b, False)
-    out = np.empty((len(a), len(columns_of)))
-    step = block_size(2 * 8 * ((n_keys + 1) * a.dim + 1), memory_budget)
-    for row in blocks(len(a), step):
-        units, norms = _flat_units(a[row])
-        for column in blocks(len(columns_of), step):
+    symmetric = b is None or b is a
+    row_sets = a.sets.numpy()
+    if b is None or symmetric:
+        column_sets = row_sets
+        n_keys = check_equal_lengths({"a": row_sets})
+    else:
+        column_sets = b.sets.numpy()
+        _check_alike(row_sets, column_sets)
+        n_keys = check_equal_lengths({"a": row_sets, "b": column_sets})
+
+    # Block by block; without b only the blocks on and above the diagonal.
+    out = np.empty((len(row_sets), len(column_sets)))
+    step = block_size(2 * 8 * ((n_keys + 1) * row_sets.dim + 1), memory_budget)
+    for row in blocks(len(row_sets), step):
+        units, norms = _flat_units(row_sets[row])
+        for column in blocks(len(column_sets), step):
             if symmetric and column.start < row.start:
                 continue
-            others = (
-                (units, norms) if symmetric and column == row else _flat_units(columns_of[column])
-            )
-            np.matmul(units, others[0].T, out=out[row, column])
-            _apply_arc(out, row, column, norms, others[1] / (n_keys + 2))
+            if symmetric and column == row:
+                column_units = units
+                column_norms = norms
+            else:
+                column_units, column_norms = _flat_units(column_sets[column])
+            # cosines first, then |z||z'|/(N + 2) κ of them in place
+            np.matmul(units, column_units.T, out=out[row, column])
+            _apply_arc(out, row, column, norms, column_norms / (n_keys + 2))
     if symmetric:
         _mirror(out)
     return out
@@ -241,17 +287,19 @@ def tensor_kernel(
 
     _, mean, scale = _check_arguments(a, None, heads, activation)
     out = empty_like(a.tokens, len(a), dtype)
-    return _check_overflow(
-        attention_gram(a, None, mean, scale, activation, memory_budget, out), activation
-    )
+    attention_gram(a, None, mean, scale, activation, memory_budget, out)
+    return _check_overflow(out, activation)
 
 
 def _dims(batch: SampleBatch) -> tuple[int, ...]:
     """d, and d_q where it is another."""
-    return (batch.dim,) if batch.query_dim == batch.dim else (batch.dim, batch.query_dim)
+    if batch.query_dim == batch.dim:
+        return (batch.dim,)
+    return (batch.dim, batch.query_dim)
 
 
 def _check_alike(a: SetBatch, b: SetBatch) -> None:
+    """Raise unless the sets of both batches are from one space and in one place."""
     if a.dim != b.dim:
         raise ValueError(
             f"`a` and `b` must share their token dimension: got {a.dim} and {b.dim}. "
@@ -273,11 +321,12 @@ def _check_alike(a: SetBatch, b: SetBatch) -> None:
 def _check_arguments(
     a: SetBatch, b: SetBatch | None, heads: Any, activation: str
 ) -> tuple[int, np.ndarray | None, float]:
-    """Return the code of the activation and the moments of the head distribution."""
+    """Return the code of the activation, and mean and scale of the head distribution."""
     code = POINTWISE.index(check_pointwise(activation))
     if b is not None:
         _check_alike(a, b)
-    heads = GaussianHeads() if heads is None else heads
+    if heads is None:
+        heads = GaussianHeads()
     if isinstance(heads, type):
         raise TypeError(
             f"`heads` must be a head distribution, not its class: got {heads.__name__}. Write "
@@ -311,7 +360,9 @@ def _panels(batch: SetBatch, memory_budget: int) -> list[slice]:
 
     A slice has at least one set.
     """
-    bytes_per_key = 8 * (1 + 4 * -(-max(batch.dim, batch.query_dim) // 4) + 5)
+    # a unit vector as `_units` stores it, and the five other numbers of a key in a Panel
+    vector_length = 1 + 4 * -(-max(batch.dim, batch.query_dim) // 4)
+    bytes_per_key = 8 * (vector_length + 5)
     return set_blocks(batch.offsets, block_size(4 * bytes_per_key, memory_budget))
 
 
@@ -319,24 +370,37 @@ def _prepare(batch: SetBatch, mean: np.ndarray | None, scale: float, code: int) 
     """Unit vectors, weights and score moments of every key: all that the compiled loops need."""
     from keyhole.attention.compiled_gram import Panel
 
+    # directions and lengths of x~_i and x~_0
     batch = batch.astype(np.float64)
     unit, norm = _units(batch.extended_keys())
     query, query_norm = _units(batch.extended_query())
     lengths = batch.lengths
     owner = np.repeat(np.arange(len(batch)), lengths)
+
+    # the standard deviation scale |x~_0| |x~_i| of every score, and its mean in units of that
     std = scale * query_norm[owner] * norm
     shift = np.zeros_like(std)
     if mean is not None:
-        # x~ with its one first, to match the packed layout
-        rows, columns = (np.roll(np.arange(size), 1) for size in mean.shape)
-        pulled = query[:, : len(rows)] @ mean[np.ix_(rows, columns)] / scale
-        shift = np.einsum("te,te->t", pulled[owner], unit[:, : batch.dim + 1])
-    name = POINTWISE[code]
-    power = {"relu": 1, "linear": 1, "square": 2}.get(name, 0)
-    if name == "exp":
+        # the appended one comes first in unit vectors, so it does in rows and columns of the mean
+        rows = np.roll(np.arange(mean.shape[0]), 1)
+        columns = np.roll(np.arange(mean.shape[1]), 1)
+        projected = query[:, : len(rows)] @ mean[np.ix_(rows, columns)] / scale
+        shift = np.einsum("te,te->t", projected[owner], unit[:, : batch.dim + 1])
+
+    # E[σ(u)σ(v)] is (τ_u τ_v)^power times a function of shifts and ρ; for exp the exponent of
+    # E[exp(u)], mean + variance/2, stands in the place of the shift
+    activation = POINTWISE[code]
+    power = {"relu": 1, "linear": 1, "square": 2}.get(activation, 0)
+    if activation == "exp":
         shift = shift * std + 0.5 * std**2
     return Panel(
-        unit, query, norm * std**power / lengths[owner], shift, std, owner, batch.offsets.copy()
+        unit=unit,
+        query=query,
+        weight=norm * std**power / lengths[owner],
+        shift=shift,
+        std=std,
+        owner=owner,
+        offsets=batch.offsets.copy(),
     )
 
 
@@ -373,17 +437,34 @@ def _fill(
 
     announce_compilation(gram.fill_tile)
     tiles = [
-        (rows.start, rows.stop, span.start, span.stop)
+        (rows, columns)
         for rows in set_blocks(left.offsets, _STRIP)
-        for span in set_blocks(right.offsets, _SPAN)
-        if not upper or span.stop > rows.start
+        for columns in set_blocks(right.offsets, _SPAN)
+        if not upper or columns.stop > rows.start
     ]
-    # a view of some columns has another memory layout, for which the loops would be compiled afresh
-    flat, stride = out.reshape(-1), out.shape[1]
+
+    # The loops get the whole output flat: a view of a few columns has another memory layout, for
+    # which they would be compiled afresh.
+    flat = out.reshape(-1)
+    stride = out.shape[1]
     origin = row * stride + column
 
-    def work(tile: tuple[int, int, int, int]) -> None:
-        gram.fill_tile(code, biased, upper, left, right, *tile, flat, origin, stride)
+    def work(tile: tuple[slice, slice]) -> None:
+        rows, columns = tile
+        gram.fill_tile(
+            code,
+            biased,
+            upper,
+            left,
+            right,
+            rows.start,
+            rows.stop,
+            columns.start,
+            columns.stop,
+            flat,
+            origin,
+            stride,
+        )
 
     run_threads(work, tiles)
 
@@ -407,14 +488,12 @@ def _flat_units(batch: SetBatch) -> tuple[np.ndarray, np.ndarray]:
 def _apply_arc(
     out: np.ndarray, row: slice, column: slice, row_norms: np.ndarray, column_norms: np.ndarray
 ) -> None:
-    """Replace cosines by |z||z'|κ in some rows and columns, on all threads."""
+    """Replace cosines by |z||z'|κ in a block of rows and columns, on all threads."""
     from keyhole.attention.compiled_moments import fill_relu_arc
 
-    def work(part: slice) -> None:
-        norms = row_norms[part.start - row.start : part.stop - row.start]
-        fill_relu_arc(out[part], column.start, norms, column_norms)
+    rows_of_block = out[row]
 
-    run_threads(
-        work,
-        [slice(row.start + p.start, row.start + p.stop) for p in blocks(row.stop - row.start, 64)],
-    )
+    def work(part: slice) -> None:
+        fill_relu_arc(rows_of_block[part], column.start, row_norms[part], column_norms)
+
+    run_threads(work, blocks(len(rows_of_block), 64))
