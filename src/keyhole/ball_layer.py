@@ -55,15 +55,15 @@ class Ray:
 
     def in_units(self, exponent: int) -> Ray:
         """The same ball for outputs 2^exponent times as large; what grows finds its own scale."""
-        return replace(
-            self, fixed=(math.ldexp(self.fixed[0], exponent), math.ldexp(self.fixed[1], exponent))
-        )
+        group_radius, ball_radius = self.fixed
+        fixed = (math.ldexp(group_radius, exponent), math.ldexp(ball_radius, exponent))
+        return replace(self, fixed=fixed)
 
     def at(self, scale: float) -> Pair:
         """The radii at this scale."""
-        return min(self.fixed[0], scale * self.growing[0]), min(
-            self.fixed[1], scale * self.growing[1]
-        )
+        group_radius = min(self.fixed[0], scale * self.growing[0])
+        ball_radius = min(self.fixed[1], scale * self.growing[1])
+        return group_radius, ball_radius
 
 
 @dataclass(frozen=True)
@@ -113,15 +113,18 @@ def candidate_balls(group_radius: Any, ball_radius: Any, theory: Theory) -> list
     theory's ratio, and "cv" tries three shapes: the group norm alone, the theory's ratio, the ball
     alone.
     """
-    groups = _as_radii(group_radius, "group_radius", ("cv", "theory"), theory)
-    balls = _as_radii(ball_radius, "ball_radius", ("matched", "cv", "theory"), theory)
+    group_radii = _as_radii(group_radius, "group_radius", ("cv", "theory"), theory)
+    ball_radii = _as_radii(ball_radius, "ball_radius", ("matched", "cv", "theory"), theory)
     rays: list[Ray] = []
-    for group in [None] if groups is None else groups:
-        if balls is not None and group is None:
-            rays += [Ray((math.inf, ball), growing=(1.0, math.inf)) for ball in balls]
-        elif balls is not None and group is not None:
-            rays += [Ray(check_radii(group, ball)) for ball in balls]
+    for group in [None] if group_radii is None else group_radii:
+        if ball_radii is not None and group is None:
+            # numbers for the ball, within which the group radius grows
+            rays += [Ray(fixed=(math.inf, ball), growing=(1.0, math.inf)) for ball in ball_radii]
+        elif ball_radii is not None and group is not None:
+            # numbers for both
+            rays += [Ray(fixed=check_radii(group, ball)) for ball in ball_radii]
         elif group is not None and math.isinf(group):
+            # no group radius to follow: the ball radius grows alone
             if ball_radius == "matched":
                 raise ValueError(
                     "`ball_radius='matched'` follows `group_radius`, which is infinite. Give "
@@ -129,15 +132,26 @@ def candidate_balls(group_radius: Any, ball_radius: Any, theory: Theory) -> list
                 )
             rays.append(Ray(growing=(math.inf, 1.0)))
         else:
-            unit, alone = 1.0 if group is None else group, 1.0 / math.sqrt(theory.n_heads)
-            for ratio in (
-                [theory.ratio] if ball_radius == "matched" else [math.inf, theory.ratio, alone]
-            ):
-                # zero times infinity is not a number, and a group radius of zero is all the bound
-                # one needs
-                pair = unit, math.inf if math.isinf(ratio) else unit * ratio
-                rays.append(Ray(growing=pair) if group is None else Ray(pair))
+            rays += _rays_of_ratios(group, theory, matched=ball_radius == "matched")
     return sorted(rays, key=lambda ray: ray.at(1.0))
+
+
+def _rays_of_ratios(group: float | None, theory: Theory, *, matched: bool) -> list[Ray]:
+    """Balls whose ball radius is a multiple of the group radius; that grows if it is None."""
+    ratios = [theory.ratio]
+    if not matched:
+        ball_alone = 1.0 / math.sqrt(theory.n_heads)
+        ratios = [math.inf, theory.ratio, ball_alone]
+    unit = 1.0 if group is None else group
+    rays: list[Ray] = []
+    for ratio in ratios:
+        # zero times infinity is not a number, and a group radius of zero is bound enough
+        ball = math.inf if math.isinf(ratio) else unit * ratio
+        if group is None:
+            rays.append(Ray(growing=(unit, ball)))
+        else:
+            rays.append(Ray(fixed=(unit, ball)))
+    return rays
 
 
 def _as_radii(radius: Any, name: str, words: tuple[str, ...], theory: Theory) -> list[float] | None:
@@ -149,7 +163,9 @@ def _as_radii(radius: Any, name: str, words: tuple[str, ...], theory: Theory) ->
                 f"`{name}` must be a number, a sequence of numbers or one of {listed}: got "
                 f"{radius!r}."
             )
-        return [theory.radius(name)] if radius == "theory" else None
+        if radius == "theory":
+            return [theory.radius(name)]
+        return None
     radii = check_float_array(radius, name).astype(np.float64)
     if radii.ndim == 0:
         return [check_radius(radius, name)]
@@ -161,12 +177,12 @@ def _as_radii(radius: Any, name: str, words: tuple[str, ...], theory: Theory) ->
 
 
 CHOOSING_TOL = 2e-2
-"""Fits that only serve to compare radii have gaps of this share of the held-out loss; so close,
-radii are equal.
+"""Duality gap of fits that only serve to compare radii, as a share of the held-out loss. Radii
+whose losses are so close count as equal.
 """
 
 LOOSEST_TOL = 0.5
-"""And never a gap of more than this share of their own loss."""
+"""The largest duality gap of such a fit, as a share of its training loss."""
 
 GROWTH = 2.0
 """From one radius of an automatic path to the next."""
@@ -217,20 +233,20 @@ class PrunedLayer:
         n_rows: int,
         memory_budget: int,
     ) -> Float[np.ndarray, "k t"]:
-        """The outputs of the active heads, some of them at a time."""
-        scores = np.zeros((n_rows, len(self.intercept)))
+        """The outputs of the active heads, a block of heads at a time."""
+        n_outputs = len(self.intercept)
         # values have the units of y, which may be beyond the range of float32
-        units = (
-            unit_exponent(self.values, axis=(0, 1))
-            if len(self.values)
-            else np.zeros(len(self.intercept), int)
-        )
+        exponents = np.zeros(n_outputs, int)
+        if len(self.values):
+            exponents = unit_exponent(self.values, axis=(0, 1))
+
+        scores = np.zeros((n_rows, n_outputs))
         heads = self.heads.seen_by(query=batch.has_query)
         size = block_size(100 * heads.entries, memory_budget // 2)
         for part in blocks(len(self.active), size):
             drawn = draw_heads(heads, self.active[part])
-            # apply_values carries the M^{-1/2} of the heads it is given
-            values = math.sqrt(len(drawn)) * np.ldexp(self.values[part], -units)
+            # apply_values multiplies by the M^{-1/2} of the heads it is given
+            values = math.sqrt(len(drawn)) * np.ldexp(self.values[part], -exponents)
             scores += outputs_of(
                 batch,
                 drawn,
@@ -239,7 +255,7 @@ class PrunedLayer:
                 dtype=self.dtype,
                 memory_budget=memory_budget // 2,
             )
-        return np.ldexp(scores, units)
+        return np.ldexp(scores, exponents)
 
 
 @dataclass(frozen=True)
@@ -297,39 +313,50 @@ def head_design(
     columns after those of the heads, filled up with zeros, and times √M: in proportion to features
     they are what they are to ridge.
     """
-    width, n_groups = heads.dim + 1, heads.n_heads
-    extras = np.zeros((len(batch), 0), dtype)
+    n = len(batch)
+    width = heads.dim + 1
+
+    # extras as whole groups of columns
+    n_groups = heads.n_heads
+    extras = np.zeros((n, 0), dtype)
     if batch.extras is not None:
-        padded = np.pad(batch.extras, ((0, 0), (0, -batch.extras.shape[1] % width))) * math.sqrt(
-            heads.n_heads
-        )
-        extras = (padded - padded.mean(axis=0) if centre else padded).astype(dtype)
+        n_missing = -batch.extras.shape[1] % width
+        padded = np.pad(batch.extras, ((0, 0), (0, n_missing))) * math.sqrt(heads.n_heads)
+        if centre:
+            padded = padded - padded.mean(axis=0)
+        extras = padded.astype(dtype)
         n_groups += extras.shape[1] // width
 
-    def columns(which: HeadDraw | np.ndarray) -> Float[np.ndarray, "n q"]:
+    def head_columns(which: HeadDraw | np.ndarray) -> Float[np.ndarray, "n q"]:
         features = attention_features(batch, which, activation, dtype=dtype)
         features *= math.sqrt(len(which))
         if centre:
             features -= features.mean(axis=0, dtype=np.float64).astype(features.dtype)
         return features
 
-    if len(batch) * heads.n_heads * width * np.dtype(dtype).itemsize <= memory_budget:
-        return DenseDesign(beside(columns(heads), extras), width, memory_budget)
+    # all columns in memory
+    n_bytes = n * heads.n_heads * width * np.dtype(dtype).itemsize
+    if n_bytes <= memory_budget:
+        return DenseDesign(beside(head_columns(heads), extras), width, memory_budget)
 
-    def some(which: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
+    # columns computed when they are needed
+    seen_heads = heads.seen_by(query=batch.has_query)
+
+    def group_columns(which: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
         if n_groups == heads.n_heads:
-            return columns(draw_heads(seen, which))
-        found = np.empty((len(batch), len(which), width), dtype)
-        own = which >= heads.n_heads
-        found[:, own] = extras.reshape(len(batch), -1, width)[:, which[own] - heads.n_heads]
-        if not own.all():
-            found[:, ~own] = columns(draw_heads(seen, which[~own])).reshape(len(batch), -1, width)
-        return found.reshape(len(batch), -1)
+            return head_columns(draw_heads(seen_heads, which))
+        columns = np.empty((n, len(which), width), dtype)
+        is_extra = which >= heads.n_heads
+        extra_groups = extras.reshape(n, -1, width)
+        columns[:, is_extra] = extra_groups[:, which[is_extra] - heads.n_heads]
+        if not is_extra.all():
+            drawn = draw_heads(seen_heads, which[~is_extra])
+            columns[:, ~is_extra] = head_columns(drawn).reshape(n, -1, width)
+        return columns.reshape(n, -1)
 
-    seen = heads.seen_by(query=batch.has_query)
     # a block is drawn, packed and converted beside the block itself
-    share = max(1, memory_budget // 4)
-    return StreamedDesign(some, len(batch), n_groups, width, share)
+    block_budget = max(1, memory_budget // 4)
+    return StreamedDesign(group_columns, n, n_groups, width, block_budget)
 
 
 @dataclass(frozen=True)
@@ -379,19 +406,20 @@ def fit_ball_layer(
     )
     width = heads.dim + 1
     setup = BallSetup(
-        design,
-        targets,
-        weights,
-        settings.loss,
-        width,
-        settings.fit_intercept,
-        np.dtype(dtype),
-        share,
+        design=design,
+        targets=targets,
+        weights=weights,
+        loss=settings.loss,
+        group_size=width,
+        fit_intercept=settings.fit_intercept,
+        dtype=np.dtype(dtype),
+        memory_budget=share,
     )
 
     # the radii, then the values
     if len(rays) == 1 and not rays[0].grows:
-        best = Trial(rays[0].at(1.0), (), math.nan, math.nan)
+        radii = rays[0].at(1.0)
+        best = Trial(radii=radii, fold_losses=(), mean_loss=math.nan, n_active=math.nan)
         trials = [best]
         start = setup.zeros
     else:
@@ -453,25 +481,29 @@ class OutputUnits:
 
     @classmethod
     def of(cls, y: Float[np.ndarray, "n t"], settings: BallSettings) -> OutputUnits:
-        """Units in which the outputs of some samples are centred and of size one.
-
-        As far as the loss allows.
-        """
+        """Units in which outputs are centred and of size one, as far as the loss allows."""
         origin = np.zeros(y.shape[1])
         if settings.fit_intercept and settings.loss in OF_DIFFERENCES:
             origin = np.median(y, axis=0)  # an output itself or nearly, so that little is rounded
         degree = DEGREES.get(settings.loss, 0)
-        return cls(origin, int(unit_exponent(y - origin)) if degree else 0, degree)
+        exponent = int(unit_exponent(y - origin)) if degree else 0
+        return cls(origin=origin, exponent=exponent, degree=degree)
 
     def leave(self, fit: BallFit) -> BallFit:
         """A fit in the units of y as it was given."""
-        layer = fit.layer
-        extras = None if layer.extras_values is None else self._linear(layer.extras_values)
-        intercept = self._linear(layer.intercept) + self.origin
+        # the layer: everything linear in y, and the origin
+        extras_values = fit.layer.extras_values
+        if extras_values is not None:
+            extras_values = self._linear(extras_values)
         layer = replace(
-            layer, values=self._linear(layer.values), intercept=intercept, extras_values=extras
+            fit.layer,
+            values=self._linear(fit.layer.values),
+            intercept=self._linear(fit.layer.intercept) + self.origin,
+            extras_values=extras_values,
         )
-        trials = tuple(
+
+        # radii are linear in y, losses of its degree
+        trials = [
             replace(
                 trial,
                 radii=self._radii(trial.radii),
@@ -479,21 +511,15 @@ class OutputUnits:
                 mean_loss=self._loss(trial.mean_loss),
             )
             for trial in fit.trials
-        )
-        objective, gap, radii = (
-            self._loss(fit.objective),
-            self._loss(fit.gap),
-            self._radii(fit.radii),
-        )
-        values = self._linear(fit.values)
+        ]
         return replace(
             fit,
             layer=layer,
-            values=values,
-            objective=objective,
-            gap=gap,
-            radii=radii,
-            trials=trials,
+            values=self._linear(fit.values),
+            objective=self._loss(fit.objective),
+            gap=self._loss(fit.gap),
+            radii=self._radii(fit.radii),
+            trials=tuple(trials),
         )
 
     def _linear(self, array: np.ndarray) -> np.ndarray:
@@ -515,11 +541,15 @@ def solve(
     A solver that believes itself at the end of its digits is started afresh from where it stopped,
     for as long as that lowers the gap by a tenth.
     """
-    values, n_iter, gap = start, 0, math.inf
+    values = start
+    n_iter = 0
+    gap = math.inf
     while True:
         solution = setup.minimise(NormBall(*radii), values, tol, max_iter - n_iter)
-        values, n_iter = solution.values, n_iter + solution.n_iter
-        if solution.converged or n_iter >= max_iter or solution.certificate.gap > 0.9 * gap:
+        values = solution.values
+        n_iter += solution.n_iter
+        stalled = solution.certificate.gap > 0.9 * gap
+        if solution.converged or n_iter >= max_iter or stalled:
             return replace(solution, n_iter=n_iter)
         gap = solution.certificate.gap
 
@@ -547,8 +577,8 @@ def deal_folds(setup: BallSetup, n_folds: int) -> Int[np.ndarray, " n"]:
     n = len(setup.targets)
     if n < 2:
         raise ValueError(
-            "cross-validation needs at least two samples: got 1 sample (copies and samples of "
-            "weight 0 do not count). Give more samples, or fixed numbers as `group_radius` and "
+            "cross-validation needs at least two samples: got 1 sample (duplicates and samples "
+            "of weight 0 do not count). Give more samples, or fixed numbers as `group_radius` and "
             "`ball_radius`."
         )
     folds = np.arange(n) % min(n_folds, n)
@@ -570,11 +600,13 @@ def radius_scale(setup: BallSetup, unit: Pair) -> float:
     its gradient: the scale is their ratio, and follows the units of targets and features.
     """
     risk = setup.risk(NormBall(*unit))
-    constant, null, _ = null_model(risk)
+    constant, constant_loss, _ = null_model(risk)
     slope = risk.loss.gradient(setup.targets, np.zeros_like(setup.targets) + constant)
-    slopes = setup.design.rmatvec(setup.weights[:, None] * slope)
-    support, _ = risk.ball.support(group_norms(risk.grouped(slopes)))
-    return null / support if null > 0 and support > 0 else 1.0
+    gradient = setup.design.rmatvec(setup.weights[:, None] * slope)
+    support, _ = risk.ball.support(group_norms(risk.grouped(gradient)))
+    if constant_loss > 0 and support > 0:
+        return constant_loss / support
+    return 1.0
 
 
 def choose_radii(
@@ -584,20 +616,23 @@ def choose_radii(
 
     Return all trials, the best, and values near its solution to start from.
     """
-    validation = CrossValidation(
-        setup, deal_folds(setup, settings.n_folds), settings.tol, settings.max_iter
-    )
+    folds = deal_folds(setup, settings.n_folds)
+    validation = CrossValidation(setup, folds, settings.tol, settings.max_iter)
     trials: list[Trial] = []
     best: Trial | None = None
     start = setup.zeros
     for ray in rays:
-        scales = [1.0]
-        if not ray.grows:  # warm values will do, but the ball need not hold the one before
-            validation.leader = math.inf
-        else:
-            first = radius_scale(setup, ray.growing) / GROWTH
-            scales = [first * GROWTH**k for k in range(LONGEST_PATH)]
+        # a growing ray starts from zero; for a fixed ball warm values will do, but it need not
+        # contain the ball before
+        if ray.grows:
+            first_scale = radius_scale(setup, ray.growing) / GROWTH
+            scales = [first_scale * GROWTH**k for k in range(LONGEST_PATH)]
             validation.forget()
+        else:
+            scales = [1.0]
+            validation.leader = math.inf
+
+        # the best of this ray, and of all rays
         leader: Trial | None = None
         since_best = 0
         for scale in scales:
@@ -605,9 +640,13 @@ def choose_radii(
             trials.append(trial)
             since_best += 1
             if leader is None or trial.mean_loss < (1.0 - CHOOSING_TOL) * leader.mean_loss:
-                leader, since_best = trial, 0
+                leader = trial
+                since_best = 0
                 if best is None or leader.mean_loss < best.mean_loss:
-                    best, start = leader, validation.values[0]
+                    best = leader
+                    start = validation.values[0]
+
+            # the path ends where the loss rises, stays, or the training loss is zero
             risen = trial.mean_loss > (1.0 + CHOOSING_TOL) * leader.mean_loss
             if risen or since_best >= PATIENCE or validation.interpolates:
                 break
@@ -625,11 +664,13 @@ class CrossValidation:
         self, setup: BallSetup, folds: Int[np.ndarray, " n"], tol: float, max_iter: int
     ) -> None:
         self.setup = setup
+        self.tol = tol
+        self.max_iter = max_iter
         self.held_out: list[Bool[np.ndarray, " n"]] = [
             folds == k for k in np.unique(folds[folds >= 0])
         ]
-        self.tol, self.max_iter = tol, max_iter
-        self.floor = OBJECTIVE_FLOOR * null_model(setup.risk(NormBall(0.0, 0.0)))[1]
+        _, constant_loss, _ = null_model(setup.risk(NormBall(0.0, 0.0)))
+        self.floor = OBJECTIVE_FLOOR * constant_loss
         self.forget()
 
     def forget(self) -> None:
@@ -649,34 +690,45 @@ class CrossValidation:
     def trial(self, radii: Pair) -> Trial:
         """Fit all folds at ``radii``."""
         setup = self.setup
-        losses, shares, active = [], [], []
-        for k, out in enumerate(self.held_out):
-            solution = self._solve_without(out, radii, k)
-            predictions = setup.design.matvec(solution.values) + solution.certificate.intercept
-            loss = LOSSES[setup.loss].value(setup.targets[out], predictions[out])
-            shares.append(float(setup.weights[out].sum()))
-            losses.append(float(setup.weights[out] @ loss) / shares[-1])
-            active.append(
-                int(
-                    solution.values.reshape(-1, setup.group_size * setup.targets.shape[1])
-                    .any(axis=1)
-                    .sum()
-                )
-            )
-        mean = float(np.average(losses, weights=shares))
-        self.leader = min(self.leader, mean)
-        return Trial(radii, tuple(losses), mean, float(np.mean(active)))
+        values_per_group = setup.group_size * setup.targets.shape[1]
+        losses: list[float] = []
+        fold_weights: list[float] = []
+        active_counts: list[int] = []
+        for k, held_out in enumerate(self.held_out):
+            solution = self._solve_without(held_out, radii, k)
 
-    def _solve_without(self, out: Bool[np.ndarray, " n"], radii: Pair, k: int) -> Solution:
-        weights = np.where(out, 0.0, self.setup.weights)
-        kept = replace(self.setup, weights=weights / weights.sum())
+            # the weighted mean loss of the samples held out
+            predictions = setup.design.matvec(solution.values) + solution.certificate.intercept
+            loss = LOSSES[setup.loss].value(setup.targets[held_out], predictions[held_out])
+            weights = setup.weights[held_out]
+            fold_weight = float(weights.sum())
+            losses.append(float(weights @ loss) / fold_weight)
+            fold_weights.append(fold_weight)
+
+            # heads, or groups of extras, with a value that is not zero
+            is_active = solution.values.reshape(-1, values_per_group).any(axis=1)
+            active_counts.append(int(is_active.sum()))
+        mean_loss = float(np.average(losses, weights=fold_weights))
+        self.leader = min(self.leader, mean_loss)
+        return Trial(
+            radii=radii,
+            fold_losses=tuple(losses),
+            mean_loss=mean_loss,
+            n_active=float(np.mean(active_counts)),
+        )
+
+    def _solve_without(self, held_out: Bool[np.ndarray, " n"], radii: Pair, k: int) -> Solution:
+        """The solution without fold k, from that at the radii before."""
+        weights = np.where(held_out, 0.0, self.setup.weights)
+        setup = replace(self.setup, weights=weights / weights.sum())
         tol = CHOOSING_TOL
         if math.isfinite(self.leader) and self.floor > 0:
             # the solver's gap is relative to a loss no larger than that of the smaller ball before
             tol *= self.leader / max(self.objectives[k], self.floor)
         tol = min(max(tol, self.tol), LOOSEST_TOL)
-        solution = solve(kept, radii, self.values[k], tol, self.max_iter)
-        self.values[k], self.objectives[k] = solution.values, solution.certificate.objective
+        solution = solve(setup, radii, self.values[k], tol, self.max_iter)
+        self.values[k] = solution.values
+        self.objectives[k] = solution.certificate.objective
         return solution
 
 

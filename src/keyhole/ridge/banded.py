@@ -1,6 +1,4 @@
-"""A symmetric matrix as K = Q B Qᵀ with B banded.
-
-The ridge path of a large matrix from matrix products alone.
+"""A symmetric matrix as K = Q B Qᵀ with B banded: the ridge path of a large matrix.
 
 Half of a tridiagonal reduction multiplies the whole matrix by single vectors, and waits for memory.
 A reduction to a band of WIDTH does the same work by products of matrices. It is enough for a ridge
@@ -35,9 +33,9 @@ WIDTH = 48
 TILE = 256  # columns that one product of the reduction takes: stays in cache between its two uses
 
 PARTS = 4
-"""Into which a product of the reduction is cut.
+"""Number of parts of a product of the reduction, each one task of a thread.
 
-A fixed number, so that sums do not depend on the number of threads.
+It is fixed, so that sums do not depend on the number of threads.
 """
 
 ROWS = 128  # samples that one thread carries through the sweep at a time
@@ -47,8 +45,8 @@ ROWS = 128  # samples that one thread carries through the sweep at a time
 class Banded:
     """K = Q B Qᵀ on the span of the columns of Q, orthonormal and in Fortran order.
 
-    m = n, or n − 1 without the direction of the intercept. Blocks of B are on the diagonal and
-    below it, (b, b) in float64; the last may be smaller.
+    m = n, or n − 1 without the direction of the intercept. ``diagonal`` are the blocks of B on its
+    diagonal and ``beside`` those below them, (b, b) in float64; the last may be smaller.
     """
 
     basis: Float[np.ndarray, "n m"]
@@ -58,11 +56,11 @@ class Banded:
     def largest(self) -> float:
         """The largest eigenvalue, by Lanczos iteration on the band."""
         band = self._sparse()
-        if band.shape[0] < 3:
+        m = band.shape[0]
+        if m < 3:
             return float(np.linalg.eigvalsh(band.toarray()).max(initial=0.0))
-        return float(
-            eigsh(band, k=1, which="LA", v0=np.ones(band.shape[0]), return_eigenvectors=False)[0]
-        )
+        top = eigsh(band, k=1, which="LA", v0=np.ones(m), return_eigenvectors=False)
+        return float(top[0])
 
     def eigenpairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Eigenvalues of B in float64, and eigenvectors in the precision of the basis."""
@@ -70,11 +68,13 @@ class Banded:
         return values, vectors.astype(self.basis.dtype, copy=False)
 
     def _sparse(self) -> Any:
+        """B as a sparse matrix."""
         grid: list[list[Any]] = [[None] * len(self.diagonal) for _ in self.diagonal]
         for k, block in enumerate(self.diagonal):
             grid[k][k] = coo_array(block)
         for k, block in enumerate(self.beside):
-            grid[k + 1][k], grid[k][k + 1] = coo_array(block), coo_array(block.T)
+            grid[k + 1][k] = coo_array(block)
+            grid[k][k + 1] = coo_array(block.T)
         return block_array(grid, format="csr")
 
 
@@ -86,6 +86,7 @@ def to_band(
     ``normal`` is the unit vector u of the reflection I − 2uuᵀ that emptied row and column 0, None
     if there was none. Cost: 8n³/3 operations; no second n × n matrix.
     """
+    # the band and then Q, in the place of the matrix without the direction of the intercept
     start = 0 if normal is None else 1
     with threadpool_limits(1, user_api="blas"), np.errstate(over="ignore", invalid="ignore"):
         reduced = _reduce(matrix[start:, start:])
@@ -94,27 +95,30 @@ def to_band(
         diagonal, beside, triangles = reduced
         _form_basis(matrix[start:, start:], triangles)
     basis = matrix[:, start:]
+
+    # Q in the coordinates of the samples: reflected back
     if normal is not None:
         basis[0] = 0.0
         (ger,) = get_blas_funcs(("ger",), (basis,))
         u = normal.astype(basis.dtype)
         ger(-2.0, u, basis.T @ u, a=basis, overwrite_a=1)
-    return Banded(basis, diagonal, beside)
+    return Banded(basis=basis, diagonal=diagonal, beside=beside)
 
 
 def _reduce(
     a: Float[np.ndarray, "m m"],
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]] | None:
-    """Blocks of B and the triangular factors of the block reflections.
-
-    Vectors of the reflections stay below the band of ``a``.
+    """Blocks of B on and below its diagonal, and the triangular factors T of block reflections.
 
     A panel of columns is emptied below its first rows by H = I − V T Vᵀ; the rest becomes Hᵀ A H =
-    A − V Wᵀ − W Vᵀ with W = Y − V Tᵀ(VᵀY)/2, Y = A V T.
+    A − V Wᵀ − W Vᵀ with W = Y − V Tᵀ(VᵀY)/2, Y = A V T. The vectors V stay below the band of ``a``.
     """
     m = len(a)
-    diagonal, beside, triangles = [], [], []
+    diagonal: list[np.ndarray] = []
+    beside: list[np.ndarray] = []
+    triangles: list[np.ndarray] = []
     for start in range(0, m, WIDTH):
+        # the block on the diagonal is final
         stop = min(start + WIDTH, m)
         corner = np.tril(a[start:stop, start:stop]).astype(np.float64)
         if not np.isfinite(corner).all():
@@ -122,9 +126,13 @@ def _reduce(
         diagonal.append(corner + np.tril(corner, -1).T)
         if stop == m:
             break
+
+        # the panel below it becomes a triangle, the block beside the diagonal
         vectors, triangle, top = _panel(a[stop:, start:stop])
         beside.append(top.astype(np.float64))
         triangles.append(triangle)
+
+        # the rest, from both sides: Y, then W in its place, then the update
         rest = a[stop:, stop:]
         product = _symmetric_product(rest, vectors) @ triangle
         product -= vectors @ (0.5 * triangle.T @ (vectors.T @ product))
@@ -138,15 +146,19 @@ def _panel(panel: Float[np.ndarray, "r b"]) -> tuple[np.ndarray, np.ndarray, np.
 
     With r < b, zeros fill V.
     """
+    # Householder's QR: R above the diagonal, the vectors below it, their scales in tau
     width = panel.shape[1]
     (geqrf,) = get_lapack_funcs(("geqrf",), (panel,))
     factored, tau, _, _ = geqrf(np.array(panel, order="F"), lwork=64 * width, overwrite_a=1)
     top = np.triu(factored[:width])
+
+    # V has ones on its diagonal; a column that was empty already takes no reflection
     count = len(tau)
     vectors = np.zeros_like(factored)
     vectors[:, :count] = np.tril(factored[:, :count], -1)
     vectors[np.arange(count), np.arange(count)] = 1.0
-    vectors[:, :count][:, tau == 0] = 0.0  # a column that was empty already: no reflection
+    vectors[:, :count][:, tau == 0] = 0.0
+
     # T⁻¹ is the strict upper triangle of VᵀV with 1/τ on its diagonal
     inverse = np.triu(vectors.T @ vectors, 1).astype(np.float64)
     scale = np.ones(width)
@@ -161,18 +173,19 @@ def _symmetric_product(
     """A V from the lower triangle of A, tile of columns by tile."""
     totals = [np.zeros_like(vectors) for _ in range(PARTS)]
 
-    def work(i: int) -> None:
-        total = totals[i]
-        for columns in _dealt(len(a), i):
+    def work(part: int) -> None:
+        total = totals[part]
+        for columns in _tiles_of_part(len(a), part):
             multiply_symmetric(total[columns], a[columns, columns], vectors[columns])
+            # what is below the tile stands for what is to its right as well
             if columns.stop < len(a):
                 below = a[columns.stop :, columns]
                 multiply_add(total[columns.stop :], below, vectors[columns])
                 multiply_add(total[columns], below, vectors[columns.stop :], trans="TN")
 
     run_threads(work, range(PARTS))
-    for other in totals[1:]:
-        totals[0] += other
+    for total in totals[1:]:
+        totals[0] += total
     return totals[0]
 
 
@@ -181,25 +194,28 @@ def _rank_two_update(
 ) -> None:
     """A ← A − V Wᵀ − W Vᵀ on the lower triangle, tile of columns by tile.
 
-    Above it, within a tile, anything.
+    Entries above it, within a tile, are not defined.
     """
-    left, right = np.asfortranarray(np.hstack([v, w])), np.asfortranarray(np.hstack([w, v]))
+    # V Wᵀ + W Vᵀ = [V W] [W V]ᵀ, one product
+    vw = np.asfortranarray(np.hstack([v, w]))
+    wv = np.asfortranarray(np.hstack([w, v]))
 
-    def work(i: int) -> None:
-        for columns in _dealt(len(a), i):
+    def work(part: int) -> None:
+        for columns in _tiles_of_part(len(a), part):
             below = slice(columns.start, len(a))
-            multiply_add(a[below, columns], left[below], right[columns], scale=-1.0, trans="NT")
+            multiply_add(a[below, columns], vw[below], wv[columns], scale=-1.0, trans="NT")
 
     run_threads(work, range(PARTS))
 
 
-def _dealt(total: int, part: int) -> list[slice]:
+def _tiles_of_part(total: int, part: int) -> list[slice]:
     """Tiles of columns of a triangle that belong to a part.
 
-    Dealt back and forth, so that all parts get as much.
+    Parts take turns forth and back, so that all get as much of the triangle.
     """
-    period = [*range(PARTS), *reversed(range(PARTS))]
-    return [tile for i, tile in enumerate(blocks(total, TILE)) if period[i % len(period)] == part]
+    turns = [*range(PARTS), *reversed(range(PARTS))]
+    tiles = enumerate(blocks(total, TILE))
+    return [tile for i, tile in tiles if turns[i % len(turns)] == part]
 
 
 def _form_basis(a: Float[np.ndarray, "m m"], triangles: list[np.ndarray]) -> None:
@@ -207,31 +223,32 @@ def _form_basis(a: Float[np.ndarray, "m m"], triangles: list[np.ndarray]) -> Non
 
     Q = (I − V_1 T_1 V_1ᵀ)(I − V_2 T_2 V_2ᵀ)….
 
-    Columns from right to left: a tile of them needs no reflection to its right, and nothing that is
-    left needs its own.
+    Columns from right to left: a tile of them needs no reflection to its right, and no tile to its
+    left needs the vectors it overwrites.
     """
-    m, n_threads = len(a), thread_count()
+    m = len(a)
     step = WIDTH * max(1, TILE // WIDTH)
-    for columns in reversed(list(blocks(m, n_threads * step))):
+    for columns in reversed(list(blocks(m, thread_count() * step))):
+        # columns of the identity, to which the reflections are applied
         result = np.zeros((m, columns.stop - columns.start), dtype=a.dtype, order="F")
-        own = np.arange(columns.start, columns.stop)
-        result[own, own - columns.start] = 1.0
+        diagonal = np.arange(columns.start, columns.stop)
+        result[diagonal, diagonal - columns.start] = 1.0
 
         def work(part: slice, *, first: int = columns.start, target: np.ndarray = result) -> None:
-            last = min(len(triangles), -(-(first + part.stop) // WIDTH) - 1)
+            # reflections that begin left of the last column of the part, ⌈stop/WIDTH⌉ − 1 of them
+            n_blocks = -(-(first + part.stop) // WIDTH)
+            last = min(len(triangles), n_blocks - 1)
             for k in reversed(range(last)):
-                # rows above stay as they are; columns before the reflection's own are still unit
-                # vectors above it
+                # rows above the reflection stay as they are; columns before its first row are still
+                # unit vectors above it
                 rows = slice((k + 1) * WIDTH, m)
                 begin = max(part.start, rows.start - first)
                 if begin >= part.stop:
                     continue
-                vectors, some = (
-                    a[rows, k * WIDTH : (k + 1) * WIDTH],
-                    target[rows, begin : part.stop],
-                )
-                inner = np.asfortranarray(triangles[k] @ (vectors.T @ some))
-                multiply_add(some, vectors, inner, scale=-1.0)
+                vectors = a[rows, k * WIDTH : (k + 1) * WIDTH]
+                reflected = target[rows, begin : part.stop]
+                inner = np.asfortranarray(triangles[k] @ (vectors.T @ reflected))
+                multiply_add(reflected, vectors, inner, scale=-1.0)
 
         run_threads(work, blocks(result.shape[1], step))
         a[:, columns] = result
@@ -242,6 +259,8 @@ class BandedSweep:
     """(K + alpha)⁻¹ for penalties above the numerical floor, by block elimination in B + alpha.
 
     Everything is held in units of ``scale``, so that float32 neither overflows nor underflows.
+    ``last`` keeps the factors of the last penalties: leverages and solutions of a path need the
+    same.
     """
 
     form: Banded
@@ -250,47 +269,65 @@ class BandedSweep:
     last: dict[bytes, list[tuple[np.ndarray, np.ndarray]] | None] = field(
         default_factory=dict, repr=False
     )
-    """The factors asked for last: leverages and solutions of a path need the same."""
 
     @classmethod
     def of(cls, form: Banded, y: Float[np.ndarray, "n t"]) -> BandedSweep:
         """Prepare for the scaled outputs ``y``."""
         outputs = (form.basis.T @ y.astype(form.basis.dtype)).astype(np.float64)
         scale = max(np.abs(block).max() for block in form.diagonal)
-        return cls(form, outputs, float(scale) or 1.0)
+        return cls(form=form, outputs=outputs, scale=float(scale) or 1.0)
 
     def factors(
         self, alphas: Float[np.ndarray, " a"]
     ) -> list[tuple[np.ndarray, np.ndarray]] | None:
         """For each block, L_k⁻¹ and L_k⁻¹C_k (a, b, b) of B + alpha = L Lᵀ.
 
-        C_k is the block of L beside L_k.
-
-        None if B + alpha is not positive definite: then K has an eigenvalue below −alpha.
+        C_k is the block of L beside L_k. None if B + alpha is not positive definite: then K has an
+        eigenvalue below −alpha.
         """
-        if alphas.tobytes() not in self.last:
+        key = alphas.tobytes()
+        if key not in self.last:
             self.last.clear()
-            self.last[alphas.tobytes()] = self._factorise(alphas)
-        return self.last[alphas.tobytes()]
+            self.last[key] = self._factorise(alphas)
+        return self.last[key]
+
+    def _positive_factors(
+        self, alphas: Float[np.ndarray, " a"]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The same for penalties at which `complements` has seen that B + alpha is positive."""
+        factors = self.factors(alphas)
+        if factors is None:
+            raise np.linalg.LinAlgError(
+                "B + alpha must be positive definite: ask `complements` first."
+            )
+        return factors
 
     def _factorise(
         self, alphas: Float[np.ndarray, " a"]
     ) -> list[tuple[np.ndarray, np.ndarray]] | None:
-        found: list[tuple[np.ndarray, np.ndarray]] = []
+        """Block Cholesky of B + alpha, from the first block to the last, all penalties at once."""
+        factors: list[tuple[np.ndarray, np.ndarray]] = []
         inverse = np.zeros((0, 0, 0))
         for k, block in enumerate(self.form.diagonal):
+            # the block of B + alpha, in units of the scale
+            width = len(block)
             pivot = np.tile(block / self.scale, (len(alphas), 1, 1))
-            pivot[:, np.arange(len(block)), np.arange(len(block))] += (alphas / self.scale)[:, None]
-            left = np.zeros((len(alphas), len(block), 0))
-            if k:
-                left = (self.form.beside[k - 1] / self.scale) @ inverse.transpose(0, 2, 1)
-                pivot -= left @ left.transpose(0, 2, 1)
+            pivot[:, np.arange(width), np.arange(width)] += (alphas / self.scale)[:, None]
+
+            # less C_k C_kᵀ, C_k = B_{k,k−1} L_{k−1}⁻ᵀ
+            if k == 0:
+                beside = np.zeros((len(alphas), width, 0))
+            else:
+                beside = (self.form.beside[k - 1] / self.scale) @ inverse.transpose(0, 2, 1)
+                pivot -= beside @ beside.transpose(0, 2, 1)
             try:
                 inverse = np.linalg.inv(np.linalg.cholesky(pivot))
             except np.linalg.LinAlgError:
                 return None
-            found.append((inverse, inverse @ left))
-        return found if all(np.isfinite(pair[0]).all() for pair in found) else None
+            factors.append((inverse, inverse @ beside))
+        if not all(np.isfinite(block_inverse).all() for block_inverse, _ in factors):
+            return None
+        return factors
 
     def complements(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n"] | None:
         """1 − h = alpha diag (K + alpha)⁻¹, each a sum of squares.
@@ -303,24 +340,29 @@ class BandedSweep:
         factors = self.factors(alphas)
         if factors is None:
             return None
-        basis, a = self.form.basis, len(alphas)
-        forward = [
-            (own.reshape(-1, own.shape[2]).astype(basis.dtype), beside.astype(basis.dtype))
-            for own, beside in factors
-        ]
+        basis = self.form.basis
+        a = len(alphas)
+
+        # in the precision of the basis; the L_k⁻¹ of all penalties below each other, (a b, b)
+        forward = []
+        for inverse, beside in factors:
+            stacked = inverse.reshape(-1, inverse.shape[2])
+            forward.append((stacked.astype(basis.dtype), beside.astype(basis.dtype)))
         result = np.empty((a, len(basis)))
 
         def work(rows: slice) -> None:
             total = np.zeros((a, rows.stop - rows.start), dtype=basis.dtype)
-            before, first = total, 0
-            for own, beside in forward:
-                width = beside.shape[1]
+            previous = total
+            first = 0
+            for stacked, beside in forward:
                 # L_k⁻¹q_k of all penalties in one product
-                current = (own @ basis[rows, first : first + width].T).reshape(a, width, -1)
-                if first:
-                    current -= beside @ before
+                width = beside.shape[1]
+                current = (stacked @ basis[rows, first : first + width].T).reshape(a, width, -1)
+                if first > 0:
+                    current -= beside @ previous
                 total += np.einsum("abn,abn->an", current, current)
-                before, first = current, first + width
+                previous = current
+                first += width
             result[:, rows] = total
 
         with threadpool_limits(1, user_api="blas"):
@@ -332,11 +374,7 @@ class BandedSweep:
 
         4b nm operations.
         """
-        factors = self.factors(alphas)
-        if factors is None:
-            raise np.linalg.LinAlgError(
-                "B + alpha must be positive definite: ask `complements` first."
-            )
+        factors = self._positive_factors(alphas)
         forward = self._substitute(factors, self.form.basis.T.astype(np.float64))
         return np.concatenate(forward, axis=1)[0] / np.sqrt(self.scale)
 
@@ -348,16 +386,13 @@ class BandedSweep:
         parts: list[np.ndarray] = []
         first = 0
         for inverse, beside in factors:
-            part = inverse @ right[first : first + inverse.shape[1]]
+            width = inverse.shape[1]
+            part = inverse @ right[first : first + width]
             if parts:
                 part = part - beside @ parts[-1]
             parts.append(part)
-            first += inverse.shape[1]
+            first += width
         return parts
-
-    def residuals(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
-        """y − K (K + alpha)⁻¹ y for each penalty."""
-        return self.solve(alphas)[1]
 
     def solve(
         self, alphas: Float[np.ndarray, " a"]
@@ -366,21 +401,23 @@ class BandedSweep:
 
         Cost: 2 n m a t operations.
         """
-        factors = self.factors(alphas)
-        if factors is None:
-            raise np.linalg.LinAlgError(
-                "B + alpha must be positive definite: ask `complements` first."
-            )
+        factors = self._positive_factors(alphas)
+
+        # u = L⁻¹ Qᵀy, then L⁻ᵀ u from the last block to the first
         parts = self._substitute(factors, self.outputs)
-        later: np.ndarray | None = None
+        from_below: np.ndarray | None = None
         for k in reversed(range(len(factors))):
-            if later is not None:
-                parts[k] = parts[k] - later
-            # L⁻ᵀ of the block, then what it takes from the block above: C_kᵀ L_k⁻ᵀ u_k =
-            # (L_k⁻¹C_k)ᵀ u_k
-            later = factors[k][1].transpose(0, 2, 1) @ parts[k] if k else None
-            parts[k] = factors[k][0].transpose(0, 2, 1) @ parts[k]
+            inverse, beside = factors[k]
+            part = parts[k]
+            if from_below is not None:
+                part = part - from_below
+            # what this block takes from the one above: C_kᵀ L_k⁻ᵀ u_k = (L_k⁻¹C_k)ᵀ u_k
+            if k > 0:
+                from_below = beside.transpose(0, 2, 1) @ part
+            parts[k] = inverse.transpose(0, 2, 1) @ part
         x = np.concatenate(parts, axis=1) / self.scale
+
+        # Q x, all penalties and outputs in one product
         basis = self.form.basis
         a, m, t = x.shape
         product = basis @ x.transpose(1, 0, 2).reshape(m, a * t).astype(basis.dtype)

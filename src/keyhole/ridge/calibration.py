@@ -1,6 +1,6 @@
 """Scores of classes as probabilities.
 
-The temperature of left-out scores, and the log-loss they are judged by.
+The temperature of leave-one-out scores, and the log-loss they are judged by.
 """
 
 from __future__ import annotations
@@ -11,24 +11,34 @@ import numpy as np
 from jaxtyping import Float, Int
 
 MAX_SCORES = 2**23
-"""Left-out scores (penalties × samples × outputs) that penalties are compared by; evenly spaced
-samples beyond.
+"""Leave-one-out scores (penalties × samples × outputs) that penalties are compared by. If there are
+more, evenly spaced samples are taken.
 """
 
-_LEAST, _MOST, _GROWTH, _MAX_STEPS = 1e-6, 1e12, 8.0, 200
-"""Bounds on c in units of one over the spread of the scores, and on one step; Newton's method takes
-ten as a rule.
-"""
+# bounds on c, in units of one over the spread of the scores
+_LEAST = 1e-6
+_MOST = 1e12
+
+# factor by which one step may raise c, and the number of steps: Newton's method takes ten as a rule
+_GROWTH = 8.0
+_MAX_STEPS = 200
+
+# tolerance of the temperatures by which penalties are compared: 1e-12 of the mean loss
+_CHOOSING_TOLERANCE = 1e-6
 
 
 def labels_of(columns: Float[np.ndarray, "n t"]) -> Int[np.ndarray, " n"]:
-    """The class of every row of ±1 columns: one column per class, or a single one for two."""
-    return (columns[:, 0] > 0).astype(int) if columns.shape[1] == 1 else columns.argmax(axis=1)
+    """The class of every row of ±1 targets: one column per class, or a single one for two."""
+    if columns.shape[1] == 1:
+        return (columns[:, 0] > 0).astype(int)
+    return columns.argmax(axis=1)
 
 
 def class_scores(scores: Float[np.ndarray, "*a t"]) -> Float[np.ndarray, "*a c"]:
     """One column of scores per class; a single one stands for two."""
-    return np.concatenate([-scores, scores], axis=-1) if scores.shape[-1] == 1 else scores
+    if scores.shape[-1] == 1:
+        return np.concatenate([-scores, scores], axis=-1)
+    return scores
 
 
 def calibrate(
@@ -37,53 +47,72 @@ def calibrate(
     weights: Float[np.ndarray, " n"],
     tolerance: float = 1e-12,
 ) -> tuple[Float[np.ndarray, " a"], Float[np.ndarray, "a n"]]:
-    """The likeliest temperature of every stack of finite scores.
-
-    And the log-loss of every sample at it.
+    """The likeliest temperature of every stack of finite scores, and the log-losses at it.
 
     All stacks at once, by Newton's method on the slope in c, kept between bounds that close in.
     O(a·n·c) a step. A ``tolerance`` of the temperature is, squared, that of the mean loss.
     """
+    # as in Platt's scaling, a label is trusted up to this doubt
     n_classes = scores.shape[2]
-    every = np.arange(len(labels))
     counts = np.bincount(labels, weights=weights, minlength=n_classes)
     doubt = 1.0 / (counts[labels] + 2.0)
-    below = np.ascontiguousarray(
-        np.moveaxis(scores, 2, 0)
-    )  # classes first: sums over them run along long rows
-    below = below - below.max(axis=0)
-    spread = -below.min(axis=(0, 2))
-    below /= np.where(spread > 0, spread, 1.0)[:, None]
-    own = np.moveaxis(below, 0, 2)[:, every, labels]
-    wanted = ((1 - doubt) * own + doubt / (n_classes - 1) * (below.sum(axis=0) - own)) @ weights
-    low, high = np.full(len(scores), _LEAST), np.full(len(scores), _MOST)
-    c = np.where(spread > 0, low, 1.0)
-    active = np.flatnonzero(spread > 0)
+
+    # scores below the largest of their sample, in units of their spread; classes come first, so
+    # that sums over them run along long rows
+    relative = np.ascontiguousarray(np.moveaxis(scores, 2, 0))
+    relative = relative - relative.max(axis=0)
+    spread = -relative.min(axis=(0, 2))
+    tells = spread > 0
+    unit = np.where(tells, spread, 1.0)
+    relative /= unit[:, None]
+
+    # the slope of the log-loss is Σ w (mean score under softmax(c · scores) − expected score)
+    of_label = np.moveaxis(relative, 0, 2)[:, np.arange(len(labels)), labels]
+    of_others = relative.sum(axis=0) - of_label
+    expected = ((1 - doubt) * of_label + doubt / (n_classes - 1) * of_others) @ weights
+
+    low = np.full(len(scores), _LEAST)
+    high = np.full(len(scores), _MOST)
+    c = np.where(tells, low, 1.0)
+    active = np.flatnonzero(tells)
     for _ in range(_MAX_STEPS):
-        if not len(active):
+        if len(active) == 0:
             break
-        z, now = below if len(active) == len(c) else below[:, active], c[active]
-        chances = z * now[:, None]
-        np.exp(chances, out=chances)
-        total = chances.sum(axis=0)
-        chances *= z
-        first = chances.sum(axis=0) / total
-        chances *= z
-        second = chances.sum(axis=0) / total
-        slope, curvature = first @ weights - wanted[active], (second - np.square(first)) @ weights
+        z = relative if len(active) == len(c) else relative[:, active]
+        now = c[active]
+
+        # mean and variance of z under softmax(c z): slope and curvature of the log-loss
+        powers = z * now[:, None]
+        np.exp(powers, out=powers)
+        total = powers.sum(axis=0)
+        powers *= z
+        first_moment = powers.sum(axis=0) / total
+        powers *= z
+        second_moment = powers.sum(axis=0) / total
+        slope = first_moment @ weights - expected[active]
+        curvature = (second_moment - np.square(first_moment)) @ weights
+
+        # the bounds close in
         low[active] = np.where(slope < 0, now, low[active])
         high[active] = np.where(slope < 0, high[active], now)
+        low_now = low[active]
+        high_now = high[active]
+
+        # Newton's step, or their geometric mean where it leaves the bounds
         step = np.divide(-slope, curvature, out=np.full(len(now), np.inf), where=curvature > 0)
-        most = _GROWTH * np.maximum(now, 1.0)
-        new = np.minimum(now + step, most)
-        lo, hi = low[active], high[active]
-        new = np.where((new <= lo) | (new >= hi), np.minimum(np.sqrt(lo * hi), most), new)
+        limit = _GROWTH * np.maximum(now, 1.0)
+        new = np.minimum(now + step, limit)
+        outside = (new <= low_now) | (new >= high_now)
+        new = np.where(outside, np.minimum(np.sqrt(low_now * high_now), limit), new)
+
         # the least c stands for scores that tell nothing; so does the most for those that tell all
-        ended = ((slope >= 0) & (now <= _LEAST)) | (slope == 0) | (now >= _MOST / _GROWTH)
+        at_least = (slope >= 0) & (now <= _LEAST)
+        ended = at_least | (slope == 0) | (now >= _MOST / _GROWTH)
         c[active] = np.where(ended, now, new)
         active = active[~ended & (np.abs(new - now) > tolerance * now)]
-    losses = np.log(np.exp(c[:, None] * below).sum(axis=0)) - c[:, None] * own
-    return c / np.where(spread > 0, spread, 1.0), losses
+
+    losses = np.log(np.exp(c[:, None] * relative).sum(axis=0)) - c[:, None] * of_label
+    return c / unit, losses
 
 
 def fit_temperature(
@@ -122,52 +151,58 @@ def fit_temperature(
     >>> round(fit_temperature(scores, np.array([0, 0, 1, 1])), 3)
     0.255
     """
-    weights = np.ones(len(scores)) if weights is None else weights
-    known = np.isfinite(scores).all(axis=1)
-    if not known.any():
+    if weights is None:
+        weights = np.ones(len(scores))
+    finite = np.isfinite(scores).all(axis=1)
+    if not finite.any():
         warnings.warn(
             "probabilities are not calibrated: every sample is fitted exactly within rounding, so "
             "that leave-one-out says nothing of it. Use a larger penalty, or alpha='loo'.",
             stacklevel=3,
         )
         return 1.0
-    return float(calibrate(scores[None, known], labels[known], weights[known])[0][0])
+    temperatures, _ = calibrate(scores[None, finite], labels[finite], weights[finite])
+    return float(temperatures[0])
 
 
 class PathLosses:
-    """Log-losses of a path of penalties, from left-out scores that come in parts.
+    """Log-losses of a path of penalties, from leave-one-out scores that come in parts.
 
-    ``every`` is the distance between the samples that are looked at, 1 unless they are very many.
+    ``every`` is the distance between the samples that are used, 1 unless they are very many.
     """
 
     def __init__(
         self, columns: Float[np.ndarray, "n t"], weights: Float[np.ndarray, " n"], n_alphas: int
     ) -> None:
-        self.n, t = columns.shape
-        self.every = max(1, -(-n_alphas * self.n * t // MAX_SCORES))
+        self.n, n_outputs = columns.shape
+        n_scores = n_alphas * self.n * n_outputs
+        self.every = max(1, -(-n_scores // MAX_SCORES))
         self.rows = np.arange(0, self.n, self.every)
-        self.scores = np.empty((n_alphas, len(self.rows), t))
-        self.columns, self.weights = columns[self.rows], weights[self.rows]
+        self.columns = columns[self.rows]
+        self.weights = weights[self.rows]
+        self.scores = np.empty((n_alphas, len(self.rows), n_outputs))
 
     def put(self, penalties: slice, rows: slice, left_out: Float[np.ndarray, "a b t"]) -> None:
-        """Left-out residuals of some penalties and some samples."""
+        """Store leave-one-out residuals of some penalties and some samples."""
         start, stop, _ = rows.indices(self.n)
-        held = slice(-(-start // self.every), -(-stop // self.every))
-        some = left_out[:, held.start * self.every - start :: self.every]
-        self.scores[penalties, held] = self.columns[held] - some
+        # positions, among the samples that are used, of those in ``rows``: ⌈start/every⌉ and on
+        used = slice(-(-start // self.every), -(-stop // self.every))
+        residuals = left_out[:, used.start * self.every - start :: self.every]
+        self.scores[penalties, used] = self.columns[used] - residuals
 
     def losses(self) -> Float[np.ndarray, " a"]:
         """Mean log-loss at the temperature of each penalty.
 
-        Infinite where a sample's score is unknown.
+        Infinite where the score of a sample is unknown.
         """
-        heard = np.flatnonzero(self.weights > 0)
-        labels, weights = labels_of(self.columns)[heard], self.weights[heard]
+        positive = np.flatnonzero(self.weights > 0)
+        labels = labels_of(self.columns)[positive]
+        weights = self.weights[positive]
+        finite = np.isfinite(self.scores[:, positive]).all(axis=(1, 2))
+        judged = np.flatnonzero(finite)
         result = np.full(len(self.scores), np.inf)
-        known = np.flatnonzero(np.isfinite(self.scores[:, heard]).all(axis=(1, 2)))
-        if len(known):
-            _, losses = calibrate(
-                class_scores(self.scores[np.ix_(known, heard)]), labels, weights, 1e-6
-            )
-            result[known] = losses @ weights / weights.sum()
+        if len(judged):
+            scores = class_scores(self.scores[np.ix_(judged, positive)])
+            _, losses = calibrate(scores, labels, weights, _CHOOSING_TOLERANCE)
+            result[judged] = losses @ weights / weights.sum()
         return result

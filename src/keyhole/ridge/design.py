@@ -1,8 +1,7 @@
 """Ridge from sums over samples, which add in any order and on any machine.
 
-One p × p eigendecomposition.
-
-Fits with fewer columns than samples, and streams of them, are both this.
+`DesignMoments` are the sums, `PrincipalAxes` their p × p eigendecomposition, which solves for every
+penalty. Fits with fewer features than samples, and fits in batches, are both this.
 """
 
 from __future__ import annotations
@@ -38,12 +37,35 @@ from keyhole.ridge.problem import (
 class DesignMoments:
     """Second moments of features φ and outputs y about their means.
 
-    A few small arrays, whatever n is.
+    A few small arrays, whatever n is. They are kept about the means, and two of them are merged by
+    adding the scatter between their means (Chan, Golub and LeVeque 1979), so that a large common
+    offset costs no digits. Merging is associative and commutative up to rounding.
 
-    They are kept about the means, and two of them are merged by adding the scatter between their
-    means (Chan, Golub and LeVeque 1979), so that a large common offset costs no digits. Merging is
-    associative and commutative up to rounding.
+    Attributes
+    ----------
+    gram : array (p, p)
+        Σ w (φ − φ̄)(φ − φ̄)ᵀ in Fortran order, of which the lower triangle is used.
+    cross : array (p, t)
+        Σ w (φ − φ̄)(y − ȳ)ᵀ.
+    squares : array (t,)
+        Σ w (y − ȳ)².
+    means : array (p,)
+        φ̄, zeros without an intercept.
+    y_mean : array (t,)
+        ȳ, zeros without an intercept.
+    weight : float
+        Σ w.
+    count : int
+        The number of samples.
+    y_size : float
+        The largest |y|.
+    rounding : float
+        Unit of rounding of the products.
+    fit_intercept : bool
+        Whether the moments are about the means, or about zero.
 
+    Examples
+    --------
     >>> x, y = np.arange(8.0).reshape(4, 2), np.arange(4.0)[:, None]
     >>> first, second = DesignMoments.empty(2, 1), DesignMoments.empty(2, 1)
     >>> first.add_rows(x[:3], y[:3])
@@ -52,30 +74,28 @@ class DesignMoments:
     (np.float64(20.0), 4)
     """
 
-    gram: Float[np.ndarray, "p p"] = field(
-        repr=False
-    )  # Σ w (φ − φ̄)(φ − φ̄)ᵀ, Fortran order, lower triangle
-    cross: Float[np.ndarray, "p t"] = field(repr=False)  # Σ w (φ − φ̄)(y − ȳ)ᵀ
-    squares: Float[np.ndarray, " t"] = field(repr=False)  # Σ w (y − ȳ)²
+    gram: Float[np.ndarray, "p p"] = field(repr=False)
+    cross: Float[np.ndarray, "p t"] = field(repr=False)
+    squares: Float[np.ndarray, " t"] = field(repr=False)
     means: Float[np.ndarray, " p"] = field(repr=False)
     y_mean: Float[np.ndarray, " t"]
-    weight: float = 0.0  # Σ w
+    weight: float = 0.0
     count: int = 0
-    y_size: float = 0.0  # largest |y|
-    rounding: float = EPS  # unit of rounding of the products
+    y_size: float = 0.0
+    rounding: float = EPS
     fit_intercept: bool = True
 
     @classmethod
     def empty(cls, n_columns: int, n_outputs: int, *, fit_intercept: bool = True) -> DesignMoments:
         """The moments of no samples: zero, the neutral element of addition."""
-        p, t = check_count(n_columns, "n_columns"), check_count(n_outputs, "n_outputs")
-        gram = np.zeros((p, p), order="F")
+        p = check_count(n_columns, "n_columns")
+        t = check_count(n_outputs, "n_outputs")
         return cls(
-            gram,
-            np.zeros((p, t)),
-            np.zeros(t),
-            np.zeros(p),
-            np.zeros(t),
+            gram=np.zeros((p, p), order="F"),
+            cross=np.zeros((p, t)),
+            squares=np.zeros(t),
+            means=np.zeros(p),
+            y_mean=np.zeros(t),
             fit_intercept=fit_intercept,
         )
 
@@ -95,18 +115,24 @@ class DesignMoments:
         weight = float(len(rows)) if weights is None else float(weights.sum())
         self.rounding = max(self.rounding, float(np.finfo(rows.dtype).eps))
         self.y_size = max(self.y_size, float(np.abs(y).max()))
-        scaled, mean = scaled_rows(rows, weights, self.fit_intercept, overwrite=overwrite_rows)
-        left, y_mean = scaled_rows(y.astype(np.float64, copy=False), weights, self.fit_intercept)
-        # between before within: the scatter is then added to a gram that has not yet grown by these
-        # rows
+
+        # √w (φ − φ̄) and √w (y − ȳ) about the means of these rows
+        features, mean = scaled_rows(rows, weights, self.fit_intercept, overwrite=overwrite_rows)
+        wide_y = y.astype(np.float64, copy=False)
+        outputs, y_mean = scaled_rows(wide_y, weights, self.fit_intercept)
+
+        # between before within: the scatter between the means is then added to a gram that has not
+        # yet grown by these rows
         self._shift(mean, y_mean, weight)
-        add_outer(self.gram, scaled.T)
-        # in units of their own: float32 may not hold the outputs, and a power of two costs no digit
-        units = unit_exponent(left, axis=0)
-        self.cross += np.ldexp(
-            (scaled.T @ np.ldexp(left, -units).astype(rows.dtype)).astype(np.float64), units
-        )
-        self.squares += np.einsum("it,it->t", left, left)
+        add_outer(self.gram, features.T)
+
+        # outputs in units of their own: float32 may not hold them, and a power of two costs no
+        # digit
+        exponents = unit_exponent(outputs, axis=0)
+        unit_outputs = np.ldexp(outputs, -exponents).astype(rows.dtype)
+        unit_cross = (features.T @ unit_outputs).astype(np.float64)
+        self.cross += np.ldexp(unit_cross, exponents)
+        self.squares += np.einsum("it,it->t", outputs, outputs)
         self.count += len(rows)
 
     def _shift(
@@ -114,21 +140,24 @@ class DesignMoments:
     ) -> None:
         """Add the scatter between the means so far and those of new samples, and move the means."""
         total = self.weight + weight
-        if self.fit_intercept and self.weight == 0:  # set, not added, so that nothing is rounded
-            self.means[:], self.y_mean[:] = means, y_mean
+        if self.fit_intercept and self.weight == 0:
+            # the first samples: means are set, not added, so that nothing is rounded
+            self.means[:] = means
+            self.y_mean[:] = y_mean
         elif self.fit_intercept:
-            apart, y_apart = means - self.means, y_mean - self.y_mean
+            difference = means - self.means
+            y_difference = y_mean - self.y_mean
             scale = self.weight * (weight / total)
-            add_outer(self.gram, np.sqrt(scale) * apart[:, None])
-            self.cross += np.outer(scale * apart, y_apart)
-            self.squares += scale * np.square(y_apart)
-            self.means += (weight / total) * apart
-            self.y_mean += (weight / total) * y_apart
+            add_outer(self.gram, np.sqrt(scale) * difference[:, None])
+            self.cross += np.outer(scale * difference, y_difference)
+            self.squares += scale * np.square(y_difference)
+            self.means += (weight / total) * difference
+            self.y_mean += (weight / total) * y_difference
         self.weight = total
 
     def __iadd__(self, other: DesignMoments) -> DesignMoments:
         """Add the samples behind ``other``. O(p²)."""
-        self._check_kin(other)
+        self._check_compatible(other)
         if other.count == 0:
             return self
         self._shift(other.means, other.y_mean, other.weight)
@@ -158,14 +187,18 @@ class DesignMoments:
 
     def copy(self) -> DesignMoments:
         """The same moments in memory of their own."""
-        arrays = {
-            name: getattr(self, name).copy(order="K")
-            for name in ("gram", "cross", "squares", "means", "y_mean")
-        }
-        return replace(self, **arrays)
+        return replace(
+            self,
+            gram=self.gram.copy(order="K"),
+            cross=self.cross.copy(order="K"),
+            squares=self.squares.copy(),
+            means=self.means.copy(),
+            y_mean=self.y_mean.copy(),
+        )
 
-    def _check_kin(self, other: DesignMoments) -> None:
-        if self.cross.shape != other.cross.shape or self.fit_intercept != other.fit_intercept:
+    def _check_compatible(self, other: DesignMoments) -> None:
+        same_sizes = self.cross.shape == other.cross.shape
+        if not same_sizes or self.fit_intercept != other.fit_intercept:
             raise ValueError(
                 "moments add only if they are of the same features and outputs, with or without an "
                 f"intercept alike: got (p, t) = {self.cross.shape} and {other.cross.shape}, "
@@ -180,33 +213,42 @@ def scaled_rows(
     *,
     overwrite: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """√w (φ − mean) of a block in its own dtype, and the mean in float64.
+    """√w (φ − φ̄) of a block in its own dtype, and the mean φ̄ in float64.
 
-    The mean is zeros unless asked for.
+    The mean is zero unless ``centre``.
     """
-    roots = None if weights is None else np.sqrt(weights).astype(block.dtype)[:, None]
+    roots: np.ndarray | None = None
+    if weights is not None:
+        roots = np.sqrt(weights).astype(block.dtype)[:, None]
+
+    # about zero
     if not centre:
-        return block if roots is None else block * roots, np.zeros(block.shape[1])
-    shares = np.full(len(block), 1.0 / len(block)) if weights is None else weights / weights.sum()
+        scaled = block if roots is None else block * roots
+        return scaled, np.zeros(block.shape[1])
+
+    # about the mean
+    if weights is None:
+        shares = np.full(len(block), 1.0 / len(block))
+    else:
+        shares = weights / weights.sum()
     shares = shares.astype(block.dtype)
     mean = shares @ block
-    left = np.subtract(block, mean, out=block if overwrite else None)
-    # in float32 the first mean is rounded: what it left behind completes it
-    mean = mean.astype(np.float64) + (shares @ left).astype(np.float64)
+    centred = np.subtract(block, mean, out=block if overwrite else None)
+
+    # in float32 that mean is rounded: the mean of what it left behind completes it
+    mean = mean.astype(np.float64) + (shares @ centred).astype(np.float64)
     if roots is not None:
-        left *= roots
-    return left, mean
+        centred *= roots
+    return centred, mean
 
 
 @dataclass
 class PrincipalAxes:
     """The design along its principal axes.
 
-    Eigenvalues below the floor are zeros to a penalty below it.
-
     ``values`` are the eigenvalues λ of the centred Gram matrix, ascending and not negative,
     ``axes`` its eigenvectors in columns, ``scores`` = axesᵀ Σ w (φ − φ̄)(y − ȳ)ᵀ; the rest as in
-    `DesignMoments`.
+    `DesignMoments`. Eigenvalues below the ``floor`` are zeros to a penalty below it.
     """
 
     values: Float[np.ndarray, " p"] = field(repr=False)
@@ -232,23 +274,29 @@ class PrincipalAxes:
         """
         check_gram_size(moments.gram.diagonal())
         check_finite(moments.gram, "design")
-        p = len(moments.means)
-        options = {"overwrite_a": overwrite_gram, "check_finite": False}
-        values, axes = eigh(moments.gram, lower=True, driver="evd", **options)
-        largest = float(max(values[-1], 0.0))
-        floor = numerical_floor(largest, max(moments.count, p), moments.rounding)
-        names = (
-            "means",
-            "y_mean",
-            "squares",
-            "weight",
-            "count",
-            "y_size",
-            "rounding",
-            "fit_intercept",
+        values, axes = eigh(
+            moments.gram,
+            lower=True,
+            driver="evd",
+            overwrite_a=overwrite_gram,
+            check_finite=False,
         )
-        known = {name: getattr(moments, name) for name in names}
-        return cls(np.maximum(values, 0.0), axes, axes.T @ moments.cross, floor=floor, **known)
+        largest = float(max(values[-1], 0.0))
+        order = max(moments.count, len(moments.means))
+        return cls(
+            values=np.maximum(values, 0.0),
+            axes=axes,
+            scores=axes.T @ moments.cross,
+            means=moments.means,
+            y_mean=moments.y_mean,
+            squares=moments.squares,
+            weight=moments.weight,
+            count=moments.count,
+            y_size=moments.y_size,
+            rounding=moments.rounding,
+            fit_intercept=moments.fit_intercept,
+            floor=numerical_floor(largest, order, moments.rounding),
+        )
 
     @property
     def largest(self) -> float:
@@ -270,8 +318,9 @@ class PrincipalAxes:
         A penalty below the floor has to take such an eigenvalue for zero.
         """
         values = self.values[:, None]
-        seen = (values > self.floor) | ((alphas >= self.floor) & (alphas > 0))
-        return np.asarray(np.divide(1.0, values + alphas, out=np.zeros(seen.shape), where=seen))
+        above_floor = (alphas >= self.floor) & (alphas > 0)
+        counts = (values > self.floor) | above_floor
+        return np.asarray(np.divide(1.0, values + alphas, out=np.zeros(counts.shape), where=counts))
 
     def coef(self, alpha: float) -> Float[np.ndarray, "p t"]:
         """The weights v at one penalty."""
@@ -284,31 +333,36 @@ class PrincipalAxes:
     def judge_rows(
         self,
         block: Float[np.ndarray, "b p"],
-        left: Float[np.ndarray, "b t"],
+        centred: Float[np.ndarray, "b t"],
         weights: Float[np.ndarray, " b"],
         alphas: Float[np.ndarray, " a"],
     ) -> tuple[Float[np.ndarray, "a b"], Float[np.ndarray, "a b t"]]:
         """Complements 1 − h of the leverages of some samples, and their leave-one-out residuals.
 
-        2bp² operations.
-
-        ``block`` are their features, ``left`` their outputs less ȳ: samples that are behind the
-        moments.
+        ``block`` are the features of samples that are behind the moments, ``centred`` their outputs
+        less ȳ. 2bp² operations.
         """
+        # the samples along the axes, in the precision of the block
         scores = (block - self.means.astype(block.dtype)) @ self._axes_in(block.dtype)
         scores = scores.astype(np.float64, copy=False)
+
+        # fitted values of all penalties in one product
         coefs = self.inverse(alphas)[:, :, None] * self.scores[:, None, :]
-        fitted = (scores @ coefs.reshape(len(coefs), -1)).reshape(
-            len(left), len(alphas), left.shape[1]
-        )
-        complements = self._complements(np.square(scores) * weights[:, None], alphas, weights).T
-        left_out = [leave_one_out(left - fitted[:, i], complements[i]) for i in range(len(alphas))]
+        products = scores @ coefs.reshape(len(coefs), -1)
+        fitted = products.reshape(len(centred), len(alphas), centred.shape[1])
+
+        # residuals without each sample, r / (1 − h)
+        squares = np.square(scores) * weights[:, None]
+        complements = self._complements(squares, alphas, weights).T
+        left_out = [
+            leave_one_out(centred - fitted[:, i], complements[i]) for i in range(len(alphas))
+        ]
         return complements, np.asarray(left_out)
 
     def error_sums(
         self,
         block: Float[np.ndarray, "b p"],
-        left: Float[np.ndarray, "b t"],
+        centred: Float[np.ndarray, "b t"],
         weights: Float[np.ndarray, " b"],
         alphas: Float[np.ndarray, " a"],
     ) -> Float[np.ndarray, "a t"]:
@@ -316,8 +370,8 @@ class PrincipalAxes:
 
         These add up, block by block, in any order.
         """
-        _, left_out = self.judge_rows(block, left, weights, alphas)
-        return np.asarray([weights @ np.square(part) for part in left_out])
+        _, left_out = self.judge_rows(block, centred, weights, alphas)
+        return np.asarray([weights @ np.square(residuals) for residuals in left_out])
 
     def fit(
         self,
@@ -329,18 +383,26 @@ class PrincipalAxes:
 
         Errors are those of leave-one-out if their sums are given, else generalised.
         """
-        alphas = self.default_alphas() if alphas is None else alphas
-        if self.count < 1 or (self.count < 2 and len(alphas) > 1):
+        if alphas is None:
+            alphas = self.default_alphas()
+        too_few_to_choose = self.count < 2 and len(alphas) > 1
+        if self.count < 1 or too_few_to_choose:
             raise ValueError(
                 "a fit needs one sample of positive weight, and two to choose a penalty: got "
                 f"{self.count}. Give more batches, or one fixed number as `alpha`."
             )
+
+        # the error of every penalty
         if error_sums is None:
-            selection, resolution = "gcv", self.generalised_resolution()
+            selection = "gcv"
+            resolution = self.generalised_resolution()
             errors = self.generalised_errors(alphas).mean(axis=1)
         else:
-            selection, resolution = "loo", self.resolution
+            selection = "loo"
+            resolution = self.resolution
             errors = error_sums.mean(axis=1) / self.weight
+
+        # the penalty of least loss, among those at which rounding does not show
         moved = self.rounding * self.amplification(alphas)
         steady = moved <= steadiness(self.rounding)
         if log_losses is None:
@@ -368,43 +430,48 @@ class PrincipalAxes:
         |φ(x)| |v| with |φ(x)|² as large as it is on average; of several outputs the largest share
         counts. Nothing cancels as in dual form: |v| is at most |y| / 2√α.
         """
-        average = self.values.sum() / self.weight + float(self.means @ self.means)
-        squares = np.square(self.inverse(alphas)).T @ np.square(self.scores)
+        mean_square = self.values.sum() / self.weight + float(self.means @ self.means)
+        value_squares = np.square(self.inverse(alphas)).T @ np.square(self.scores)
+        deviations = np.sqrt(mean_square * value_squares)
         spread = np.sqrt(self.squares / self.weight)
-        sizes = np.sqrt(average * squares)
-        shares = np.divide(sizes, spread, out=np.zeros_like(sizes), where=spread > 0)
+        shares = np.divide(deviations, spread, out=np.zeros_like(deviations), where=spread > 0)
         return np.asarray(shares.max(axis=1))
 
     def generalised_errors(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a t"]:
         """Generalised cross-validation, exact from the moments alone.
 
-        Σ w r² / Σ w over (1 − tr H / n)².
-
-        Leave-one-out with every leverage replaced by their mean tr H / n (Golub, Heath and Wahba
-        1979). The residual sum is a difference of numbers of the size of Σ w (y − ȳ)²; what
-        rounding may have taken from it, ε (4 Σ w (y − ȳ)² + 3 λ_max |v|²), is added, so that a fit
-        it cannot tell from perfect is not preferred for that.
+        Σ w r² / Σ w over (1 − tr H / n)²: leave-one-out with every leverage replaced by their mean
+        tr H / n (Golub, Heath and Wahba 1979). The residual sum is a difference of numbers of the
+        size of Σ w (y − ȳ)²; what rounding may have taken from it, ε (4 Σ w (y − ȳ)² +
+        3 λ_max |v|²), is added, so that a fit it cannot tell from perfect is not preferred for
+        that.
         """
+        # Σ w r², and the rounding in it
         inverse = self.inverse(alphas)
-        energy = np.square(self.scores)
+        score_squares = np.square(self.scores)
         explained = 2 * inverse - self.values[:, None] * np.square(inverse)
-        residual = np.maximum(self.squares - explained.T @ energy, 0.0)
-        residual += self.rounding * (
-            4 * self.squares + 3 * self.largest * (np.square(inverse).T @ energy)
+        residual_sums = np.maximum(self.squares - explained.T @ score_squares, 0.0)
+        value_squares = np.square(inverse).T @ score_squares
+        residual_sums += self.rounding * (4 * self.squares + 3 * self.largest * value_squares)
+
+        # n − tr H: directions that no axis explains, and what the penalty leaves unexplained of
+        # those that one does
+        nonzero = self.values > self.floor
+        freedom = self.count - float(self.fit_intercept) - nonzero.sum()
+        of_axes = np.where(nonzero[:, None], alphas * inverse, -self.values[:, None] * inverse)
+        freedom = freedom + of_axes.sum(axis=0)
+        mean_complement = freedom / self.count
+
+        # infinite where the mean leverage is 1 within rounding
+        judged = mean_complement > 4 * self.rounding * len(nonzero)
+        judged_outputs = np.repeat(judged[:, None], len(self.squares), axis=1)
+        errors = np.full(residual_sums.shape, np.inf)
+        np.divide(
+            residual_sums / self.weight,
+            np.square(mean_complement)[:, None],
+            out=errors,
+            where=judged_outputs,
         )
-        known = self.values > self.floor
-        # n − tr H: directions that no axis explains, and what the penalty keeps of those that one
-        # does
-        freedom = self.count - float(self.fit_intercept) - known.sum()
-        freedom = freedom + np.where(
-            known[:, None], alphas * inverse, -self.values[:, None] * inverse
-        ).sum(axis=0)
-        shrink = freedom / self.count
-        judged = np.repeat(
-            (shrink > 4 * self.rounding * len(known))[:, None], len(self.squares), axis=1
-        )
-        errors = np.full(residual.shape, np.inf)
-        np.divide(residual / self.weight, np.square(shrink)[:, None], out=errors, where=judged)
         return errors
 
     def generalised_resolution(self) -> float:
@@ -415,29 +482,34 @@ class PrincipalAxes:
         self,
         squares: Float[np.ndarray, "b p"],
         alphas: Float[np.ndarray, " a"],
-        w: Float[np.ndarray, " b"],
+        weights: Float[np.ndarray, " b"],
     ) -> Float[np.ndarray, "b a"]:
-        """1 − h: what no axis explains, plus what the penalty keeps unexplained.
+        """1 − h: what no axis explains, plus what the penalty leaves unexplained.
 
-        It is 0 if rounding hides it.
-
-        ``squares`` are the squared scores of the samples on each axis, so squares/λ is the share of
-        a sample that a fit without penalty explains by it.
+        It is 0 if rounding hides it. ``squares`` are w times the squared scores of the samples on
+        each axis, so squares/λ is the share of a sample that a fit without penalty explains by it.
         """
-        mean_share = w / self.weight if self.fit_intercept else 0 * w
+        # the leverage on the mean
+        if self.fit_intercept:
+            mean_share = weights / self.weight
+        else:
+            mean_share = np.zeros(len(weights))
+
+        # 1 − λ/(λ + alpha) is worth writing as (1 − 1) + alpha/(λ + alpha) only where the penalty
+        # is smaller than λ; and below the floor λ is too small to divide by
         inverse = self.inverse(alphas)
-        # Only where a penalty is the smaller is 1 − λ/(λ + alpha) worth taking apart; and below the
-        # floor λ is too small to divide by
         values = self.values[:, None]
-        apart = (values > self.floor) & (values > alphas)
-        shares = np.divide(1.0, values, out=np.zeros(apart.shape), where=apart)
+        separate = (values > self.floor) & (values > alphas)
+        shares = np.divide(1.0, values, out=np.zeros(separate.shape), where=separate)
         unexplained = np.maximum(1 - mean_share[:, None] - squares @ shares, 0.0)
-        kept = unexplained + squares @ np.where(apart, shares * alphas * inverse, -inverse)
+        by_penalty = np.where(separate, shares * alphas * inverse, -inverse)
+        complements = unexplained + squares @ by_penalty
+
+        # the rounding of an eigenvalue moves 1/λ, or 1/(λ + alpha), by noise times its square
         noise = self.rounding * self.largest
-        hidden = 4 * self.rounding + squares @ (
-            2 * noise * np.square(np.where(apart, shares, inverse))
-        )
-        return np.where(hidden > 0.1 * kept, 0.0, kept)
+        slopes = np.square(np.where(separate, shares, inverse))
+        hidden = 4 * self.rounding + squares @ (2 * noise * slopes)
+        return np.where(hidden > 0.1 * complements, 0.0, complements)
 
     def _axes_in(self, dtype: np.dtype) -> np.ndarray:
         """The axes in the precision of a block, converted once."""
@@ -459,7 +531,7 @@ def ridge_rows(
 
     The same numbers as ``ridge_gram(design @ design.T, …)``, from one p × p eigendecomposition.
     ``row_blocks`` gives arrays (n_b, p), never modified, and the same every time: called once for
-    the sums, once for the leave-one-out errors, once for the solution. Products are made in the
+    the sums, once for the leave-one-out errors, once for the solution. Products are computed in the
     dtype of the block, centred on its own mean, and summed in float64. 3np² + 9p³ operations, then
     2np(1 + t) for each penalty; temporaries are a few times the size of a block. ``keep_factor``
     lets the fit be solved for other penalties.
@@ -471,15 +543,19 @@ def ridge_rows(
     >>> fit.alpha, np.round(fit.coef.ravel(), 4), np.round(fit.intercept, 4)
     (1e-06, array([ 3., -1.]), array([2.]))
     """
+    # the moments, in the first pass over the rows
     moments: DesignMoments | None = None
     for rows, block in _rows(row_blocks, len(problem.y)):
         if moments is None:
-            sizes = block.shape[1], problem.y.shape[1]
-            moments = DesignMoments.empty(*sizes, fit_intercept=problem.fit_intercept)
+            moments = DesignMoments.empty(
+                block.shape[1], problem.y.shape[1], fit_intercept=problem.fit_intercept
+            )
         weights = problem.weights[rows] if problem.weighted else None
         moments.add_rows(block, problem.centred[rows], weights)
     assert moments is not None  # there is an output, so there was a block
     moments.y_mean += problem.y_mean
+
+    # the axes; the route takes the other two passes
     axes = PrincipalAxes.of(moments, overwrite_gram=True)
     return problem.fit(RowsRoute(axes, problem, row_blocks), keep_factor=keep_factor)
 
@@ -490,16 +566,23 @@ class RowsRoute:
     name: ClassVar[str] = "design"
 
     def __init__(self, axes: PrincipalAxes, problem: RidgeProblem, row_blocks: RowBlocks) -> None:
+        self.axes = axes
+        self.problem = problem
+        self.row_blocks = row_blocks
+        self.floor = axes.floor
+        self.rounding = axes.rounding
         self.alphas = problem.grid(axes.largest, axes.floor)
-        self.floor, self.rounding = axes.floor, axes.rounding
-        self.axes, self.problem, self.row_blocks = axes, problem, row_blocks
         self.complements = np.empty((len(self.alphas), len(problem.y)))
 
+    def _blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """Blocks of features with the rows they hold."""
+        return _rows(self.row_blocks, len(self.problem.y))
+
     def left_out(self) -> Iterator[LeftOut]:
-        """Left-out residuals in one pass over the rows; the leverages are kept."""
+        """Leave-one-out residuals in one pass over the rows; `complements` are stored."""
         problem = self.problem
         amplification = self.axes.amplification(self.alphas)
-        for rows, block in _rows(self.row_blocks, len(problem.y)):
+        for rows, block in self._blocks():
             complements, residuals = self.axes.judge_rows(
                 block, problem.centred[rows], problem.weights[rows], self.alphas
             )
@@ -509,25 +592,25 @@ class RowsRoute:
             )
 
     def solve(self, i: int) -> Solution:
-        """Values, intercept, left-out residuals, in a pass over the rows."""
-        coef, means = self.axes.coef(float(self.alphas[i])), self.axes.means
-        blocks = _rows(self.row_blocks, len(self.problem.y))
-        fitted = [(block - means.astype(block.dtype)) @ coef for _, block in blocks]
+        """Values, intercept, leave-one-out residuals, in a pass over the rows."""
+        coef = self.axes.coef(float(self.alphas[i]))
+        means = self.axes.means
+        fitted = [(block - means.astype(block.dtype)) @ coef for _, block in self._blocks()]
         residuals = self.problem.centred - np.concatenate(fitted)
         return coef, self.axes.intercept(coef), leave_one_out(residuals, self.complements[i])
 
     def smoother(self, i: int) -> DesignSmoother:
         """The fit as a linear map, in a pass over the rows: 2np² operations, and n × p numbers."""
-        scores = np.concatenate(
-            [
-                (block - self.axes.means) @ self.axes.axes
-                for _, block in _rows(self.row_blocks, len(self.problem.y))
-            ]
-        )
-        scores *= np.sqrt(self.axes.inverse(self.alphas[i : i + 1])[:, 0])
+        axes = self.axes
+        scores = np.concatenate([(block - axes.means) @ axes.axes for _, block in self._blocks()])
+        scores *= np.sqrt(axes.inverse(self.alphas[i : i + 1])[:, 0])
         scores *= self.problem.weights[:, None]
         return DesignSmoother(
-            self.axes, float(self.alphas[i]), self.problem.weights, self.complements[i], scores
+            axes=axes,
+            alpha=float(self.alphas[i]),
+            weights=self.problem.weights,
+            complements=self.complements[i],
+            scores=scores,
         )
 
 
@@ -537,25 +620,26 @@ class DesignSmoother:
 
     With the scores z of samples on the axes, h_j(x) = w_j/Σw + w_j Σ_k z_k(x_j) z_k(x) /
     (λ_k + alpha), and v(x) = Σ_k alpha/(λ_k + alpha) z_k(x)² + alpha/Σw; without an intercept the
-    terms in Σw are not there.
+    terms in Σw are not there. ``scores`` are w z / √(λ + alpha) of the samples.
     """
 
     axes: PrincipalAxes
     alpha: float
     weights: Float[np.ndarray, " n"]
     complements: Float[np.ndarray, " n"]
-    scores: Float[np.ndarray, "n p"]  # w z / √(λ + alpha) of the samples
+    scores: Float[np.ndarray, "n p"]
 
     def apply(
-        self, compared: Float[np.ndarray, "m p"], own: Float[np.ndarray, " m"]
+        self, compared: Float[np.ndarray, "m p"], self_kernel: Float[np.ndarray, " m"]
     ) -> tuple[Float[np.ndarray, "m n"], Float[np.ndarray, " m"]]:
-        """h(x) and v(x) from features; ``own`` is not looked at.
+        """h(x) and v(x) from features; ``self_kernel`` is not read.
 
         2p² + 2np operations for a sample.
         """
         scores = (compared - self.axes.means) @ self.axes.axes
         inverse = self.axes.inverse(np.array([self.alpha]))[:, 0]
-        variance = np.square(scores) @ np.where(inverse > 0, self.alpha * inverse, 1.0)
+        shrinkage = np.where(inverse > 0, self.alpha * inverse, 1.0)
+        variance = np.square(scores) @ shrinkage
         hat = (scores * np.sqrt(inverse)) @ self.scores.T
         if self.axes.fit_intercept:
             hat += self.weights / self.axes.weight
@@ -564,9 +648,12 @@ class DesignSmoother:
 
     def precision(self, rows: Int[np.ndarray, " g"]) -> Float[np.ndarray, "g g"]:
         """Q_gg."""
-        w, own = self.weights[rows], self.scores[rows]
-        mean = np.outer(w, w) / self.axes.weight if self.axes.fit_intercept else 0.0
-        return np.asarray((np.diag(w) - mean - own @ own.T) / self.alpha)
+        weights = self.weights[rows]
+        scores = self.scores[rows]
+        of_mean: Float[np.ndarray, "g g"] | float = 0.0
+        if self.axes.fit_intercept:
+            of_mean = np.outer(weights, weights) / self.axes.weight
+        return np.asarray((np.diag(weights) - of_mean - scores @ scores.T) / self.alpha)
 
     def precisions(self) -> Float[np.ndarray, " n"]:
         """The diagonal of Q."""
@@ -575,10 +662,12 @@ class DesignSmoother:
 
 def _rows(row_blocks: RowBlocks, n: int) -> Iterator[tuple[slice, np.ndarray]]:
     """Blocks with the rows they hold; raises if they do not make up n rows of one width."""
-    width, stop = None, 0
+    width: int | None = None
+    stop = 0
     for block in row_blocks():
         block = check_float_array(block, "row_blocks")
-        width = block.shape[-1] if width is None else width
+        if width is None:
+            width = block.shape[-1]
         rows = slice(stop, stop + len(block))
         if block.ndim != 2 or block.shape[1] != width or width == 0:
             raise ValueError(
@@ -587,6 +676,7 @@ def _rows(row_blocks: RowBlocks, n: int) -> Iterator[tuple[slice, np.ndarray]]:
                 f"{width}."
             )
         stop = rows.stop
+        # blocks beyond the outputs are counted for the message, and not given away
         if stop <= n:
             yield rows, block
     if stop != n:

@@ -1,8 +1,9 @@
 """Ridge from a Gram matrix: the dual route over heads and the exact kernel alike.
 
-One penalty is a Cholesky factorisation in place, O(n³/3) twice; a path of penalties one reduction
-of the matrix to a tridiagonal or banded form, 8n³/3, and a sweep; a penalty below the numerical
-floor, and groups left out together, take the eigenvectors of that form.
+One penalty is a Cholesky factorisation in place, O(n³/3) twice. A path of penalties is one
+reduction of the matrix to a tridiagonal or banded form, 8n³/3, and a sweep through that form for
+each penalty. A penalty below the numerical floor, and groups that are left out together, take the
+eigenvectors of that form.
 """
 
 from __future__ import annotations
@@ -31,17 +32,31 @@ from keyhole.ridge.problem import (
     numerical_floor,
 )
 
-# entries (penalties × samples) of a tile of the sweep: fits the second-level cache, dwarfs a call's
-# cost
+# entries (penalties × samples) of a tile of the sweep: fits the second-level cache, and takes far
+# longer than a call costs
 TILE = 40_000
-# bytes of a panel in passes over an n × n matrix: beyond the cache, small beside any matrix that
-# matters
+
+# bytes of a panel in passes over an n × n matrix: beyond the cache, small beside any large matrix
 PANEL = 2**25
-IN_CACHE = 2**21  # bytes of a few columns that are gone through several times
-MIN_ROWS_FOR_A_BAND = 2048  # samples from which a banded form is made sooner than a tridiagonal one
-MAX_ROWS_OF_A_SMALL_DRAFT = (
-    512  # samples up to which eigenvectors take less time than a sweep's many small steps
-)
+
+# bytes of the columns of a triangle that are read several times
+IN_CACHE = 2**21
+
+# samples from which on the matrix is reduced to a band rather than to three diagonals
+MIN_ROWS_FOR_A_BAND = 2048
+
+# samples up to which eigenvectors take less time than the many small steps of a sweep
+MAX_ROWS_OF_A_SMALL_DRAFT = 512
+
+# penalties of the automatic grid where groups are left out together
+N_GROUP_ALPHAS = 20
+
+# least penalty of that grid as a share of λ_max: blocks of an inverse lose digits in proportion to
+# its condition, and nine digits are enough to lose
+LEAST_GROUP_ALPHA = 1e-9
+
+# a leave-one-out residual is not used where rounding may have made this share of it, or more
+HIDDEN_SHARE = 0.1
 
 TINY = float(np.finfo(np.float64).tiny)
 
@@ -67,11 +82,11 @@ def ridge_gram(
 
     Of ``gram``, K = ΦΦᵀ or an exact kernel matrix, one triangle is read: the lower of a
     Fortran-ordered, the upper of a C-ordered array; both if there are groups. ``rounding`` is the
-    unit of rounding of the arithmetic that made it, by default that of its dtype; ``dtype`` the
-    precision of the reduction behind a path, repeated in float64 if it fails in float32. If
-    ``overwrite_gram``, no second n × n matrix is made above the numerical floor; ``memory_budget``
-    bounds all other temporaries. ``keep_factor`` lets the fit be solved for other penalties of its
-    path.
+    unit of rounding of the arithmetic that computed it, by default that of its dtype. ``dtype`` is
+    the precision of the reduction behind a path, repeated in float64 if it fails in float32. If
+    ``overwrite_gram``, no second n × n matrix is allocated above the numerical floor;
+    ``memory_budget`` bounds all other temporaries. ``keep_factor`` lets the fit be solved for other
+    penalties of its path.
 
     One penalty is solved by Cholesky, 2n³/3 operations. A path takes 8n³/3 once, then 5n² + 2n²t
     for each penalty; if one is below the floor, about 5n³ more and three n × n matrices in all.
@@ -85,25 +100,31 @@ def ridge_gram(
     >>> fit.alpha, fit.route, fit.selection, np.round((x.T @ fit.coef).ravel(), 1)
     (0.01, 'tridiagonal', 'loo', array([ 1.,  2., -1.]))
     """
-    rounding = float(np.finfo(gram.dtype).eps) if rounding is None else rounding
+    if rounding is None:
+        rounding = float(np.finfo(gram.dtype).eps)
     if problem.groups is not None:
         return _leave_groups_out(gram, problem, rounding, keep_factor=keep_factor)
+
     matrix, weighing = weigh_gram(gram, problem, overwrite=overwrite_gram)
-    route: SolvedRoute | GramRoute | None = None
+    path_dtype = gram.dtype if dtype is None else np.dtype(dtype)
+
+    # one penalty: a Cholesky factorisation, unless the penalty is below the numerical floor
     if problem.alphas is not None and len(problem.alphas) == 1:
-        dtype = matrix.dtype
         route = cholesky_route(
-            matrix, weighing, problem.alphas, rounding, memory_budget, keep_factor=keep_factor
-        )
-    if route is None:
-        route = path_route(
             matrix,
             weighing,
+            problem.alphas,
             rounding,
-            gram.dtype if dtype is None else np.dtype(dtype),
             memory_budget,
+            keep_factor=keep_factor,
         )
-    return problem.fit(route, keep_factor=keep_factor)
+        if route is not None:
+            return problem.fit(route, keep_factor=keep_factor)
+        path_dtype = matrix.dtype
+
+    # several penalties, or one that Cholesky cannot take
+    path = path_route(matrix, weighing, rounding, path_dtype, memory_budget)
+    return problem.fit(path, keep_factor=keep_factor)
 
 
 @dataclass(frozen=True)
@@ -112,15 +133,25 @@ class Weighing:
 
     With s = √w and S = diag s, the matrix S K S is reflected by H = I − 2uuᵀ, which takes s to the
     first axis: the direction of the intercept is then row and column 0, which are emptied.
+
+    Attributes
+    ----------
+    problem : RidgeProblem
+    normal : array (n,) or None
+        The unit vector u, None without an intercept.
+    gram_mean : array (n,)
+        S K w / Σw, from which the intercept follows.
+    removed : float
+        sᵀ S K S s / Σw: the size of what centring removed, and so of the rounding that remains.
+    diagonal : array (n,)
+        K(x_i, x_i) of the matrix as it was given.
     """
 
     problem: RidgeProblem
-    normal: Float[np.ndarray, " n"] | None  # the unit vector u, None without an intercept
-    gram_mean: Float[np.ndarray, " n"]  # S K w / Σw, from which the intercept follows
-    removed: (
-        float  # sᵀ S K S s / Σw, the size of what centring took away and so of the rounding it left
-    )
-    diagonal: Float[np.ndarray, " n"]  # K(x_i, x_i), before anything was done to it
+    normal: Float[np.ndarray, " n"] | None
+    gram_mean: Float[np.ndarray, " n"]
+    removed: float
+    diagonal: Float[np.ndarray, " n"]
 
     def reflect(self, x: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n t"]:
         """H x; x itself without an intercept."""
@@ -133,7 +164,9 @@ class Weighing:
 
         They are those of f(x) = Σ a_i K(x, x_i) + b.
         """
-        return self.problem.roots[:, None] * dual, self.problem.y_mean - self.gram_mean @ dual
+        coef = self.problem.roots[:, None] * dual
+        intercept = self.problem.y_mean - self.gram_mean @ dual
+        return coef, intercept
 
     def amplification(
         self, dual: Float[np.ndarray, "a n t"], size: float
@@ -147,19 +180,24 @@ class Weighing:
         mean, and count for `FACTOR_SHARE`. Of several outputs the largest share counts.
 
         The part of y outside of the span of K is noise that no prediction sees, and its part of the
-        dual coefficients is y/α: of a kernel of low rank this grows without bound as α falls. So
+        dual coefficients is y/α: for a kernel of low rank this grows without bound as α falls. So
         does that of samples whose K(x_i, x_i) is far below α, if others are far above.
         """
         problem = self.problem
-        total = problem.weights.sum()
-        average = problem.weights @ self.diagonal / total
+        total_weight = problem.weights.sum()
+        mean_diagonal = problem.weights @ self.diagonal / total_weight
+
+        # variances of a prediction by the rounding of the kernel and of the factorisation
         with np.errstate(over="ignore"):
             squares = np.square(dual)
-            of_kernel = average * np.einsum("n,ant->at", problem.weights * self.diagonal, squares)
-            of_factor = (FACTOR_SHARE * size) ** 2 / total * squares.sum(axis=1)
-            sizes = np.sqrt(np.maximum(of_kernel + of_factor, 0.0))
+            weighted_diagonal = problem.weights * self.diagonal
+            of_kernel = mean_diagonal * np.einsum("n,ant->at", weighted_diagonal, squares)
+            of_factor = (FACTOR_SHARE * size) ** 2 / total_weight * squares.sum(axis=1)
+            deviations = np.sqrt(np.maximum(of_kernel + of_factor, 0.0))
+
+        # relative to the spread of each output; a constant output has none, and does not move
         spread = problem.spread
-        shares = np.divide(sizes, spread, out=np.zeros_like(sizes), where=spread > 0)
+        shares = np.divide(deviations, spread, out=np.zeros_like(deviations), where=spread > 0)
         return np.asarray(shares.max(axis=1))
 
 
@@ -179,28 +217,40 @@ def weigh_gram(
     check_gram_size(gram.diagonal())
     diagonal = gram.diagonal().astype(np.float64)
     matrix = _fortran_lower(gram, overwrite=overwrite)
-    panels = [*blocks(n, block_size(n * matrix.itemsize, PANEL))]
-    for columns in panels:  # NaN and infinity are found before any long work
+    panels = list(blocks(n, block_size(n * matrix.itemsize, PANEL)))
+
+    # NaN and infinity are reported before any long work
+    for columns in panels:
         if not np.isfinite(matrix[columns.start :, columns]).all():
             check_finite(np.tril(matrix), "gram")
+
+    # S K S
     if problem.weighted:
         scale = problem.roots.astype(matrix.dtype)
         for columns in panels:
             matrix[:, columns] *= scale[columns]
             matrix[:, columns] *= scale[:, None]
-    if not problem.fit_intercept:
-        return matrix, Weighing(
-            problem, normal=None, gram_mean=np.zeros(n), removed=0.0, diagonal=diagonal
-        )
-    normal, gram_mean, removed = _reflect_in_place(matrix, problem.roots)
-    return matrix, Weighing(problem, normal, gram_mean, removed, diagonal)
+
+    # H S K S H, if there is an intercept to separate
+    if problem.fit_intercept:
+        normal, gram_mean, removed = _reflect_in_place(matrix, problem.roots)
+    else:
+        normal = None
+        gram_mean = np.zeros(n)
+        removed = 0.0
+    weighing = Weighing(
+        problem=problem,
+        normal=normal,
+        gram_mean=gram_mean,
+        removed=removed,
+        diagonal=diagonal,
+    )
+    return matrix, weighing
 
 
 def _fortran_lower(gram: Float[np.ndarray, "n n"], *, overwrite: bool) -> Float[np.ndarray, "n n"]:
-    """The matrix in Fortran order, itself if it may be overwritten.
-
-    A C-ordered one is its own transpose.
-    """
+    """The matrix in Fortran order: the array itself if it may be overwritten, else a copy."""
+    # the transpose of a C-ordered array is Fortran-ordered, and the matrix is symmetric
     if not gram.flags.f_contiguous and gram.flags.c_contiguous:
         gram = gram.T
     if overwrite and gram.flags.f_contiguous and gram.flags.writeable:
@@ -213,18 +263,24 @@ def _reflect_in_place(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Replace K~ by H K~ H without row and column 0; return u, K~s/Σw and sᵀK~s/Σw.
 
-    Costs two passes.
+    Costs two passes over the matrix. With p = K~u, H K~ H = K~ − u qᵀ − q uᵀ, q = 2 (p − (uᵀp) u).
     """
     symv, syr2 = get_blas_funcs(("symv", "syr2"), (matrix,))
+
+    # d = s/|s| and its image K~d, the first pass
     length = np.linalg.norm(roots)
     direction = roots / length
     image = symv(1.0, matrix, direction.astype(matrix.dtype), lower=1).astype(np.float64)
-    first = matrix[:, 0].astype(np.float64)
+
+    # u is the unit vector along d + e_0: nothing cancels, since every root is positive
     normal = direction.copy()
-    normal[0] += 1.0  # no cancellation: every root is positive
-    size = np.linalg.norm(normal)
-    normal /= size
-    product = (image + first) / size  # K~ u
+    normal[0] += 1.0
+    normal_length = np.linalg.norm(normal)
+    normal /= normal_length
+
+    # K~u from K~d and the first column, then the rank-two update, the second pass
+    first_column = matrix[:, 0].astype(np.float64)
+    product = (image + first_column) / normal_length
     update = 2 * (product - (normal @ product) * normal)
     syr2(
         -1.0,
@@ -241,9 +297,10 @@ def _reflect_in_place(
 def matrix_size(route: SolvedRoute | GramRoute | GroupRoute) -> float:
     """The largest eigenvalue of the matrix of a route, or a bound on it.
 
-    What its numerical floor was made from.
+    It is recovered from the numerical floor, which is a multiple of it.
     """
-    return route.floor / numerical_floor(1.0, len(route.weighing.diagonal), route.rounding)
+    unit_floor = numerical_floor(1.0, len(route.weighing.diagonal), route.rounding)
+    return route.floor / unit_floor
 
 
 @dataclass(frozen=True)
@@ -256,9 +313,9 @@ class GramSmoother:
         h(x) = w/Σw + S Rᵀ R t(x),    Q = S Rᵀ R S,    v(x) = k̄(x, x) − |R t(x)|² + α/Σw
 
     where k̄ is the kernel about its mean over the samples; without an intercept t = S k(x), k̄ = k
-    and the terms in Σw are not there. The inverse itself is never made: v(x) is a small difference,
-    which |R t|² leaves with the rounding of the kernel, 7e-14 at α = 5e-13 and K of size one, and
-    tᵀ(RᵀR)t with that of RᵀR, 4e-7.
+    and the terms in Σw are not there. The inverse itself is never computed: v(x) is a small
+    difference, which |R t|² leaves with the rounding of the kernel, 7e-14 at α = 5e-13 and K of
+    size one, and tᵀ(RᵀR)t with that of RᵀR, 4e-7.
     """
 
     weighing: Weighing
@@ -266,21 +323,27 @@ class GramSmoother:
     root: Float[np.ndarray, "m n"]
 
     def apply(
-        self, compared: Float[np.ndarray, "m n"], own: Float[np.ndarray, " m"]
+        self, compared: Float[np.ndarray, "m n"], self_kernel: Float[np.ndarray, " m"]
     ) -> tuple[Float[np.ndarray, "m n"], Float[np.ndarray, " m"]]:
         """h(x) and v(x) from K(x, x_j) and K(x, x). 4n² operations for a sample."""
         problem = self.weighing.problem
         weights = problem.weights
-        total = weights.sum()
+        total_weight = weights.sum()
+
+        # t(x), R t(x), and the parts of h and v that do not depend on an intercept
         about_mean = problem.roots * compared - self.weighing.gram_mean
         half_solved = about_mean @ self.root.T
         hat = problem.roots * (half_solved @ self.root)
-        variance = own - np.einsum("mn,mn->m", half_solved, half_solved)
+        variance = self_kernel - np.einsum("mn,mn->m", half_solved, half_solved)
+
+        # k̄(x, x) in the place of k(x, x), and the terms in Σw
         if problem.fit_intercept:
-            hat += weights / total
-            variance += (self.weighing.removed + self.alpha - 2 * (compared @ weights)) / total
-        # v(x) is the least of |φ(x) − Σ_j h_j φ_j|² + α Σ_j h_j² / w_j over h: never below the
-        # second term
+            hat += weights / total_weight
+            of_mean = self.weighing.removed + self.alpha - 2 * (compared @ weights)
+            variance += of_mean / total_weight
+
+        # v(x) is the least of |φ(x) − Σ_j h_j φ_j|² + α Σ_j h_j² / w_j over h, so that it is never
+        # below the second term, whatever rounding says
         least = self.alpha * np.einsum("mn,n->m", np.square(hat), 1 / weights)
         return hat, np.maximum(variance, least)
 
@@ -291,18 +354,16 @@ class GramSmoother:
 
     def precisions(self) -> Float[np.ndarray, " n"]:
         """The diagonal of Q."""
-        return np.asarray(
-            self.weighing.problem.weights * np.einsum("mn,mn->n", self.root, self.root)
-        )
+        diagonal = np.einsum("mn,mn->n", self.root, self.root)
+        return np.asarray(self.weighing.problem.weights * diagonal)
 
 
 @dataclass(frozen=True)
 class SolvedRoute:
     """Penalties that were factorised one by one.
 
-    Dual coefficients, and 1 − h of every sample, for each.
-
-    ``inverse``, if it was kept, is the inverse of the Cholesky factor of the only one, in its lower
+    ``solved`` holds the dual coefficients and 1 − h of every sample, for each penalty. ``inverse``,
+    if it was kept, is the inverse of the Cholesky factor of the only penalty, in its lower
     triangle.
     """
 
@@ -327,10 +388,11 @@ class SolvedRoute:
             )
 
     def solve(self, i: int) -> Solution:
-        """Coefficients, intercept, left-out residuals."""
+        """Coefficients, intercept, leave-one-out residuals."""
         dual, complement = self.solved[i]
+        coef, intercept = self.weighing.unscale(dual)
         residuals = float(self.alphas[i]) * dual / self.weighing.problem.roots[:, None]
-        return *self.weighing.unscale(dual), leave_one_out(residuals, complement)
+        return coef, intercept, leave_one_out(residuals, complement)
 
     def smoother(self, i: int) -> GramSmoother:
         """The fit as a linear map: L⁻¹ of the factor, reflected back. 4n² operations."""
@@ -339,7 +401,7 @@ class SolvedRoute:
         normal = self.weighing.normal
         if normal is not None:
             root -= np.outer(root @ normal, 2 * normal)
-        return GramSmoother(self.weighing, float(self.alphas[i]), root)
+        return GramSmoother(weighing=self.weighing, alpha=float(self.alphas[i]), root=root)
 
 
 def cholesky_route(
@@ -353,35 +415,48 @@ def cholesky_route(
 ) -> SolvedRoute | None:
     """Factorise for one penalty, solve, and invert the factor in its own place for the leverages.
 
-    2n³/3 operations.
-
-    None, and the matrix as it was, if the penalty may be below the floor or there is no factor.
+    2n³/3 operations. None, and the matrix as it was, if the penalty may be below the floor or there
+    is no factor.
     """
-    floor, alpha = _floor_bound(matrix, weighing, rounding), float(alphas[0])
+    alpha = float(alphas[0])
+    floor = _floor_bound(matrix, weighing, rounding)
     if not alpha > 0 or alpha < floor:
         return None
-    # the factorisation works on the lower triangle: the upper one keeps a copy, in case it fails
+    has_intercept = weighing.normal is not None
+
+    # K~ + α. The factorisation overwrites the lower triangle: the upper one keeps a copy, in case
+    # it fails
     mirror_lower(matrix)
     diagonal = matrix.diagonal().copy()
     np.fill_diagonal(matrix, diagonal + matrix.dtype.type(alpha))
-    if weighing.normal is not None:
-        matrix[0, 0] = (
-            1.0  # the direction of the intercept: decoupled, and left out of every sum below
-        )
+    if has_intercept:
+        # the direction of the intercept is decoupled from the rest, and left out of every sum below
+        matrix[0, 0] = 1.0
     if not factorise_lower(matrix):
         mirror_lower(matrix.T)
         np.fill_diagonal(matrix, diagonal)
         return None
+
+    # dual coefficients (K~ + α)⁻¹ y, in the coordinates of the samples
     target = weighing.reflect(weighing.problem.scaled)
-    if weighing.normal is not None:
+    if has_intercept:
         target[0] = 0.0
     dual = weighing.reflect(solve_factor(matrix, target).astype(np.float64))
+
+    # complements of the leverages, 1 − h = α diag (K~ + α)⁻¹
     invert_lower(matrix)
-    if weighing.normal is not None:
+    if has_intercept:
         matrix[0, 0] = 0.0
     complement = alpha * _inverse_diagonal(matrix, weighing.normal, memory_budget)
-    kept = matrix if keep_factor else None
-    return SolvedRoute("cholesky", alphas, floor, rounding, weighing, [(dual, complement)], kept)
+    return SolvedRoute(
+        name="cholesky",
+        alphas=alphas,
+        floor=floor,
+        rounding=rounding,
+        weighing=weighing,
+        solved=[(dual, complement)],
+        inverse=matrix if keep_factor else None,
+    )
 
 
 def _inverse_diagonal(
@@ -389,34 +464,44 @@ def _inverse_diagonal(
 ) -> Float[np.ndarray, " n"]:
     """Diagonal of H XᵀX H for a lower triangular X.
 
-    Squared lengths of the columns of X − 2 (X u) uᵀ.
+    They are the squared lengths of the columns of X − 2 (X u) uᵀ.
     """
+    # the shift −2 X u: column j of X is moved by u_j times it
     n = len(inverse)
-    shift = np.zeros(n, dtype=inverse.dtype)
-    u = np.zeros(n, dtype=inverse.dtype)
-    if normal is not None:
+    if normal is None:
+        u = np.zeros(n, dtype=inverse.dtype)
+        shift = np.zeros(n, dtype=inverse.dtype)
+    else:
         (trmv,) = get_blas_funcs(("trmv",), (inverse,))
         u = normal.astype(inverse.dtype)
         shift = -2 * trmv(inverse, u, lower=1)
-    above = np.concatenate([[0.0], np.cumsum(np.square(shift, dtype=np.float64))])
+
+    # above the panel X is zero, and only the shift counts: Σ shift_i² over the rows above each row
+    squares_above = np.concatenate([[0.0], np.cumsum(np.square(shift, dtype=np.float64))])
+
     result = np.empty(n)
-    for columns in blocks(n, block_size(2 * n * inverse.itemsize, min(memory_budget, IN_CACHE))):
-        start, width = columns.start, columns.stop - columns.start
-        panel = inverse[start:, columns].copy(order="F")  # the rows above it are zero in X
+    panel_width = block_size(2 * n * inverse.itemsize, min(memory_budget, IN_CACHE))
+    for columns in blocks(n, panel_width):
+        start = columns.start
+        width = columns.stop - start
+        panel = inverse[start:, columns].copy(order="F")
         panel[:width] = np.tril(panel[:width])
         if normal is not None:
             panel += shift[start:, None] * u[columns]
-        result[columns] = np.einsum("ij,ij->j", panel, panel) + above[start] * np.square(
-            u[columns], dtype=np.float64
-        )
+        below = np.einsum("ij,ij->j", panel, panel)
+        above = squares_above[start] * np.square(u[columns], dtype=np.float64)
+        result[columns] = below + above
     return result
 
 
 @dataclass(frozen=True)
 class GramRoute:
-    """A path of penalties from a factorisation of the matrix.
+    """A path of penalties from one factorisation of the matrix.
 
-    A sweep through a form of it, or its spectrum.
+    ``factor`` is a sweep through a tridiagonal or banded form of it, or its spectrum.
+    ``complements`` are 1 − h, the complements of the leverages; 0 where they are within rounding of
+    it. At a penalty below the floor of a matrix of full rank, where they vanish with the penalty,
+    they are given in proportion to it, as the residuals then are.
     """
 
     name: str
@@ -426,41 +511,36 @@ class GramRoute:
     weighing: Weighing
     factor: Sweep | BandedSweep | GramSpectrum
     complements: Float[np.ndarray, "a n"]
-    """1 − h, the complements of the leverages; 0 where they are within rounding of it. At a penalty
-    below the floor of a matrix of full rank, where they vanish with the penalty, in proportion to
-    it, as the residuals then are."""
     memory_budget: int
 
     def left_out(self) -> Iterator[LeftOut]:
-        """Left-out residuals of as many penalties as fit the budget.
-
-        Four temporaries of their size count too.
-        """
+        """Leave-one-out residuals of as many penalties at a time as fit the budget."""
         problem = self.weighing.problem
-        size = block_size(5 * 8 * problem.y.size, self.memory_budget)
-        for penalties in blocks(len(self.alphas), size):
+        # the residuals (n, t) of a penalty, and four temporaries of their size, in float64
+        bytes_per_penalty = 5 * 8 * problem.y.size
+        for penalties in blocks(
+            len(self.alphas), block_size(bytes_per_penalty, self.memory_budget)
+        ):
             dual, residuals = self.factor.solve(self.alphas[penalties])
+            unweighted = residuals / problem.roots[:, None]
             yield LeftOut(
                 penalties=penalties,
                 rows=slice(None),
-                residuals=leave_one_out(
-                    residuals / problem.roots[:, None], self.complements[penalties]
-                ),
+                residuals=leave_one_out(unweighted, self.complements[penalties]),
                 amplification=self.weighing.amplification(dual, matrix_size(self)),
             )
 
     def solve(self, i: int) -> Solution:
-        """Coefficients, intercept, left-out residuals. O(n²t)."""
-        dual, residuals = (x[0] for x in self.factor.solve(self.alphas[i : i + 1]))
-        left_out = leave_one_out(
-            residuals / self.weighing.problem.roots[:, None], self.complements[i]
-        )
-        return *self.weighing.unscale(dual), left_out
+        """Coefficients, intercept, leave-one-out residuals. O(n²t)."""
+        duals, residuals = self.factor.solve(self.alphas[i : i + 1])
+        coef, intercept = self.weighing.unscale(duals[0])
+        unweighted = residuals[0] / self.weighing.problem.roots[:, None]
+        return coef, intercept, leave_one_out(unweighted, self.complements[i])
 
     def smoother(self, i: int) -> GramSmoother:
         """The fit as a linear map. Up to n³ operations."""
         root = self.factor.root(self.alphas[i : i + 1])
-        return GramSmoother(self.weighing, float(self.alphas[i]), root)
+        return GramSmoother(weighing=self.weighing, alpha=float(self.alphas[i]), root=root)
 
 
 def path_route(
@@ -474,70 +554,108 @@ def path_route(
 
     It is overwritten if it is of ``dtype``.
     """
-    n, problem = len(matrix), weighing.problem
+    n = len(matrix)
+    problem = weighing.problem
     rounding = max(rounding, float(np.finfo(dtype).eps))
-    banded = n >= MIN_ROWS_FOR_A_BAND and (
-        problem.alphas is None
-        or problem.alphas.min() >= max(TINY, _floor_bound(matrix, weighing, rounding))
-    )
-    form: Banded | Tridiagonal | None = None
-    for attempt in dict.fromkeys((dtype, matrix.dtype)):  # float64 again where float32 overflows
-        with np.errstate(over="ignore", invalid="ignore"):
-            reduce = to_band if banded else tridiagonalise
-            form = reduce(matrix.astype(attempt, order="F", copy=False), weighing.normal)
-        if form is not None:
-            break
-    else:
-        raise np.linalg.LinAlgError(
-            f"the reduction of the {matrix.shape} Gram matrix overflowed in {matrix.dtype}. Pass "
-            "it in float64, or divide it and the penalties by a common factor."
-        )
+
+    # a band is enough, and faster for a large matrix, if no penalty can be below the floor
+    banded = False
+    if n >= MIN_ROWS_FOR_A_BAND:
+        if problem.alphas is None:
+            banded = True
+        else:
+            floor_bound = _floor_bound(matrix, weighing, rounding)
+            banded = bool(problem.alphas.min() >= max(TINY, floor_bound))
+    form = _reduced_form(matrix, weighing.normal, dtype, banded=banded)
+
+    # the numerical floor, and the penalties of an automatic grid, follow from λ_max
     largest = form.largest()
     scale = max(largest, weighing.removed)
     floor = numerical_floor(scale, n, rounding)
     alphas = problem.grid(largest, floor)
-    complements = None
-    if (
-        alphas.min() > 0
-        and alphas.min() >= floor
-        and not (problem.draft and n <= MAX_ROWS_OF_A_SMALL_DRAFT)
-    ):
-        sweep = (
-            Sweep.of(form, problem.scaled)
-            if isinstance(form, Tridiagonal)
-            else BandedSweep.of(form, problem.scaled)
-        )
+
+    # above the floor: a sweep through the form, unless rounding made it indefinite
+    above_floor = alphas.min() > 0 and alphas.min() >= floor
+    small_draft = problem.draft and n <= MAX_ROWS_OF_A_SMALL_DRAFT
+    if above_floor and not small_draft:
+        sweep: Sweep | BandedSweep
+        if isinstance(form, Tridiagonal):
+            sweep = Sweep.of(form, problem.scaled)
+        else:
+            sweep = BandedSweep.of(form, problem.scaled)
         complements = sweep.complements(alphas)
-    if complements is not None:
-        name = "banded" if banded else "tridiagonal"
-        return GramRoute(name, alphas, floor, rounding, weighing, sweep, complements, memory_budget)
+        if complements is not None:
+            return GramRoute(
+                name="banded" if banded else "tridiagonal",
+                alphas=alphas,
+                floor=floor,
+                rounding=rounding,
+                weighing=weighing,
+                factor=sweep,
+                complements=complements,
+                memory_budget=memory_budget,
+            )
+
+    # everything else: the eigenvectors of the form
     spectrum = GramSpectrum.of(form, problem.scaled, floor, rounding * scale)
-    complements = spectrum.complements(alphas, memory_budget)
     return GramRoute(
-        "eigen", alphas, floor, rounding, weighing, spectrum, complements, memory_budget
+        name="eigen",
+        alphas=alphas,
+        floor=floor,
+        rounding=rounding,
+        weighing=weighing,
+        factor=spectrum,
+        complements=spectrum.complements(alphas, memory_budget),
+        memory_budget=memory_budget,
+    )
+
+
+def _reduced_form(
+    matrix: Float[np.ndarray, "n n"],
+    normal: Float[np.ndarray, " n"] | None,
+    dtype: np.dtype[Any],
+    *,
+    banded: bool,
+) -> Banded | Tridiagonal:
+    """Reduce the matrix in ``dtype``, and in its own precision again where that overflows."""
+    for precision in dict.fromkeys((dtype, matrix.dtype)):
+        form: Banded | Tridiagonal | None
+        # conversion and reduction may both overflow: then there is no form, and that is seen below
+        with np.errstate(over="ignore", invalid="ignore"):
+            reducible = matrix.astype(precision, order="F", copy=False)
+            if banded:
+                form = to_band(reducible, normal)
+            else:
+                form = tridiagonalise(reducible, normal)
+        if form is not None:
+            return form
+    raise np.linalg.LinAlgError(
+        f"the reduction of the {matrix.shape} Gram matrix overflowed in {matrix.dtype}. Pass "
+        "it in float64, or divide it and the penalties by a common factor."
     )
 
 
 def _floor_bound(matrix: Float[np.ndarray, "n n"], weighing: Weighing, rounding: float) -> float:
     """A number that the numerical floor cannot exceed.
 
-    The Frobenius norm of the lower triangle bounds λ_max.
+    The Frobenius norm, read from the lower triangle, bounds λ_max.
     """
-    parts = (np.tril(matrix[columns.start :, columns]) for columns in blocks(len(matrix), 32))
-    lower = sum(
-        float(np.square(part, dtype=np.float64).sum()) for part in parts
-    )  # squares may outgrow float32
-    squares = 2 * lower - float(np.square(matrix.diagonal(), dtype=np.float64).sum())
-    return numerical_floor(max(np.sqrt(squares), weighing.removed), len(matrix), rounding)
+    lower = 0.0
+    for columns in blocks(len(matrix), 32):
+        part = np.tril(matrix[columns.start :, columns])
+        # in float64: squares may outgrow float32
+        lower += float(np.square(part, dtype=np.float64).sum())
+    of_diagonal = float(np.square(matrix.diagonal(), dtype=np.float64).sum())
+    frobenius = np.sqrt(2 * lower - of_diagonal)
+    return numerical_floor(max(frobenius, weighing.removed), len(matrix), rounding)
 
 
 @dataclass(frozen=True)
 class Tridiagonal:
     """K = Q T Qᵀ on the span of the columns of Q, orthonormal and in Fortran order.
 
-    Entries of T in float64.
-
-    m = n, or n − 1 without the direction of the intercept.
+    Entries of T are in float64: ``diagonal``, and ``beside`` it. m = n, or n − 1 without the
+    direction of the intercept.
     """
 
     basis: Float[np.ndarray, "n m"]
@@ -549,11 +667,13 @@ class Tridiagonal:
         m = len(self.diagonal)
         if m < 2:
             return float(self.diagonal.max(initial=0.0))
-        # bisection squares the entries: in units of the largest, that neither overflows nor
-        # vanishes
+        # bisection squares the entries: in units of the largest one they neither overflow nor
+        # vanish
         scale = max(float(np.abs(self.diagonal).max()), float(np.abs(self.beside).max())) or 1.0
-        units = self.diagonal / scale, self.beside / scale
-        top = eigvalsh_tridiagonal(*units, select="i", select_range=(m - 1, m - 1))
+        last = m - 1
+        top = eigvalsh_tridiagonal(
+            self.diagonal / scale, self.beside / scale, select="i", select_range=(last, last)
+        )
         return scale * float(top[0])
 
     def eigenpairs(self) -> tuple[np.ndarray, np.ndarray]:
@@ -561,11 +681,13 @@ class Tridiagonal:
 
         In the precision of the basis, or in float64 if that fails.
         """
-        if len(self.diagonal) < 2:
-            return self.diagonal.copy(), np.ones((len(self.diagonal),) * 2)
+        m = len(self.diagonal)
+        if m < 2:
+            return self.diagonal.copy(), np.ones((m, m))
         for dtype in dict.fromkeys((self.basis.dtype, np.dtype(np.float64))):
             values, vectors, info = _stevd(self.diagonal.astype(dtype), self.beside.astype(dtype))
-            if info == 0 and np.isfinite(values).all() and np.isfinite(vectors).all():
+            finite = np.isfinite(values).all() and np.isfinite(vectors).all()
+            if info == 0 and finite:
                 return values.astype(np.float64), vectors
         raise np.linalg.LinAlgError(
             f"the eigendecomposition of the {self.basis.shape} Gram matrix did not converge in "
@@ -586,28 +708,33 @@ def tridiagonalise(
         ("sytrd", "sytrd_lwork", "orghr", "orghr_lwork"), (matrix,)
     )
     n = len(matrix)
-    work = int(sytrd_lwork(n, lower=1)[0])
-    matrix, diagonal, beside, tau, _ = sytrd(matrix, lower=1, lwork=work, overwrite_a=1)
+
+    # T, and the reflectors that lead to it
+    lwork = int(sytrd_lwork(n, lower=1)[0])
+    matrix, diagonal, beside, tau, _ = sytrd(matrix, lower=1, lwork=lwork, overwrite_a=1)
     if not (np.isfinite(diagonal).all() and np.isfinite(beside).all()):
         return None
+    diagonal = diagonal.astype(np.float64)
+    beside = beside.astype(np.float64)
+
+    # Q: sytrd stores its reflectors as a Hessenberg reduction does, for which LAPACK forms Q at the
+    # speed of matrix products
     if n == 1:
         basis = np.ones_like(matrix)
     else:
-        # sytrd stores its reflectors as a Hessenberg reduction does, whose Q LAPACK forms at GEMM
-        # speed
-        work = int(orghr_lwork(n, lo=0, hi=n - 1)[0])
-        basis, _ = orghr(matrix, tau, lo=0, hi=n - 1, lwork=work, overwrite_a=1)
-    diagonal, beside = diagonal.astype(np.float64), beside.astype(np.float64)
+        lwork = int(orghr_lwork(n, lo=0, hi=n - 1)[0])
+        basis, _ = orghr(matrix, tau, lo=0, hi=n - 1, lwork=lwork, overwrite_a=1)
     if normal is None:
-        return Tridiagonal(basis, diagonal, beside)
-    # row and column 0 were empty, so T starts with a lone 0 and Q with the first axis: leave both
-    # out
+        return Tridiagonal(basis=basis, diagonal=diagonal, beside=beside)
+
+    # row and column 0 were empty, so that T starts with a lone 0 and Q with the first axis: leave
+    # both out, and reflect the other columns of Q back
     basis = basis[:, 1:]
     if n > 1:
         (ger,) = get_blas_funcs(("ger",), (basis,))
         u = normal.astype(basis.dtype)
         ger(-2.0, u, basis.T @ u, a=basis, overwrite_a=1)
-    return Tridiagonal(basis, diagonal[1:], beside[1:])
+    return Tridiagonal(basis=basis, diagonal=diagonal[1:], beside=beside[1:])
 
 
 @dataclass(frozen=True)
@@ -626,21 +753,32 @@ class Sweep:
         """Prepare for the scaled outputs ``y``."""
         outputs = (form.basis.T @ y.astype(form.basis.dtype)).astype(np.float64)
         scale = max(np.abs(form.diagonal).max(initial=0.0), np.abs(form.beside).max(initial=0.0))
-        return cls(form, outputs, float(scale) or 1.0)
+        return cls(form=form, outputs=outputs, scale=float(scale) or 1.0)
 
     def pivots(self, alphas: Float[np.ndarray, " a"]) -> tuple[np.ndarray, np.ndarray] | None:
         """Pivots D (m, a) and multipliers l (m, a) of T + alpha = L D Lᵀ, L unit lower bidiagonal.
 
         None if a pivot is not positive: then K has an eigenvalue below −alpha.
         """
-        diagonal = (self.form.diagonal[:, None] + alphas) / self.scale
+        pivots = (self.form.diagonal[:, None] + alphas) / self.scale
         beside = self.form.beside / self.scale
-        multipliers = np.zeros_like(diagonal)
+        multipliers = np.zeros_like(pivots)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            for k in range(1, len(diagonal)):
-                np.divide(beside[k - 1], diagonal[k - 1], out=multipliers[k])
-                diagonal[k] -= multipliers[k] * beside[k - 1]
-        return (diagonal, multipliers) if (diagonal > 0).all() else None
+            for k in range(1, len(pivots)):
+                np.divide(beside[k - 1], pivots[k - 1], out=multipliers[k])
+                pivots[k] -= multipliers[k] * beside[k - 1]
+        if not (pivots > 0).all():
+            return None
+        return pivots, multipliers
+
+    def _positive_pivots(self, alphas: Float[np.ndarray, " a"]) -> tuple[np.ndarray, np.ndarray]:
+        """The same for penalties at which `complements` has seen that all pivots are positive."""
+        factors = self.pivots(alphas)
+        if factors is None:
+            raise np.linalg.LinAlgError(
+                "T + alpha must be positive definite: ask `complements` first."
+            )
+        return factors
 
     def complements(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n"] | None:
         """1 − h = alpha diag (K + alpha)⁻¹, each a sum of squares.
@@ -653,18 +791,24 @@ class Sweep:
         factors = self.pivots(alphas)
         if factors is None:
             return None
+        pivots, multipliers = factors
         basis = self.form.basis
         n, m = basis.shape
-        multipliers = factors[1].astype(basis.dtype)[:, :, None]
-        shares = (alphas / self.scale / factors[0]).astype(basis.dtype)[:, :, None]
+        # (m, a, 1): a row of tiles for every penalty
+        steps = multipliers.astype(basis.dtype)[:, :, None]
+        shares = (alphas / self.scale / pivots).astype(basis.dtype)[:, :, None]
         result = np.empty((len(alphas), n))
 
         def sweep(rows: slice) -> None:
+            # all operations in place: the arrays of a tile stay in cache for its m steps
             substituted = np.zeros((len(alphas), rows.stop - rows.start), dtype=basis.dtype)
-            term, total = np.empty_like(substituted), np.zeros_like(substituted)
+            term = np.empty_like(substituted)
+            total = np.zeros_like(substituted)
             for k in range(m):
-                np.multiply(substituted, multipliers[k], out=substituted)
+                # u_k = q_k − l_k u_{k−1}
+                np.multiply(substituted, steps[k], out=substituted)
                 np.subtract(basis[rows, k], substituted, out=substituted)
+                # total += alpha u_k² / D_k
                 np.multiply(substituted, substituted, out=term)
                 np.multiply(term, shares[k], out=term)
                 np.add(total, term, out=total)
@@ -678,21 +822,12 @@ class Sweep:
 
         2nm operations.
         """
-        factors = self.pivots(alphas)
-        if factors is None:
-            raise np.linalg.LinAlgError(
-                "T + alpha must be positive definite: ask `complements` first."
-            )
-        pivots, multipliers = factors
+        pivots, multipliers = self._positive_pivots(alphas)
         root = self.form.basis.T.astype(np.float64)
         for k in range(1, len(root)):
             root[k] -= multipliers[k, 0] * root[k - 1]
         root /= np.sqrt(pivots * self.scale)
         return root
-
-    def residuals(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
-        """y − K (K + alpha)⁻¹ y for each penalty."""
-        return self.solve(alphas)[1]
 
     def solve(
         self, alphas: Float[np.ndarray, " a"]
@@ -701,19 +836,19 @@ class Sweep:
 
         Cost: 2 n m a t operations.
         """
-        factors = self.pivots(alphas)
-        if factors is None:
-            raise np.linalg.LinAlgError(
-                "T + alpha must be positive definite: ask `complements` first."
-            )
-        pivots, multipliers = factors
-        (m, a), t = pivots.shape, self.outputs.shape[1]
+        pivots, multipliers = self._positive_pivots(alphas)
+        m, a = pivots.shape
+        t = self.outputs.shape[1]
+
+        # x = (T + alpha)⁻¹ Qᵀy: forward substitution, division by the pivots, back substitution
         x = np.repeat(self.outputs[:, None, :], a, axis=1)
         for k in range(1, m):
             x[k] -= multipliers[k, :, None] * x[k - 1]
         x /= pivots[:, :, None] * self.scale
         for k in range(m - 2, -1, -1):
             x[k] -= multipliers[k + 1, :, None] * x[k + 1]
+
+        # Q x, all penalties and outputs in one product
         basis = self.form.basis
         product = basis @ x.reshape(m, a * t).astype(basis.dtype)
         dual = np.ascontiguousarray(
@@ -726,11 +861,10 @@ class Sweep:
 class GramSpectrum:
     """K = V Λ Vᵀ, for paths that reach below the floor.
 
-    To a penalty there, eigenvalues below it are zeros.
-
-    To a penalty above the floor they are what they are, so that what is said of one penalty does
-    not depend on the others. Negative ones are zeros always. ``outputs`` are Vᵀy, ``noise`` is the
-    rounding error of an eigenvalue: one unit of rounding times the largest.
+    To a penalty below the floor, eigenvalues below it are zeros. To a penalty above it they are
+    what they are, so that what is said of one penalty does not depend on the others. Negative ones
+    are zeros always. ``outputs`` are Vᵀy, ``noise`` is the rounding error of an eigenvalue: one
+    unit of rounding times the largest.
     """
 
     vectors: Float[np.ndarray, "n m"]
@@ -747,7 +881,12 @@ class GramSpectrum:
         values, rotation = form.eigenpairs()
         vectors = form.basis @ rotation.astype(form.basis.dtype, copy=False)
         outputs = (vectors.T @ y.astype(vectors.dtype)).astype(np.float64)
-        return cls(vectors, values, outputs, floor, noise)
+        return cls(vectors=vectors, values=values, outputs=outputs, floor=floor, noise=noise)
+
+    @property
+    def has_full_rank(self) -> bool:
+        """Whether no eigenvalue counts as zero."""
+        return bool((self.values > self.floor).all())
 
     def inverse(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "m a"]:
         """1 / (λ + alpha), and 0 for an eigenvalue that counts as zero.
@@ -755,88 +894,92 @@ class GramSpectrum:
         A penalty below the floor has to take such an eigenvalue for zero.
         """
         values = np.maximum(self.values, 0.0)[:, None]
-        seen = (values > self.floor) | ((alphas >= self.floor) & (alphas > 0))
-        return np.asarray(np.divide(1.0, values + alphas, out=np.zeros(seen.shape), where=seen))
+        above_floor = (alphas >= self.floor) & (alphas > 0)
+        counts = (values > self.floor) | above_floor
+        return np.asarray(np.divide(1.0, values + alphas, out=np.zeros(counts.shape), where=counts))
 
     def shrinkage(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "m a"]:
-        """What a residual keeps of each eigenvector.
+        """The share of each eigenvector that remains in a residual: alpha / (λ + alpha).
 
-        Alpha / (λ + alpha); 1 for λ = 0, also at alpha = 0.
-
-        If no eigenvalue counts as zero, residuals vanish with a penalty below the floor, and so do
-        the complements of the leverages. Leave-one-out is their ratio, which has a limit: both are
-        given over the most that is kept.
+        1 for λ = 0, also at alpha = 0. If no eigenvalue counts as zero, residuals vanish with a
+        penalty below the floor, and so do the complements of the leverages. Leave-one-out is their
+        ratio, which has a limit: both are then given as multiples of the largest share.
         """
         inverse = self.inverse(alphas)
-        kept = np.where(inverse > 0, alphas * inverse, 1.0)
-        if (self.values > self.floor).all() and len(self.values):
-            kept = np.where(alphas < self.floor, inverse / inverse.max(axis=0), kept)
-        return np.asarray(kept)
+        shares = np.where(inverse > 0, alphas * inverse, 1.0)
+        if self.has_full_rank and len(self.values):
+            relative = inverse / inverse.max(axis=0)
+            shares = np.where(alphas < self.floor, relative, shares)
+        return np.asarray(shares)
 
     def complements(
         self, alphas: Float[np.ndarray, " a"], memory_budget: int
     ) -> Float[np.ndarray, "a n"]:
         """1 − h = Σ_j V_ij² alpha/(λ_j + alpha), or in proportion to it as ``shrinkage`` is.
 
-        0 where rounding hides a tenth of the residual or more.
+        0 where rounding hides `HIDDEN_SHARE` of the residual or more.
         """
-        tilt = self.tilt()
-        columns = np.column_stack([self.shrinkage(alphas), tilt])
+        # the shares of all penalties and the tilt are summed by one product
+        columns = np.column_stack([self.shrinkage(alphas), self.tilt()])
         n, m = self.vectors.shape
         result = np.empty((len(alphas), n))
         for rows in blocks(n, block_size(m * 24, memory_budget)):
             squares = np.square(self.vectors[rows], dtype=np.float64)
             sums = squares @ columns
-            kept, leak = sums[:, :-1], sums[:, -1:]
-            hidden = (self.hidden(alphas, kept, leak) > 0.1 * kept) | self.sets_the_floor(squares)[
-                :, None
-            ]
-            result[:, rows] = np.where(hidden & (alphas < self.floor), 0.0, kept).T
+            complements = sums[:, :-1]
+            leak = sums[:, -1:]
+
+            # below the floor rounding may hide what a sample keeps, or the floor be that of a
+            # sample itself
+            too_noisy = self.hidden(alphas, complements, leak) > HIDDEN_SHARE * complements
+            unknown = too_noisy | self.sets_the_floor(squares)[:, None]
+            result[:, rows] = np.where(unknown & (alphas < self.floor), 0.0, complements).T
         return result
 
     def hidden(
-        self, alphas: Float[np.ndarray, " a"], kept: np.ndarray, leak: np.ndarray
+        self, alphas: Float[np.ndarray, " a"], complements: np.ndarray, leak: np.ndarray
     ) -> np.ndarray:
-        """What rounding may have made of ``kept``, 1 − h.
+        """What rounding may have added to the complements 1 − h, or taken from them.
 
-        If it leaks so much of a sample into the null space.
-
-        That is 2 √(leak (1 − h)) + leak of 1 − h itself, and √leak |r| of the residual, r those of
-        all samples. The latter is compared with (1 − h) |y| / √n, the residual of a sample that is
+        ``leak`` is the part of a sample that rounding puts into the null space, `tilt`. It moves
+        1 − h by 2 √(leak (1 − h)) + leak, and the residual by √leak |r|, r the residuals of all
+        samples. The latter is compared with (1 − h) |y| / √n, the residual of a sample that is
         predicted as badly as most.
         """
-        sizes = np.linalg.norm(self.outputs, axis=0)
-        left = np.linalg.norm(self.shrinkage(alphas)[:, :, None] * self.outputs[:, None, :], axis=0)
-        share = np.divide(left, sizes, out=np.zeros_like(left), where=sizes > 0).max(axis=1)
-        return np.asarray(
-            np.maximum(2 * np.sqrt(leak * kept) + leak, np.sqrt(len(self.vectors) * leak) * share)
-        )
+        # |r| / |y| of every penalty, the largest over the outputs
+        output_norms = np.linalg.norm(self.outputs, axis=0)
+        residuals = self.shrinkage(alphas)[:, :, None] * self.outputs[:, None, :]
+        norms = np.linalg.norm(residuals, axis=0)
+        shares = np.divide(norms, output_norms, out=np.zeros_like(norms), where=output_norms > 0)
+
+        of_complements = 2 * np.sqrt(leak * complements) + leak
+        of_residuals = np.sqrt(len(self.vectors) * leak) * shares.max(axis=1)
+        return np.asarray(np.maximum(of_complements, of_residuals))
 
     def tilt(self) -> Float[np.ndarray, " m"]:
         """How far rounding tilts each eigenvector into the null space, squared.
 
-        Nowhere if that is empty.
-
-        About noise/λ_j each, which leaks Σ_j V_ij² (noise/λ_j)² of sample i into it.
+        About noise/λ_j each, which leaks Σ_j V_ij² (noise/λ_j)² of sample i into it. Zero if the
+        null space is empty.
         """
-        known = self.values > self.floor
-        tilt = np.zeros(len(known))
-        if not known.all():
-            tilt[known] = np.square(self.noise / self.values[known])
+        tilt = np.zeros(len(self.values))
+        if not self.has_full_rank:
+            nonzero = self.values > self.floor
+            tilt[nonzero] = np.square(self.noise / self.values[nonzero])
         return tilt
 
     def sets_the_floor(self, squares: Float[np.ndarray, "k m"]) -> Bool[np.ndarray, " k"]:
         """Whether the floor is that of one sample, or group.
 
-        Without it, eigenvalues taken for zero would count.
-
-        ``squares`` are its squared coordinates along the eigenvectors, a row for each. What is left
-        of the largest eigenvalue without it is at least that of every eigenvector's rest.
+        Without it, eigenvalues taken for zero would count. ``squares`` are its squared coordinates
+        along the eigenvectors, a row for each. Without the sample the largest eigenvalue is at
+        least λ_j (1 − squares_j), for every j.
         """
-        if (self.values > self.floor).all():
+        if self.has_full_rank:
             return np.zeros(len(squares), dtype=bool)
-        rest = (np.maximum(self.values, 0.0) * np.maximum(1.0 - squares, 0.0)).max(axis=1)
-        return np.asarray(rest < 0.1 * self.values.max())
+        values = np.maximum(self.values, 0.0)
+        largest_without = (values * np.maximum(1.0 - squares, 0.0)).max(axis=1)
+        return np.asarray(largest_without < 0.1 * self.values.max())
 
     def root(self, alphas: Float[np.ndarray, " 1"]) -> Float[np.ndarray, "m n"]:
         """R with RᵀR = (K + alpha)⁻¹ on the span of the eigenvectors, at one penalty."""
@@ -844,21 +987,23 @@ class GramSpectrum:
 
     def residuals(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
         """Outputs minus fit, for each penalty, or in proportion to it as ``shrinkage`` is."""
-        return self._turned_back(self.shrinkage(alphas))
+        return self._rotated_back(self.shrinkage(alphas))
 
     def solve(
         self, alphas: Float[np.ndarray, " a"]
     ) -> tuple[Float[np.ndarray, "a n t"], Float[np.ndarray, "a n t"]]:
         """(K + alpha)⁻¹ y and residuals.
 
-        Of eigenvalues taken for zero nothing, since they carry no function.
+        Eigenvalues taken for zero add nothing to the former, since they carry no function.
         """
-        return self._turned_back(self.inverse(alphas)), self.residuals(alphas)
+        dual = self._rotated_back(self.inverse(alphas))
+        return dual, self.residuals(alphas)
 
-    def _turned_back(self, weights: Float[np.ndarray, "m a"]) -> Float[np.ndarray, "a n t"]:
-        """V diag(weights) Vᵀ y for each penalty."""
-        (m, a), t = weights.shape, self.outputs.shape[1]
-        x = weights[:, :, None] * self.outputs[:, None, :]
+    def _rotated_back(self, factors: Float[np.ndarray, "m a"]) -> Float[np.ndarray, "a n t"]:
+        """V diag(factors) Vᵀ y for each penalty, all in one product."""
+        m, a = factors.shape
+        t = self.outputs.shape[1]
+        x = factors[:, :, None] * self.outputs[:, None, :]
         product = self.vectors @ x.reshape(m, a * t).astype(self.vectors.dtype)
         return np.ascontiguousarray(product.reshape(-1, a, t).transpose(1, 0, 2), dtype=np.float64)
 
@@ -874,7 +1019,8 @@ def _stevd(diagonal: np.ndarray, beside: np.ndarray) -> tuple[np.ndarray, np.nda
 class GroupRoute:
     """A path of penalties judged on groups that are left out whole.
 
-    Residuals are (I − H)_gg⁻¹ r_g, from the spectrum.
+    Residuals are (I − H)_gg⁻¹ r_g, from the spectrum. ``members`` are the rows of the groups, in
+    stacks of groups of one size (`group_stacks`).
     """
 
     alphas: Float[np.ndarray, " a"]
@@ -899,56 +1045,71 @@ class GroupRoute:
     def smoother(self, i: int) -> GramSmoother:
         """The fit as a linear map. n² operations."""
         root = self.spectrum.root(self.alphas[i : i + 1])
-        return GramSmoother(self.weighing, float(self.alphas[i]), root)
+        return GramSmoother(weighing=self.weighing, alpha=float(self.alphas[i]), root=root)
 
     def solve(self, i: int) -> Solution:
-        """Coefficients, intercept, left-out residuals."""
-        return *self.weighing.unscale(
-            self.spectrum.solve(self.alphas[i : i + 1])[0][0]
-        ), self._left_out(i)
+        """Coefficients, intercept, residuals of the fits without each group."""
+        duals, _ = self.spectrum.solve(self.alphas[i : i + 1])
+        coef, intercept = self.weighing.unscale(duals[0])
+        return coef, intercept, self._left_out(i)
 
     def without(
-        self, i: int, siblings: Int[np.ndarray, " k"], left_out: Float[np.ndarray, "n t"]
-    ) -> tuple[Any, Any]:
-        """Coefficients and intercept of the fit without some samples.
+        self, i: int, rows: Int[np.ndarray, " k"], left_out: Float[np.ndarray, "n t"]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Coefficients and intercept of the fit without the samples ``rows`` of one group.
 
-        ``left_out`` knows the residuals of these samples.
-
-        Leaving a group out is fitting its own left-out predictions in the place of its outputs.
+        ``left_out`` are the residuals of all samples, as `solve` gives them. Leaving a group out is
+        fitting the predictions that are made without it in the place of its outputs: the outputs
+        fall by these residuals, and the fit is linear in them.
         """
-        problem, spectrum, alpha = self.weighing.problem, self.spectrum, self.alphas[i : i + 1]
-        replaced = problem.roots[siblings, None] * left_out[siblings]
-        along = spectrum.inverse(alpha) * (spectrum.vectors[siblings].T @ replaced)
-        coef, intercept = self.weighing.unscale(
-            spectrum.solve(alpha)[0][0] - spectrum.vectors @ along
-        )
+        problem = self.weighing.problem
+        spectrum = self.spectrum
+        alpha = self.alphas[i : i + 1]
+        change = problem.roots[rows, None] * left_out[rows]
+
+        # the dual coefficients of all samples less those of the change, V (Λ + α)⁻¹ Vᵀ change
+        duals, _ = spectrum.solve(alpha)
+        along = spectrum.inverse(alpha) * (spectrum.vectors[rows].T @ change)
+        coef, intercept = self.weighing.unscale(duals[0] - spectrum.vectors @ along)
+
+        # the mean of the outputs falls as well
         if problem.fit_intercept:
-            intercept = intercept - problem.roots[siblings] @ replaced / problem.weights.sum()
+            intercept = intercept - problem.roots[rows] @ change / problem.weights.sum()
         return coef, intercept
 
     def _left_out(self, i: int) -> Float[np.ndarray, "n t"]:
-        """Infinite where rounding hides a tenth of the residual or more.
+        """(I − H)_gg⁻¹ r_g of every group; infinite where rounding hides too much of it.
 
-        For a group of one this is `GramSpectrum.complements`; for more, what leaks into the null
-        space is compared with what is kept along every eigenvector of (I − H)_gg.
+        For a group of one sample this is `GramSpectrum.complements`. For more, the leak into the
+        null space is compared with every eigenvalue of (I − H)_gg.
         """
-        spectrum, alpha = self.spectrum, self.alphas[i : i + 1]
+        spectrum = self.spectrum
+        alpha = self.alphas[i : i + 1]
+        below_floor = alpha[0] < spectrum.floor
         shares = spectrum.shrinkage(alpha)[:, 0]
-        below, tilt = alpha[0] < spectrum.floor, spectrum.tilt()
+        tilt = spectrum.tilt()
         residuals = spectrum.residuals(alpha)[0]
         for rows in self.members:
+            # eigenvalues and eigenvectors of (I − H)_gg, for all groups of one size at once
             part = spectrum.vectors[rows]
-            kept, directions = np.linalg.eigh((part * shares) @ part.transpose(0, 2, 1))
-            hidden = rows.shape[1] * EPS * kept[:, -1:]
-            outliers = np.zeros(len(rows), dtype=bool)
-            if below:
-                leak = np.square(directions.transpose(0, 2, 1) @ part) @ tilt
-                hidden = hidden + spectrum.hidden(alpha, np.maximum(kept, 0.0), leak)
-                outliers = spectrum.sets_the_floor(np.square(part).sum(axis=1))
-            judged = (hidden <= 0.1 * kept).all(axis=1) & ~outliers
+            complements, directions = np.linalg.eigh((part * shares) @ part.transpose(0, 2, 1))
+            into_directions = directions.transpose(0, 2, 1)
+
+            # what rounding may have changed: of eigh itself, and of the null space below the floor
+            hidden = rows.shape[1] * EPS * complements[:, -1:]
+            sets_the_floor = np.zeros(len(rows), dtype=bool)
+            if below_floor:
+                leak = np.square(into_directions @ part) @ tilt
+                hidden = hidden + spectrum.hidden(alpha, np.maximum(complements, 0.0), leak)
+                sets_the_floor = spectrum.sets_the_floor(np.square(part).sum(axis=1))
+            visible = (hidden <= HIDDEN_SHARE * complements).all(axis=1)
+            judged = visible & ~sets_the_floor
+
+            # (I − H)_gg⁻¹ r_g along the eigenvectors
             residuals[rows[~judged]] = np.inf
-            along = directions[judged].transpose(0, 2, 1) @ residuals[rows[judged]]
-            residuals[rows[judged]] = directions[judged] @ (along / kept[judged][:, :, None])
+            along = into_directions[judged] @ residuals[rows[judged]]
+            solved = along / complements[judged][:, :, None]
+            residuals[rows[judged]] = directions[judged] @ solved
         return residuals / self.weighing.problem.roots[:, None]
 
 
@@ -959,43 +1120,60 @@ def _leave_groups_out(
 
     A member of weight 0 is predicted by the fit without its group.
     """
-    groups = problem.groups
-    assert groups is not None
-    heard = np.flatnonzero(problem.weights)
-    own = problem
-    if len(heard) < len(groups):
-        options: dict[str, Any] = {
-            "fit_intercept": problem.fit_intercept,
-            "weights": problem.weights[heard],
-        }
-        options |= {"groups": groups[heard], "criterion": problem.criterion, "draft": problem.draft}
-        own = RidgeProblem.of(problem.y[heard], problem.alphas, **options)
-    matrix, weighing = weigh_gram(
-        gram[np.ix_(heard, heard)].astype(np.float64), own, overwrite=True
-    )
+    assert problem.groups is not None
+
+    # the problem of the samples of positive weight
+    positive = np.flatnonzero(problem.weights)
+    groups = problem.groups[positive]
+    all_positive = len(positive) == len(problem.groups)
+    if all_positive:
+        fitted_problem = problem
+    else:
+        fitted_problem = RidgeProblem.of(
+            problem.y[positive],
+            problem.alphas,
+            fit_intercept=problem.fit_intercept,
+            weights=problem.weights[positive],
+            groups=groups,
+            criterion=problem.criterion,
+            draft=problem.draft,
+        )
+
+    # its spectrum, in float64
+    fitted_gram = gram[np.ix_(positive, positive)].astype(np.float64)
+    matrix, weighing = weigh_gram(fitted_gram, fitted_problem, overwrite=True)
     form = tridiagonalise(matrix, weighing.normal)
     assert form is not None  # finite and below 1e150, as `weigh_gram` has seen, and in float64
     largest = form.largest()
     scale = max(largest, weighing.removed)
-    floor = numerical_floor(scale, len(heard), rounding)
-    # blocks of an inverse lose digits in proportion to its condition: nine of them are enough to
-    # lose
-    alphas = own.grid(largest, max(floor, 1e-9 * scale), most=20)
-    spectrum = GramSpectrum.of(form, own.scaled, floor, rounding * scale)
+    floor = numerical_floor(scale, len(positive), rounding)
+    spectrum = GramSpectrum.of(form, fitted_problem.scaled, floor, rounding * scale)
+
+    # the penalty that predicts whole groups best
+    least_alpha = max(floor, LEAST_GROUP_ALPHA * scale)
     route = GroupRoute(
-        alphas, floor, rounding, weighing, spectrum, list(group_stacks(groups[heard]))
+        alphas=fitted_problem.grid(largest, least_alpha, most=N_GROUP_ALPHAS),
+        floor=floor,
+        rounding=rounding,
+        weighing=weighing,
+        spectrum=spectrum,
+        members=list(group_stacks(groups)),
     )
-    fit = own.fit(route, keep_factor=keep_factor)
-    if own is problem:
+    fit = fitted_problem.fit(route, keep_factor=keep_factor)
+    if all_positive:
         return fit
+
+    # samples of weight 0 have no coefficient, and the residual of the fit without their group
     assert fit.left_out is not None
-    left, coef = np.empty(problem.y.shape), np.zeros(problem.y.shape)
-    left[heard], coef[heard] = fit.left_out, fit.coef
+    coef = np.zeros(problem.y.shape)
+    coef[positive] = fit.coef
+    left_out = np.empty(problem.y.shape)
+    left_out[positive] = fit.left_out
     for i in np.flatnonzero(problem.weights == 0):
-        siblings = np.flatnonzero(groups[heard] == groups[i])
-        without, intercept = route.without(fit.best, siblings, fit.left_out)
-        left[i] = problem.y[i] - gram[i, heard] @ without - intercept
-    return replace(fit, coef=coef, left_out=left)
+        same_group = np.flatnonzero(groups == problem.groups[i])
+        coef_without, intercept = route.without(fit.best, same_group, fit.left_out)
+        left_out[i] = problem.y[i] - gram[i, positive] @ coef_without - intercept
+    return replace(fit, coef=coef, left_out=left_out)
 
 
 def group_stacks(
@@ -1003,15 +1181,18 @@ def group_stacks(
 ) -> Iterator[Int[np.ndarray, "g k"]]:
     """The members of groups of one size, a row per group.
 
-    Few enough at a time for n numbers each to be ``most``.
+    So many groups at a time that n numbers for each of their members are at most ``most``.
     """
+    # rows in the order of their groups, and where in that order each group starts
     order = np.argsort(groups, kind="stable")
-    starts = np.flatnonzero(np.diff(groups[order], prepend=groups[order[:1]] - 1))
+    ordered = groups[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
     sizes = np.diff(starts, append=len(groups))
     for size in np.unique(sizes).tolist():
-        members = order[starts[sizes == size][:, None] + np.arange(size)]
-        for rows in blocks(len(members), max(1, most // (len(groups) * size))):
-            yield members[rows]
+        first_positions = starts[sizes == size]
+        members = order[first_positions[:, None] + np.arange(size)]
+        for stack in blocks(len(members), max(1, most // (len(groups) * size))):
+            yield members[stack]
 
 
 @dataclass(frozen=True)
@@ -1054,38 +1235,50 @@ def loo_gradient(
     leave one sample out. K + α must have a Cholesky factor.
 
     >>> x = np.array([[0.0], [1.0], [3.0], [4.0]])
-    >>> found, moved = (loo_gradient(scale * x @ x.T, x**2, alpha=0.1) for scale in (1.0, 1.001))
-    >>> bool(
-    ...     np.isclose(moved.error - found.error, 0.001 * np.sum(found.gram * (x @ x.T)), rtol=1e-2)
-    ... )
+    >>> here = loo_gradient(x @ x.T, x**2, alpha=0.1)
+    >>> nearby = loo_gradient(1.001 * x @ x.T, x**2, alpha=0.1)
+    >>> predicted_change = 0.001 * np.sum(here.gram * (x @ x.T))
+    >>> bool(np.isclose(nearby.error - here.error, predicted_change, rtol=1e-2))
     True
     """
     w = RidgeProblem.of(y, [alpha], weights=weights).weights
-    inverse = centred_inverse(gram, alpha / w, fit_intercept=fit_intercept)
-    dual = inverse @ y
     share = w / (w.sum() * y.shape[1])
+    inverse = centred_inverse(gram, alpha / w, fit_intercept=fit_intercept)  # B
+    dual = inverse @ y  # β
+    residuals = left_out_residuals(inverse, dual, groups)  # e
+    error = float((share @ np.square(residuals)).sum())
+
     # products of n × n matrices in the precision of the Gram matrix: float32 steers as well
     narrow = inverse.astype(gram.dtype, copy=False)
+
+    # z, and the first term of the gradient: B diag(p) B, or B times symmetric blocks times B
     if groups is None:
         diagonal = inverse.diagonal().copy()
-        residuals = dual / diagonal[:, None]
-        pull = 2.0 * (share / diagonal)[:, None] * residuals
-        gradient = (narrow * np.einsum("nt,nt->n", pull, residuals).astype(narrow.dtype)) @ narrow
+        z = 2.0 * (share / diagonal)[:, None] * residuals
+        p = np.einsum("nt,nt->n", z, residuals)
+        gradient = (narrow * p.astype(narrow.dtype)) @ narrow
     else:
-        residuals, pull = left_out_residuals(inverse, dual, groups), np.empty_like(dual)
-        middle = np.empty_like(narrow)  # blocks times the inverse
+        z = np.empty_like(dual)
+        blocks_times_inverse = np.empty_like(narrow)
         for rows in group_stacks(groups):
             block = inverse[rows[:, :, None], rows[:, None, :]]
-            pull[rows] = 2.0 * np.linalg.solve(block, share[rows][:, :, None] * residuals[rows])
-            outer = pull[rows] @ residuals[rows].transpose(0, 2, 1)
-            middle[rows] = 0.5 * (outer + outer.transpose(0, 2, 1)) @ inverse[rows]
-        gradient = narrow @ middle
-    error = float((share @ np.square(residuals)).sum())
-    along = 0.5 * (inverse @ pull)
-    cross = along.astype(narrow.dtype) @ dual.T.astype(narrow.dtype)
+            z[rows] = 2.0 * np.linalg.solve(block, share[rows][:, :, None] * residuals[rows])
+            outer = z[rows] @ residuals[rows].transpose(0, 2, 1)
+            symmetric = 0.5 * (outer + outer.transpose(0, 2, 1))
+            blocks_times_inverse[rows] = symmetric @ inverse[rows]
+        gradient = narrow @ blocks_times_inverse
+
+    # the second term, (B z βᵀ + β zᵀ B)/2
+    half_image = 0.5 * (inverse @ z)
+    cross = half_image.astype(narrow.dtype) @ dual.T.astype(narrow.dtype)
     gradient -= cross
     gradient -= cross.T
-    return LooGradient(error, gradient, float(alpha * (gradient.diagonal() / w).sum()), residuals)
+    return LooGradient(
+        error=error,
+        gram=gradient,
+        log_alpha=float(alpha * (gradient.diagonal() / w).sum()),
+        residuals=residuals,
+    )
 
 
 def left_out_residuals(
@@ -1095,22 +1288,23 @@ def left_out_residuals(
 ) -> Float[np.ndarray, "n t"]:
     """Residuals of the fits without each sample, or group, from `centred_inverse` B and By.
 
-    B_gg⁻¹ (By)_g.
+    They are B_gg⁻¹ (By)_g.
     """
     if groups is None:
         return dual / inverse.diagonal()[:, None]
     residuals = np.empty_like(dual)
     for rows in group_stacks(groups):
-        residuals[rows] = np.linalg.solve(inverse[rows[:, :, None], rows[:, None, :]], dual[rows])
+        block = inverse[rows[:, :, None], rows[:, None, :]]
+        residuals[rows] = np.linalg.solve(block, dual[rows])
     return residuals
 
 
 def centred_inverse(
     gram: Float[np.ndarray, "n n"], ridge: Float[np.ndarray, " n"], *, fit_intercept: bool
 ) -> Float[np.ndarray, "n n"]:
-    """(K + diag(ridge))⁻¹ by Cholesky, in float64, less its part along the intercept.
+    """B, that is A = (K + diag(ridge))⁻¹ less its part along the intercept, A11ᵀA/(1ᵀA1).
 
-    Ridge has coefficients By.
+    By Cholesky, in float64. Ridge has coefficients By.
     """
     inverse = _inverse(gram, ridge)
     if fit_intercept:

@@ -1,9 +1,7 @@
 """Ridge by preconditioned conjugate gradients.
 
-For designs whose n × n and p × p matrices are both too large.
-
-The design is known by its products only, so that it can be computed anew, block by block, each time
-it is asked for.
+For designs whose n × n and p × p matrices are both too large. A design is given by its products
+only, so that its entries can be computed anew, block by block, for each of them.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy.linalg import eigh
 
 from keyhole._array import block_size, blocks
@@ -23,6 +21,13 @@ ROUNDS = 4
 """Fresh starts from the true residual, for as long as each lowers it: a recurrence drifts away from
 the truth.
 """
+
+STALL = 0.3
+"""A fresh start that leaves more than this share of the residual is the last: the rest is rounding.
+"""
+
+GUARD = 16
+"""Units of rounding below which an eigenvalue, as a share of the largest, is dropped."""
 
 
 class ResidualWarning(UserWarning):
@@ -72,27 +77,37 @@ class Preconditioner:
         C is overwritten.
         """
         check_gram_size(square.diagonal())
-        sizes, turn = eigh(square)
-        kept = sizes > 16 * np.finfo(columns.dtype).eps * sizes[-1]
-        if not kept.any():  # one sample, or copies of it: centring leaves nothing
-            return cls(columns[:, :0], np.zeros(0))
-        return cls._whiten(columns, turn[:, kept] / np.sqrt(sizes[kept]))
+        values, vectors = eigh(square)
+        nonzero = values > GUARD * np.finfo(columns.dtype).eps * values[-1]
+        # one sample, or duplicates of it: nothing remains after centring
+        if not nonzero.any():
+            return cls(basis=columns[:, :0], values=np.zeros(0))
+        return cls._whiten(columns, vectors[:, nonzero] / np.sqrt(values[nonzero]))
 
     @classmethod
-    def _whiten(cls, columns: np.ndarray, map_: np.ndarray) -> Preconditioner:
-        """The eigenvectors of (C T)(C T)ᵀ, in the memory of C."""
+    def _whiten(
+        cls, columns: Float[np.ndarray, "m r"], root: Float[np.ndarray, "r q"]
+    ) -> Preconditioner:
+        """The eigenvectors of (C T)(C T)ᵀ, T the ``root``, in the memory of C.
+
+        With (C T)ᵀ(C T) = V Λ Vᵀ they are C T V Λ^{-1/2}.
+        """
+        # eigenvalues Λ, less those that are rounding
         products = (columns.T @ columns).astype(np.float64)
         check_gram_size(products.diagonal())
-        square = map_.T @ products @ map_
-        values, turn = eigh(square)
-        kept = values > 16 * np.finfo(columns.dtype).eps * max(values[-1], 0.0)
-        if not kept.any():
-            return cls(columns[:, :0], np.zeros(0))
-        turn = (map_ @ (turn[:, kept] / np.sqrt(values[kept]))).astype(columns.dtype)
-        rank = turn.shape[1]
-        for rows in blocks(len(columns), block_size(columns.shape[1] * columns.itemsize, 2**24)):
-            columns[rows, :rank] = columns[rows] @ turn
-        return cls(columns[:, :rank], values[kept])
+        values, vectors = eigh(root.T @ products @ root)
+        nonzero = values > GUARD * np.finfo(columns.dtype).eps * max(values[-1], 0.0)
+        if not nonzero.any():
+            return cls(basis=columns[:, :0], values=np.zeros(0))
+        values = values[nonzero]
+
+        # C times T V Λ^{-1/2}, some rows at a time: the first columns take the result
+        transform = (root @ (vectors[:, nonzero] / np.sqrt(values))).astype(columns.dtype)
+        rank = transform.shape[1]
+        bytes_per_row = columns.shape[1] * columns.itemsize
+        for rows in blocks(len(columns), block_size(bytes_per_row, 2**24)):
+            columns[rows, :rank] = columns[rows] @ transform
+        return cls(basis=columns[:, :rank], values=values)
 
     def apply(
         self, residuals: Float[np.ndarray, "m c"], alphas: Float[np.ndarray, " c"]
@@ -101,10 +116,12 @@ class Preconditioner:
 
         4mrc operations.
         """
-        rest = 1.0 / (alphas + (self.values[0] if len(self.values) else 0.0))
-        inside = 1.0 / (self.values[:, None] + alphas) - rest
-        along = (self.basis.T @ residuals.astype(self.basis.dtype)).astype(np.float64) * inside
-        return np.asarray(residuals * rest + self.basis @ along.astype(self.basis.dtype))
+        least_value = self.values[0] if len(self.values) else 0.0
+        outside = 1.0 / (alphas + least_value)
+        inside = 1.0 / (self.values[:, None] + alphas) - outside
+        coordinates = (self.basis.T @ residuals.astype(self.basis.dtype)).astype(np.float64)
+        along = (coordinates * inside).astype(self.basis.dtype)
+        return np.asarray(residuals * outside + self.basis @ along)
 
 
 Product = Callable[[Float[np.ndarray, "m c"]], Float[np.ndarray, "m c"]]
@@ -127,27 +144,37 @@ def ridge_cg(
     values f and the exact ones f*. It is the residual r of the linear system, computed afresh at
     the end: relative |r| in dual form, because ΦΦᵀ (ΦΦᵀ + alpha)⁻¹ shortens it; |r| / 2√alpha in
     primal form, because Φ (ΦᵀΦ + alpha)⁻¹ lengthens it by no more than that. Errors are NaN:
-    nothing is left out.
+    no sample is left out.
 
     Penalties must be positive. The preconditioner is one of S C ΦΦᵀ C S in dual, of Φᵀ S C S Φ in
     primal form: S = diag √w, C takes the mean off. Primal form solves for p unknowns rather than n,
     by default if p < n. The number of iterations grows like the square root of (λ_{r+1} +
     alpha)/alpha, λ_{r+1} being what a preconditioner of rank r has left.
     """
-    given, t = problem.alphas, problem.y.shape[1]
-    if given is None or given.min() <= 0:
+    penalties = problem.alphas
+    if penalties is None or penalties.min() <= 0:
         raise ValueError(
             "conjugate gradients need a positive penalty: got 0, where the system may have no "
             "unique solution."
         )
     n, p = design.shape
-    primal = p < n if primal is None else primal
-    alphas = np.repeat(given, t)
-    roots, fit_intercept = problem.roots[:, None], problem.fit_intercept
-    target = np.tile(problem.scaled, (1, len(given)))
+    if primal is None:
+        primal = p < n
+
+    # one right-hand side for each penalty and output: the outputs of the first penalty, then those
+    # of the second
+    n_outputs = problem.y.shape[1]
+    alphas = np.repeat(penalties, n_outputs)
+    target = np.tile(problem.scaled, (1, len(penalties)))
+    target_norms = np.linalg.norm(target, axis=0)
+    roots = problem.roots[:, None]
+    total_weight = np.square(roots).sum()
+    shares = np.square(roots) / total_weight
 
     def centre(x: np.ndarray) -> np.ndarray:
-        return x - roots @ (roots.T @ x) / np.square(roots).sum() if fit_intercept else x
+        if not problem.fit_intercept:
+            return x
+        return x - roots @ (roots.T @ x) / total_weight
 
     def dual_product(x: np.ndarray) -> np.ndarray:
         return centre(roots * design.gram_product(roots * centre(x)))
@@ -155,39 +182,49 @@ def ridge_cg(
     def primal_product(v: np.ndarray) -> np.ndarray:
         return design.rmatvec(roots * centre(roots * design.matvec(v)))
 
-    shares = np.square(roots) / np.square(roots).sum()
-    size = np.linalg.norm(target, axis=0)
+    # values v of every right-hand side; the mean feature comes with the same pass over the design
     if primal:
-        both = design.rmatvec(np.concatenate([roots * target, shares], axis=1))
-        right, means = both[:, :-1], both[:, -1]
-        size = 2 * np.sqrt(alphas) * size
+        columns = design.rmatvec(np.concatenate([roots * target, shares], axis=1))
+        means = columns[:, -1]
         coef, residual, n_iter = _refined(
-            primal_product, right, size, alphas, preconditioner, tol, max_iter
+            primal_product,
+            columns[:, :-1],
+            2 * np.sqrt(alphas) * target_norms,
+            alphas,
+            preconditioner,
+            tol,
+            max_iter,
         )
     else:
         dual, residual, n_iter = _refined(
-            dual_product, target, size, alphas, preconditioner, tol, max_iter
+            dual_product, target, target_norms, alphas, preconditioner, tol, max_iter
         )
-        both = design.rmatvec(np.concatenate([roots * centre(dual), shares], axis=1))
-        coef, means = both[:, :-1], both[:, -1]
-    intercept = np.tile(problem.y_mean, len(given)) - (means @ coef if fit_intercept else 0.0)
-    columns = [slice(i * t, (i + 1) * t) for i in range(len(given))]
-    unknown = np.full(len(given), np.nan)
-    return [
-        RidgeFit(
-            given,
-            unknown,
-            i,
-            coef[:, part],
-            intercept[part],
-            None,
-            "cg",
-            "holdout",
+        columns = design.rmatvec(np.concatenate([roots * centre(dual), shares], axis=1))
+        means = columns[:, -1]
+        coef = columns[:, :-1]
+
+    intercept = np.tile(problem.y_mean, len(penalties))
+    if problem.fit_intercept:
+        intercept = intercept - means @ coef
+
+    # one fit for each penalty
+    fits: list[RidgeFit] = []
+    for i in range(len(penalties)):
+        outputs = slice(i * n_outputs, (i + 1) * n_outputs)
+        fit = RidgeFit(
+            alphas=penalties,
+            errors=np.full(len(penalties), np.nan),
+            best=i,
+            coef=coef[:, outputs],
+            intercept=intercept[outputs],
+            left_out=None,
+            route="cg",
+            selection="holdout",
             residual=residual,
             n_iter=n_iter,
         )
-        for i, part in enumerate(columns)
-    ]
+        fits.append(fit)
+    return fits
 
 
 def _refined(
@@ -199,30 +236,37 @@ def _refined(
     tol: float,
     max_iter: int,
 ) -> tuple[Float[np.ndarray, "m c"], float, int]:
-    """Conjugate gradients, started again from the true residual.
+    """Conjugate gradients, started again from the true residual until that is at most tol · size.
 
-    Until that is tol · size or stays.
+    Or until it falls no further. Returns the solution, the largest |r| / size, and the number of
+    iterations.
     """
     size = np.where(size > 0, size, 1.0)
-    solution, residual, n_iter = np.zeros_like(right), right, 0
-    worst = float((np.linalg.norm(residual, axis=0) / size).max())
+    solution = np.zeros_like(right)
+    residual = right
+    largest = float((np.linalg.norm(residual, axis=0) / size).max())
+    n_iter = 0
     for _ in range(ROUNDS):
-        if worst <= tol or n_iter >= max_iter:
+        if largest <= tol or n_iter >= max_iter:
             break
-        step, taken = _conjugate_gradients(
+        step, n_steps = _conjugate_gradients(
             product, residual, alphas, preconditioner, 0.5 * tol * size, max_iter - n_iter
         )
-        n_iter += taken
-        better = solution + step
-        left = right - product(better) - alphas * better
-        now = float((np.linalg.norm(left, axis=0) / size).max())
-        if now >= worst:
+        n_iter += n_steps
+
+        # the true residual: the step is taken only if it is smaller than before
+        candidate = solution + step
+        new_residual = right - product(candidate) - alphas * candidate
+        new_largest = float((np.linalg.norm(new_residual, axis=0) / size).max())
+        if new_largest >= largest:
             break
-        stalled = now > 0.3 * worst
-        solution, residual, worst = better, left, now
+        stalled = new_largest > STALL * largest
+        solution = candidate
+        residual = new_residual
+        largest = new_largest
         if stalled:
             break
-    return solution, worst, n_iter
+    return solution, largest, n_iter
 
 
 def _conjugate_gradients(
@@ -235,29 +279,42 @@ def _conjugate_gradients(
 ) -> tuple[Float[np.ndarray, "m c"], int]:
     """Solve (A + alpha) x = right column by column, all in the same passes.
 
-    Columns that are done stand still.
+    Columns whose residual is at most their ``goal`` stand still. Returns x and the number of
+    iterations.
     """
-    x, residual = np.zeros_like(right), right.copy()
+    x = np.zeros_like(right)
+    residual = right.copy()
     z = preconditioner.apply(residual, alphas)
     direction = z.copy()
     rho = np.einsum("mc,mc->c", residual, z)
-    for taken in range(max_iter):
+    for n_steps in range(max_iter):
         active = np.linalg.norm(residual, axis=0) > goal
         if not active.any():
-            return x, taken
+            return x, n_steps
+
+        # the step to the minimum along the direction; without curvature there is none
         image = product(direction) + alphas * direction
         curvature = np.einsum("mc,mc->c", direction, image)
         active &= curvature > 0
-        step = np.divide(rho, curvature, out=np.zeros_like(rho), where=active)
+        step = _ratio(rho, curvature, active)
         x += step * direction
         residual -= step * image
+
+        # the next direction is conjugate to the one before
         z = preconditioner.apply(residual, alphas)
-        fresh = np.einsum("mc,mc->c", residual, z)
-        direction = (
-            z + np.divide(fresh, rho, out=np.zeros_like(rho), where=active & (rho > 0)) * direction
-        )
+        new_rho = np.einsum("mc,mc->c", residual, z)
+        direction = z + _ratio(new_rho, rho, active & (rho > 0)) * direction
         direction[:, ~active] = 0.0
-        rho = fresh
+        rho = new_rho
         if not active.any():
-            return x, taken + 1
+            return x, n_steps + 1
     return x, max_iter
+
+
+def _ratio(
+    numerator: Float[np.ndarray, " c"],
+    denominator: Float[np.ndarray, " c"],
+    where: Bool[np.ndarray, " c"],
+) -> Float[np.ndarray, " c"]:
+    """numerator / denominator, and 0 elsewhere."""
+    return np.asarray(np.divide(numerator, denominator, out=np.zeros_like(numerator), where=where))

@@ -22,14 +22,14 @@ Block = Float[np.ndarray, "_ _"]
 @cache
 def _routine(name: str) -> Any:
     """The Fortran routine ``name``, every argument by reference. Calls release the GIL."""
-    capsule, api = cython_blas.__pyx_capi__[name], ctypes.pythonapi
-    api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = (
-        ctypes.c_char_p,
-        [ctypes.py_object],
-    )
-    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
-    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    address = api.PyCapsule_GetPointer(capsule, api.PyCapsule_GetName(capsule))
+    capsule = cython_blas.__pyx_capi__[name]
+    name_of = ctypes.pythonapi.PyCapsule_GetName
+    name_of.restype = ctypes.c_char_p
+    name_of.argtypes = [ctypes.py_object]
+    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_of.restype = ctypes.c_void_p
+    pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    address = pointer_of(capsule, name_of(capsule))
     return ctypes.CFUNCTYPE(None)(address)
 
 
@@ -38,7 +38,13 @@ def _call(name: str, dtype: np.dtype[Any], *arguments: Any) -> None:
 
     Str, int, float and arrays in Fortran order become references.
     """
-    prefix, real = ("d", ctypes.c_double) if dtype == np.float64 else ("s", ctypes.c_float)
+    real: type[ctypes.c_double] | type[ctypes.c_float]
+    if dtype == np.float64:
+        prefix = "d"
+        real = ctypes.c_double
+    else:
+        prefix = "s"
+        real = ctypes.c_float
     references: list[Any] = []
     for argument in arguments:
         if isinstance(argument, str):
@@ -59,7 +65,10 @@ def _lead(block: Block) -> int:
         raise ValueError(
             f"a block must be in Fortran order: its rows are {block.strides[0]} bytes apart."
         )
-    return max(1, rows, block.strides[1] // block.itemsize if columns > 1 else rows)
+    # the stride of a single column means nothing
+    if columns > 1:
+        return max(1, rows, block.strides[1] // block.itemsize)
+    return max(1, rows)
 
 
 def multiply_add(
@@ -68,8 +77,23 @@ def multiply_add(
     """total ← total + scale · op(a) op(b), with op transposing where ``trans`` says T."""
     m, n = total.shape
     k = a.shape[1] if trans[0] == "N" else a.shape[0]
-    sizes = (m, n, k, scale, a, _lead(a), b, _lead(b), 1.0, total, _lead(total))
-    _call("gemm", total.dtype, trans[0], trans[1], *sizes)
+    _call(
+        "gemm",
+        total.dtype,
+        trans[0],
+        trans[1],
+        m,
+        n,
+        k,
+        scale,
+        a,
+        _lead(a),
+        b,
+        _lead(b),
+        1.0,
+        total,
+        _lead(total),
+    )
 
 
 def multiply_symmetric(total: Block, a: Block, b: Block) -> None:
@@ -88,31 +112,28 @@ def add_outer(total: Float[np.ndarray, "n n"], factor: Float[np.ndarray, "n k"])
 
     No copy of a contiguous factor is made, whatever its order: a C-ordered (n, k) array is a
     Fortran-ordered (k, n) one to BLAS. Beyond TILE rows, and for a float32 factor of a float64
-    total, products are made tile by tile in the dtype of the factor and then added.
+    total, products are computed tile by tile in the dtype of the factor and then added.
     """
+    n = len(total)
     narrow = factor.dtype == np.float32 and total.dtype == np.float64
     if not narrow:
         factor = factor.astype(total.dtype, copy=False)
     (syrk,) = get_blas_funcs(("syrk",), (factor,))
-    if len(total) <= TILE and not narrow:
+
+    # small enough for one call, which adds in place
+    if n <= TILE and not narrow:
         rows_first = factor.flags.c_contiguous
-        syrk(
-            1.0,
-            factor.T if rows_first else factor,
-            1.0,
-            total,
-            trans=rows_first,
-            lower=1,
-            overwrite_c=1,
-        )
+        fortran_factor = factor.T if rows_first else factor
+        syrk(1.0, fortran_factor, 1.0, total, trans=rows_first, lower=1, overwrite_c=1)
         return
-    for columns in blocks(len(total), TILE):
+
+    # tile of columns by tile: the tile on the diagonal, then those below it
+    for columns in blocks(n, TILE):
         part = factor[columns]
         rows_first = part.flags.c_contiguous
-        total[columns, columns] += syrk(
-            1.0, part.T if rows_first else part, trans=rows_first, lower=1
-        )
-        for rows in blocks(len(total) - columns.stop, TILE):
+        fortran_part = part.T if rows_first else part
+        total[columns, columns] += syrk(1.0, fortran_part, trans=rows_first, lower=1)
+        for rows in blocks(n - columns.stop, TILE):
             below = slice(columns.stop + rows.start, columns.stop + rows.stop)
             # transposed, because the product is C-ordered and the total is not
             total[below, columns].T[...] += part @ factor[below].T
@@ -123,7 +144,8 @@ def mirror_lower(gram: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
 
     Return the same array.
     """
-    n, width = len(gram), 128  # a pair of blocks fits the first-level caches
+    n = len(gram)
+    width = 128  # a pair of blocks fits the first-level caches
     for columns in blocks(n, width):
         square = gram[columns, columns]
         square[:] = np.tril(square) + np.tril(square, -1).T
@@ -146,12 +168,15 @@ def factorise_lower(matrix: Float[np.ndarray, "n n"]) -> bool:
     if len(matrix) <= LARGEST:
         _, info = potrf(matrix, lower=1, clean=0, overwrite_a=1)
         return bool(info == 0 and np.isfinite(matrix.diagonal()).all())
+
     tiles = list(blocks(len(matrix), SIDE))
     for k, column in enumerate(tiles):
+        # the tile on the diagonal
         corner, info = potrf(matrix[column, column], lower=1, clean=0)
         if info != 0 or not np.isfinite(corner.diagonal()).all():
             return False
         matrix[column, column] = corner
+        # the tiles below it, each of which is at once taken off the tiles to its right
         for i, row in enumerate(tiles[k + 1 :], start=k + 1):
             panel = _solve_lower(corner, matrix[row, column].T).T
             matrix[row, column] = panel
@@ -172,11 +197,14 @@ def solve_factor(
         (potrs,) = get_lapack_funcs(("potrs",), (factor,))
         potrs(factor, solution, lower=1, overwrite_b=1)
         return solution
+
     tiles = list(blocks(len(factor), SIDE))
+    # forward substitution by L
     for k, row in enumerate(tiles):
         for column in tiles[:k]:
             solution[row] -= factor[row, column] @ solution[column]
         solution[row] = _solve_lower(factor[row, row], solution[row])
+    # back substitution by Lᵀ
     for k, row in reversed(list(enumerate(tiles))):
         for below in tiles[k + 1 :]:
             solution[row] -= factor[below, row].T @ solution[below]
@@ -190,12 +218,14 @@ def invert_lower(factor: Float[np.ndarray, "n n"]) -> None:
     if len(factor) <= LARGEST:
         trtri(factor, lower=1, overwrite_c=1)
         return
+
+    # column of tiles by column from the left: what lies to the right is still L, and so is the
+    # diagonal below
     tiles = list(blocks(len(factor), SIDE))
-    # column by column from the left: what lies to the right is still L, and so is the diagonal
-    # below
     for k, column in enumerate(tiles):
         corner, _ = trtri(np.tril(factor[column, column]), lower=1)
         for i, row in enumerate(tiles[k + 1 :], start=k + 1):
+            # −L_ii⁻¹ Σ_j L_ij X_jk over the tiles j of this column that are inverted already
             total = factor[row, column] @ corner
             for between in tiles[k + 1 : i]:
                 total += factor[row, between] @ factor[between, column]
@@ -204,8 +234,6 @@ def invert_lower(factor: Float[np.ndarray, "n n"]) -> None:
 
 
 def _solve_lower(lower: np.ndarray, targets: np.ndarray, *, transposed: bool = False) -> np.ndarray:
-    return np.asarray(
-        solve_triangular(
-            lower, targets, lower=True, trans="T" if transposed else "N", check_finite=False
-        )
-    )
+    """L⁻¹ targets, or L⁻ᵀ targets."""
+    trans = "T" if transposed else "N"
+    return np.asarray(solve_triangular(lower, targets, lower=True, trans=trans, check_finite=False))

@@ -8,9 +8,9 @@ with b free, or zero when ``fit_intercept`` is False, and judge it by the residu
 that each leave one sample out altogether, without refitting: e_i = r_i / (1 − h_i), r the
 residuals, h the leverages.
 
-A `RidgeProblem` is what is asked, with weights and intercept folded in. A `Route` is a way to solve
-it: gram.py, design.py, iterative.py and device.py each hold one or a few. `RidgeProblem.fit`
-chooses the penalty by what the route says of the samples it leaves out, and gives a `RidgeFit`,
+A `RidgeProblem` holds outputs, weights, intercept and penalties. A `Route` is a way to solve it:
+gram.py, design.py, iterative.py and device.py each hold one or a few. `RidgeProblem.fit` chooses
+the penalty by the residuals of the samples that the route leaves out, and returns a `RidgeFit`,
 whatever the route.
 """
 
@@ -35,9 +35,10 @@ GUARD = 16.0
 matrices (n = 1000 … 4000, float32 products) were off by at most 1.2 units; this leaves a decade."""
 
 N_ALPHAS = 30  # penalties of an automatic grid
-N_DRAFT_ALPHAS = 8  # and of one for fits that are only compared with each other
-LEAST_DRAFT_ALPHA = 1e-9  # whose least is this share of λ_max
+N_DRAFT_ALPHAS = 8  # penalties of the grid of a draft, a fit that is only compared with others
+LEAST_DRAFT_ALPHA = 1e-9  # the least penalty of a draft, as a share of λ_max
 FLAT = 1e-9  # relative difference of errors below which two penalties count as equally good
+
 # largest entry of a Gram matrix: its square, times the number of samples, is still finite
 LARGEST_GRAM = 1e150
 
@@ -54,7 +55,7 @@ UNSTEADY = 1e-4
 Alphas: TypeAlias = Sequence[float | int] | Float[np.ndarray, " a"]
 
 Solution: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Coefficients, intercept (t,), left-out residuals (n, t)."""
+"""Coefficients, intercept (t,), leave-one-out residuals (n, t)."""
 
 
 class RoundingWarning(UserWarning):
@@ -63,7 +64,7 @@ class RoundingWarning(UserWarning):
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What the fits of a route say of samples left out, for some penalties and some samples.
+    """Leave-one-out residuals of a route, for a part of its penalties and of its samples.
 
     Attributes
     ----------
@@ -85,10 +86,7 @@ class LeftOut:
 
 @runtime_checkable
 class Route(Protocol):
-    """A way to solve a ridge problem at a few penalties.
-
-    It knows what a fit without a sample says of that sample.
-    """
+    """A way to solve a ridge problem at a few penalties, and to predict samples without them."""
 
     @property
     def name(self) -> str:
@@ -107,7 +105,7 @@ class Route(Protocol):
         """Unit of rounding of the arithmetic behind it all."""
 
     def left_out(self) -> Iterator[LeftOut]:
-        """Left-out residuals of some penalties and some samples at a time."""
+        """Leave-one-out residuals, for a part of the penalties or of the samples at a time."""
 
     def solve(self, i: int) -> Solution:
         """The fit at ``alphas[i]``."""
@@ -121,12 +119,10 @@ class Route(Protocol):
 
 @runtime_checkable
 class Smoother(Protocol):
-    """A fit as what it is, linear in its outputs: f(x) = Σ_j h_j(x) y_j.
-
-    With the variance v(x) that goes with it.
+    """A fit as what it is, linear in its outputs, f(x) = Σ_j h_j(x) y_j, and its variance v(x).
 
     v(x) is the posterior variance under the prior whose covariance is K = ΦΦᵀ, noise alpha/w_j in
-    output j and a free intercept. With ``precision`` Q both are known of every fit that leaves out
+    output j and a free intercept. With ``precision`` Q, both follow for every fit that leaves out
     some samples g, of residuals e_g:
 
         f_{−g}(x) = f(x) − Σ_{j in g} h_j(x) e_j          v_{−g}(x) = v(x) + h_gᵀ Q_gg⁻¹ h_g
@@ -134,12 +130,13 @@ class Smoother(Protocol):
     """
 
     def apply(
-        self, compared: Float[np.ndarray, "m q"], own: Float[np.ndarray, " m"]
+        self, compared: Float[np.ndarray, "m q"], self_kernel: Float[np.ndarray, " m"]
     ) -> tuple[Float[np.ndarray, "m n"], Float[np.ndarray, " m"]]:
         """h(x) and v(x) of some samples.
 
-        A route from a Gram matrix compares them with those of the fit, K(x, x_j), ``own`` being
-        K(x, x), zeros where v(x) is of no interest; a route from a design by their features alone.
+        To a route from a Gram matrix ``compared`` are K(x, x_j) with the samples of the fit, and
+        ``self_kernel`` is K(x, x), zeros where v(x) is of no interest. To a route from a design
+        ``compared`` are the features φ(x), which are all it reads.
         """
 
     def precision(self, rows: Int[np.ndarray, " g"]) -> Float[np.ndarray, "g g"]:
@@ -151,26 +148,50 @@ class Smoother(Protocol):
 
 @dataclass(frozen=True)
 class RidgeFit:
-    """One ridge fit, and how it predicts the samples it leaves out.
+    """One ridge fit, how it predicts samples that it leaves out, and all penalties tried.
 
-    With what was said of all penalties tried.
-
-    ``errors`` (a,) of the penalties tried are weighted mean squares, averaged over outputs;
-    infinite where rounding forbids a judgement. ``best`` is the position of the only one, or of the
-    least among those that are steady: rounding moves predictions by ``moved`` (a,) of the spread of
-    the outputs, and at these by no more than `steadiness` allows (None of a solve by iteration);
-    the largest penalty among equals.
-    ``coef`` are, from a Gram matrix, the dual coefficients a (n, t) of f(x) = Σ_i a_i K(x, x_i) +
-    b, so that v = Φᵀa; from a design, the values v (p, t) themselves. ``left_out`` are y_i minus
-    the prediction for i of the fit without sample i, or without its group, in the units of y:
-    infinite where the leverage is 1 within rounding, None if nobody went over the samples again.
-    ``selection`` says what the errors are: "loo" (leave-one-out), "groups" (leave-one-group-out),
-    "gcv" (generalised cross-validation) or "holdout" (on samples held out). Of an iterative solve
-    fitted values are off, in root mean square, by at most ``residual`` of the standard deviation of
-    y. ``log_losses`` (a,), of classes, are the weighted mean log-losses of left-out scores, each
-    penalty's at the temperature that suits it; where they are, ``best`` is the position of their
-    least. ``factor``, if it was asked to be kept (n² or p² numbers), solves for any penalty of
-    ``alphas``, and gives the fit as a `Smoother`.
+    Attributes
+    ----------
+    alphas : array (a,)
+        The penalties tried.
+    errors : array (a,)
+        Their weighted mean squared errors, averaged over outputs; infinite where rounding forbids a
+        judgement.
+    best : int
+        Position of the only penalty, or of that of least error among those that are steady: at
+        which rounding moves predictions by no more than `steadiness` allows. Among equals, the
+        largest penalty.
+    coef : array (n, t) or (p, t)
+        From a Gram matrix, the dual coefficients a of f(x) = Σ_i a_i K(x, x_i) + b, so that
+        v = Φᵀa; from a design, the values v themselves.
+    intercept : array (t,)
+        b.
+    left_out : array (n, t) or None
+        y_i minus the prediction for i of the fit without sample i, or without its group, in the
+        units of y: infinite where the leverage is 1 within rounding, None if there was no second
+        pass over the samples.
+    route : str
+        The way it was solved: "cholesky", "tridiagonal", "banded", "eigen", "design", "device",
+        "cg".
+    selection : str
+        What the errors are: "loo" (leave-one-out), "groups" (leave-one-group-out), "gcv"
+        (generalised cross-validation) or "holdout" (on samples held out).
+    floor : float
+        Eigenvalues below this carry no information.
+    residual : float
+        Of an iterative solve: fitted values are off, in root mean square, by at most this share of
+        the standard deviation of y.
+    n_iter : int
+        Iterations of an iterative solve.
+    log_losses : array (a,) or None
+        Of classes: the weighted mean log-losses of leave-one-out scores, each penalty's at the
+        temperature that suits it. If given, ``best`` is the position of their least.
+    moved : array (a,) or None
+        The share of the spread of the outputs by which rounding moves predictions at each penalty.
+        None of an iterative solve.
+    factor : Route or None
+        If kept (n² or p² numbers), it solves for any penalty of ``alphas``, and gives the fit as a
+        `Smoother`.
     """
 
     alphas: Float[np.ndarray, " a"]
@@ -201,7 +222,9 @@ class RidgeFit:
     @property
     def loss(self) -> float:
         """What the penalty used was chosen by: its log-loss if there is one, else its error."""
-        return self.error if self.log_losses is None else float(self.log_losses[self.best])
+        if self.log_losses is None:
+            return self.error
+        return float(self.log_losses[self.best])
 
     def at(self, i: int) -> RidgeFit:
         """The fit at ``alphas[i]``, from the factorisation that was kept."""
@@ -219,28 +242,42 @@ class RidgeFit:
         Errors are 0 or infinite where float64 has no such squares.
         """
         with np.errstate(over="ignore", under="ignore"):
+            left_out = self.left_out
+            if left_out is not None:
+                left_out = np.ldexp(left_out, exponent)
             return replace(
                 self,
                 errors=np.ldexp(self.errors, 2 * exponent),
                 coef=np.ldexp(self.coef, exponent),
                 intercept=np.ldexp(self.intercept, exponent),
-                left_out=None if self.left_out is None else np.ldexp(self.left_out, exponent),
+                left_out=left_out,
                 factor=None,
             )
 
 
 @dataclass(frozen=True)
 class RidgeProblem:
-    """Outputs, weights, intercept and penalties of a ridge fit, checked.
+    """Outputs, weights, intercept and penalties of a ridge fit, checked (`RidgeProblem.of`).
 
-    They are folded into what every route needs.
-
-    Weights are positive, or 0 for members of a group that the rest of it is to predict; ``alphas``
-    are None for a grid that follows the spectrum; samples of one number in ``groups`` are left out
-    together; ``centred`` is y − ȳ in float64, exactly zero for an output that is constant within
-    rounding. The penalty is chosen by ``criterion``, "squared_error" or "log_loss"; for the latter
-    y are ±1 columns of classes, or multiples of them. A ``draft`` only serves to be compared with
-    others: its automatic grid is coarse.
+    Attributes
+    ----------
+    y : array (n, t)
+    weights : array (n,)
+        Positive, or 0 for members of a group that the rest of it is to predict.
+    alphas : array (a,) or None
+        The penalties; None for a grid that follows the spectrum.
+    fit_intercept : bool
+    groups : integer array (n,) or None
+        Samples of one number are left out together.
+    criterion : str
+        What the penalty is chosen by, "squared_error" or "log_loss"; for the latter y are ±1
+        one-vs-rest targets, or multiples of them.
+    y_mean : array (t,)
+        ȳ, zeros without an intercept.
+    centred : array (n, t)
+        y − ȳ in float64, exactly zero for an output that is constant within rounding.
+    draft : bool
+        Whether the fit only serves to be compared with others: its automatic grid is coarse.
     """
 
     y: Float[np.ndarray, "n t"] = field(repr=False)
@@ -271,18 +308,31 @@ class RidgeProblem:
                 f"`y` must hold at least one sample and one output: got shape {y.shape}."
             )
         check_finite(y, "y")
-        grid = None if alphas is None else check_alphas(alphas)
+        checked_alphas = None if alphas is None else check_alphas(alphas)
         w = check_weights(weights, len(y), zero_allowed=groups is not None)
+
+        # ȳ, in two passes: the second adds the rounding of the first
         mean = np.zeros(y.shape[1])
         if fit_intercept:
             mean = w @ y / w.sum()
-            mean = np.asarray(
-                mean + w @ (y - mean) / w.sum(), dtype=np.float64
-            )  # the rounding of the first pass
-        left = np.asarray(y - mean, dtype=np.float64)
+            mean = np.asarray(mean + w @ (y - mean) / w.sum(), dtype=np.float64)
+
+        # y − ȳ; of a constant output only rounding remains, which is no signal
+        centred = np.asarray(y - mean, dtype=np.float64)
         if fit_intercept:
-            left[:, np.abs(left).max(axis=0) <= 4 * EPS * np.abs(mean)] = 0.0
-        return cls(y, w, grid, fit_intercept, groups, criterion, mean, left, draft)
+            constant = np.abs(centred).max(axis=0) <= 4 * EPS * np.abs(mean)
+            centred[:, constant] = 0.0
+        return cls(
+            y=y,
+            weights=w,
+            alphas=checked_alphas,
+            fit_intercept=fit_intercept,
+            groups=groups,
+            criterion=criterion,
+            y_mean=mean,
+            centred=centred,
+            draft=draft,
+        )
 
     @cached_property
     def roots(self) -> Float[np.ndarray, " n"]:
@@ -301,23 +351,20 @@ class RidgeProblem:
 
     @property
     def spread(self) -> Float[np.ndarray, " t"]:
-        """The root mean square of each output about its mean.
-
-        Or about zero without an intercept.
-        """
+        """The root mean square of each output about its mean, or about 0 without an intercept."""
         return np.asarray(np.sqrt(self.weights @ np.square(self.centred) / self.weights.sum()))
 
     def grid(self, largest: float, floor: float, most: int = N_ALPHAS) -> Float[np.ndarray, " a"]:
-        """The penalties to try: those given, or the default ones.
+        """The penalties to try: those given, or the default ones, at ``most`` so many.
 
-        Defaults are those of a matrix of this largest eigenvalue.
+        The default penalties are those of a matrix of this largest eigenvalue.
         """
         if self.alphas is not None:
             return self.alphas
         if self.draft:
-            return default_alphas(
-                largest, max(floor, LEAST_DRAFT_ALPHA / 2 * largest), N_DRAFT_ALPHAS
-            )
+            # a grid starts at twice the floor
+            draft_floor = max(floor, LEAST_DRAFT_ALPHA / 2 * largest)
+            return default_alphas(largest, draft_floor, N_DRAFT_ALPHAS)
         return default_alphas(largest, floor, most)
 
     def resolution(self, rounding: float) -> float:
@@ -325,9 +372,9 @@ class RidgeProblem:
         return rounding_of_squares(float(np.abs(self.y).max()), rounding)
 
     def fit(self, route: Route, *, keep_factor: bool = False) -> RidgeFit:
-        """Judge the penalties of a route by what it leaves out, choose, and solve.
+        """Judge the penalties of a route by the samples it leaves out, choose one, and solve.
 
-        One alone needs no judgement.
+        One penalty alone needs no judgement.
         """
         alphas = route.alphas
         totals = np.zeros((len(alphas), self.y.shape[1]))
@@ -335,15 +382,18 @@ class RidgeProblem:
         path_losses: PathLosses | None = None
         if self.criterion == "log_loss":
             path_losses = PathLosses(self.y, self.weights, len(alphas))
-        # what every penalty says of the samples it leaves out, some of them at a time
+
+        # leave-one-out errors of every penalty, for a part of penalties or samples at a time
         for part in route.left_out():
+            weights = self.weights[part.rows]
             totals[part.penalties] += [
-                self.weights[part.rows] @ np.square(e) for e in part.residuals
+                weights @ np.square(residuals) for residuals in part.residuals
             ]
             moved[part.penalties] = route.rounding * part.amplification
             if path_losses is not None:
                 path_losses.put(part.penalties, part.rows, part.residuals)
         errors = totals.mean(axis=1) / self.weights.sum()
+
         # the penalty of least loss, among those at which rounding does not show
         steady = moved <= steadiness(route.rounding)
         log_losses: Float[np.ndarray, " a"] | None = None
@@ -352,6 +402,7 @@ class RidgeProblem:
         else:
             log_losses = path_losses.losses()
             best = choose(alphas, log_losses, steady=steady)
+
         coef, intercept, left_out = route.solve(best)
         return RidgeFit(
             alphas=alphas,
@@ -378,7 +429,9 @@ def steadiness(rounding: float) -> float:
     >>> steadiness(EPS), round(steadiness(2**-23), 6)
     (1e-09, 0.000345)
     """
-    return STEADY if rounding <= EPS else math.sqrt(rounding)
+    if rounding <= EPS:
+        return STEADY
+    return math.sqrt(rounding)
 
 
 def numerical_floor(scale: float, n: int, rounding: float = EPS) -> float:
@@ -399,17 +452,19 @@ def numerical_floor(scale: float, n: int, rounding: float = EPS) -> float:
 
 
 def default_alphas(largest: float, floor: float, count: int = N_ALPHAS) -> Float[np.ndarray, " a"]:
-    """The grid tried when nobody names one: from just above the numerical floor to ten times λ_max.
+    """The grid tried when none is given: from twice the numerical floor to ten times λ_max.
 
     >>> grid = default_alphas(largest=5.0, floor=1e-12)
     >>> len(grid), float(grid[0]), float(grid[-1])
     (30, 2e-12, 50.0)
     """
     count = check_count(count, "count")
+    # every penalty gives the same fit to a Gram matrix of zeros
     if not largest > 0:
-        largest = 1.0  # a zero Gram matrix: every penalty gives the same answer
+        largest = 1.0
     low = max(2 * floor, EPS * largest)
-    return np.geomspace(low, max(10 * largest, 10 * low), count)
+    high = max(10 * largest, 10 * low)
+    return np.geomspace(low, high, count)
 
 
 def choose(
@@ -420,11 +475,9 @@ def choose(
 ) -> int:
     """Position of the penalty to use: the only one, or that of least error.
 
-    Among equals, the largest.
-
-    Errors are infinite where rounding forbids a judgement; those below ``resolution`` are as good
-    as zero. Penalties that are not ``steady``, at which rounding shows in predictions, are used
-    only where no other can be judged.
+    Among equals, the largest. Errors are infinite where rounding forbids a judgement; those below
+    ``resolution`` are as good as zero. Penalties that are not ``steady``, at which rounding shows
+    in predictions, are used only where no other can be judged.
 
     >>> choose(np.array([0.1, 1.0, 10.0]), np.array([0.4, 0.4, np.inf]))
     1
@@ -434,18 +487,18 @@ def choose(
     """
     if len(alphas) == 1:
         return 0
-    judged = np.isfinite(errors)
-    if not judged.any():
+    candidates = np.isfinite(errors)
+    if not candidates.any():
         raise ValueError(
             f"leave-one-out cannot choose among the {len(alphas)} penalties from {alphas.min():g} "
             f"to {alphas.max():g}: under each, some sample is fitted exactly within rounding "
             "(leverage 1), or there is 1 sample only. Add larger penalties, or fit with one fixed "
             "penalty."
         )
-    if steady is not None and (judged & steady).any():
-        judged = judged & steady
-    least = max(float(errors[judged].min()), resolution)
-    equals = np.flatnonzero(judged & (errors <= least * (1 + FLAT)))
+    if steady is not None and (candidates & steady).any():
+        candidates = candidates & steady
+    least = max(float(errors[candidates].min()), resolution)
+    equals = np.flatnonzero(candidates & (errors <= least * (1 + FLAT)))
     return int(equals[np.argmax(alphas[equals])])
 
 
@@ -456,8 +509,9 @@ def leave_one_out(
 
     r_i / (1 − h_i), infinite where 1 − h_i is 0.
     """
-    kept, unknown = complement[..., None], np.full(residuals.shape, np.inf)
-    return np.asarray(np.divide(residuals, kept, out=unknown, where=kept > 0))
+    divisor = complement[..., None]
+    infinite = np.full(residuals.shape, np.inf)
+    return np.asarray(np.divide(residuals, divisor, out=infinite, where=divisor > 0))
 
 
 def rounding_of_squares(y_size: float, rounding: float) -> float:
@@ -490,7 +544,9 @@ def check_alphas(alphas: Any) -> Float[np.ndarray, " a"]:
 
 def check_gram_size(diagonal: Float[np.ndarray, " n"]) -> None:
     """Raise if a Gram matrix is so large that its squares overflow, or has overflowed already."""
-    largest = float(np.abs(diagonal).max(initial=0.0)) if np.isfinite(diagonal).all() else math.inf
+    largest = math.inf
+    if np.isfinite(diagonal).all():
+        largest = float(np.abs(diagonal).max(initial=0.0))
     if not largest < LARGEST_GRAM:
         raise FeatureOverflowError(
             f"features and kernels must have squares below {LARGEST_GRAM:.0e}, so that sums of "
@@ -514,7 +570,9 @@ def check_weights(
             f"`weights` must have one entry per sample: got shape {weights.shape} for {n} samples."
         )
     check_finite(weights, "weights")
-    if weights.min() < 0 or (weights.min() == 0 and not zero_allowed):
+    least = weights.min()
+    forbidden_zero = least == 0 and not zero_allowed
+    if least < 0 or forbidden_zero:
         i = int(weights.argmin())
         raise ValueError(
             f"`weights` must be positive: got {weights[i]:g} for sample {i}. Drop samples of "
