@@ -146,7 +146,9 @@ def save(
     >>> bool((same.predict(sets) == model.predict(sets)).all())
     True
     """
-    kind, path = type(estimator).__name__, Path(path)
+    # refuse what is no fitted estimator of ours, and what is no name of a file
+    kind = type(estimator).__name__
+    path = Path(path)
     check_choice(keep, "keep", ("all", "predict"))
     if not known(ESTIMATORS, estimator):
         raise TypeError(
@@ -164,22 +166,24 @@ def save(
     if schema is None:
         names = tuple(str(name) for name in getattr(estimator, "feature_names_in_", ()))
         schema = Schema(int(estimator.n_features_in_), bool(estimator.has_query_), names)
+
+    # describe it: parameters, layer, fitted attributes, schema
     estimator = solved_twin(estimator)
     packer = Packer()
+    parameters = {name: packer.pack(value, name) for name, value in _parameters(estimator).items()}
+    layer = _pack_layer(packer, estimator)
+    unsaved = _BUILT if keep == "all" else _BUILT | _OF_SAMPLES
+    fitted = {
+        name: packer.pack(value, name)
+        for name, value in vars(estimator).items()
+        if _NOTE.fullmatch(name) and name not in unsaved
+    }
     document = {
         "keyhole": __version__,
         "estimator": kind,
-        "parameters": {
-            name: packer.pack(value, name) for name, value in _parameters(estimator).items()
-        },
-        "layer": _pack_layer(packer, estimator),
-        "fitted": {
-            name: packer.pack(value, name)
-            for name, value in vars(estimator).items()
-            if _NOTE.fullmatch(name)
-            and name not in _BUILT
-            and (keep == "all" or name not in _OF_SAMPLES)
-        },
+        "parameters": parameters,
+        "layer": layer,
+        "fitted": fitted,
         "schema": {
             "names": list(schema.names),
             "target": schema.target,
@@ -187,13 +191,18 @@ def save(
             "codings": [coding.as_list() for coding in schema.codings],
         },
     }
-    stream = vars(estimator).get("stream_")
-    training = vars(estimator).get("training_")
-    if keep == "all" and stream is not None:
-        document["stream"] = packer.pack(stream.sums, "sums")
-    if keep == "all" and training is not None:
-        document["training"] = packer.pack(training.data, "training samples")
-        document["training_intercept"] = training.spec.fit_intercept
+
+    # what later batches, or leave-one-out fits, are made from
+    if keep == "all":
+        stream = vars(estimator).get("stream_")
+        if stream is not None:
+            document["stream"] = packer.pack(stream.sums, "sums")
+        training = vars(estimator).get("training_")
+        if training is not None:
+            document["training"] = packer.pack(training.data, "training samples")
+            document["training_intercept"] = training.spec.fit_intercept
+
+    # load it from memory before anything is written
     try:
         _restore(json.loads(json.dumps(document)), Unpacker(packer.arrays))
     except UNREADABLE as error:
@@ -240,10 +249,13 @@ def read_model(path: Any) -> SavedModel:
 
 
 def _words(error: BaseException) -> str:
-    return f"no {error}"[:300] if isinstance(error, KeyError) else str(error)[:300]
+    """An error in words that follow "it has"; a KeyError names what is missing."""
+    words = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return words[:300]
 
 
 def _parameters(estimator: Any) -> dict[str, Any]:
+    """The parameters, with the seed that a generator drew and a dtype by its name."""
     parameters = dict(estimator.get_params(deep=False))
     if not isinstance(parameters["random_state"], (int, type(None))):
         heads = getattr(estimator, "drawn_heads_", None)
@@ -256,6 +268,7 @@ def _parameters(estimator: Any) -> dict[str, Any]:
 
 
 def _pack_layer(packer: Packer, estimator: Any) -> Any:
+    """JSON of the layer of an estimator, or of the heads of one that has features only."""
     if isinstance(estimator, AttentionFeatures):
         return packer.pack(estimator.drawn_heads_, "drawn_heads_")
     layer = estimator.layer_
@@ -273,6 +286,37 @@ def _pack_layer(packer: Packer, estimator: Any) -> Any:
 
 
 def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
+    """The estimator and the schema that a document describes, every part checked."""
+    estimator = _with_parameters(document, unpacker)
+
+    # attributes and layer, each checked on its own
+    for name, value in document["fitted"].items():
+        refuse_if(not _NOTE.fullmatch(name) or name in _BUILT, f"a fitted attribute {name!r:.60}")
+        setattr(estimator, name, unpacker.unpack(value))
+    _complete_old_files(estimator)
+    _check_dimensions(estimator)
+    _attach_layer(estimator, document["layer"], unpacker)
+    if "heads_" not in vars(estimator):  # files of version 1 have it for two estimators only
+        estimator.heads_ = _distribution_of(estimator)
+
+    # then attributes and layer against each other
+    _check_extras(estimator)
+    _check_fitted(estimator, list(document["fitted"]))
+
+    # sums to go on with, and samples of the leave-one-out fits
+    if "stream" in document:
+        _resume(estimator, unpacker.unpack(document["stream"]))
+    if "training" in document:
+        training = unpacker.unpack(document["training"])
+        _check_training(estimator, training)
+        fit_intercept = document.get("training_intercept", estimator.fit_intercept)
+        refuse_if(type(fit_intercept) is not bool, "no word about the intercept of its fit")
+        estimator.training_ = _training_record(estimator, training, fit_intercept)
+    return SavedModel(estimator=estimator, schema=_schema_of(estimator, document["schema"]))
+
+
+def _with_parameters(document: dict[str, Any], unpacker: Unpacker) -> Any:
+    """An unfitted estimator with the parameters of a document."""
     kind = ESTIMATORS[document["estimator"]]
     parameters = {
         str(name): unpacker.unpack(value) for name, value in document["parameters"].items()
@@ -283,67 +327,65 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
         _check_unfitted_heads(estimator.heads)
     except (TypeError, ValueError) as error:
         raise ValueError(f"a parameter that no fit takes ({error})") from None
-    for name, value in document["fitted"].items():
-        refuse_if(not _NOTE.fullmatch(name) or name in _BUILT, f"a fitted attribute {name!r:.60}")
-        setattr(estimator, name, unpacker.unpack(value))
-    if type(estimator.n_features_in_) is not int or type(estimator.has_query_) is not bool:
-        raise ValueError("no token dimension, or no word about queries")
-    refuse_if(estimator.n_features_in_ < 1, f"tokens of dimension {estimator.n_features_in_}")
-    if not hasattr(
-        estimator, "n_query_features_in_"
-    ):  # a file of 0.1.0: queries have the dimension of keys
+    return estimator
+
+
+def _complete_old_files(estimator: Any) -> None:
+    """Give an estimator the attributes that files of older versions leave out."""
+    attributes = vars(estimator)
+    # queries have the dimension of keys, there are no extras, and tokens are used as they are
+    if "n_query_features_in_" not in attributes:
         estimator.n_query_features_in_ = estimator.n_features_in_ if estimator.has_query_ else 0
-    asked = estimator.n_query_features_in_
-    if type(asked) is not int or (asked > 0) != estimator.has_query_ or asked < 0:
-        raise ValueError(f"queries of dimension {asked!r:.40}")
-    if not hasattr(estimator, "n_extras_in_"):
-        estimator.n_extras_in_ = 0
-    if not hasattr(estimator, "tokens_"):
-        estimator.tokens_ = TokenRule("none", "given", "mean")
-    # older files say this in the parameters alone
-    for name in ("activation", "dtype") if isinstance(estimator, AttentionFeatures) else ():
-        estimator.__dict__.setdefault(f"{name}_", getattr(estimator, name))
+    attributes.setdefault("n_extras_in_", 0)
+    attributes.setdefault("tokens_", TokenRule("none", "given", "mean"))
+    # some attributes were in the parameters alone
+    if isinstance(estimator, AttentionFeatures):
+        attributes.setdefault("activation_", estimator.activation)
+        attributes.setdefault("dtype_", estimator.dtype)
     if isinstance(estimator, NormBallClassifier):
-        estimator.__dict__.setdefault("loss_", estimator.loss)
-    count = estimator.n_extras_in_
-    refuse_if(type(count) is not int or count < 0, f"{count!r:.40} columns of extras")
-    _attach_layer(estimator, document["layer"], unpacker)
-    if "heads_" not in vars(estimator):  # files of version 1 have it for two estimators only
-        estimator.heads_ = _distribution_of(estimator)
+        attributes.setdefault("loss_", estimator.loss)
     if isinstance(estimator, (AttentionRegressor, AttentionClassifier)):
-        estimator.__dict__.setdefault("candidates_", ())
-    values, rule = (
-        getattr(getattr(estimator, "layer_", None), "extras_values", None),
-        getattr(estimator, "tokens_", None),
-    )
-    centre = None if rule is None else rule.extras_centre
-    if not isinstance(estimator, AttentionFeatures) and any(
-        (0 if a is None else len(a)) != count for a in (values, centre)
-    ):
-        raise ValueError(f"values or a rule that do not fit {count} columns of extras")
-    _check_fitted(estimator, list(document["fitted"]))
-    if "stream" in document:
-        _resume(estimator, unpacker.unpack(document["stream"]))
-    if "training" in document:
-        training = unpacker.unpack(document["training"])
-        _check_training(estimator, training)
-        fit_intercept = document.get("training_intercept", estimator.fit_intercept)
-        refuse_if(type(fit_intercept) is not bool, "no word about the intercept of its fit")
-        estimator.training_ = _training_record(estimator, training, fit_intercept)
-    found = document["schema"]
+        attributes.setdefault("candidates_", ())
+
+
+def _check_dimensions(estimator: Any) -> None:
+    """Raise unless the dimensions of tokens, queries and extras are numbers that agree."""
+    dim = estimator.n_features_in_
+    has_query = estimator.has_query_
+    if type(dim) is not int or type(has_query) is not bool:
+        raise ValueError("no token dimension, or no word about queries")
+    refuse_if(dim < 1, f"tokens of dimension {dim}")
+    query_dim = estimator.n_query_features_in_
+    if type(query_dim) is not int or query_dim < 0 or (query_dim > 0) != has_query:
+        raise ValueError(f"queries of dimension {query_dim!r:.40}")
+    n_extras = estimator.n_extras_in_
+    refuse_if(type(n_extras) is not int or n_extras < 0, f"{n_extras!r:.40} columns of extras")
+
+
+def _check_extras(estimator: Any) -> None:
+    """Raise unless the layer has values, and the rule a centre, for every column of extras."""
+    if isinstance(estimator, AttentionFeatures):
+        return
+    n_extras = estimator.n_extras_in_
+    for part in (estimator.layer_.extras_values, estimator.tokens_.extras_centre):
+        length = 0 if part is None else len(part)
+        if length != n_extras:
+            raise ValueError(f"values or a rule that do not fit {n_extras} columns of extras")
+
+
+def _schema_of(estimator: Any, described: Any) -> Schema:
+    """The schema of the input of an estimator, from a description that may be anything."""
     schema = Schema(
         estimator.n_features_in_,
         estimator.has_query_,
-        tuple(str(name) for name in found["names"]),
-        str(found["target"]),
-        tuple((str(option), _option(value)) for option, value in found["columns"]),
-        tuple(Coding.of_list(coding) for coding in found.get("codings", ())),
+        tuple(str(name) for name in described["names"]),
+        str(described["target"]),
+        tuple((str(option), _option(value)) for option, value in described["columns"]),
+        tuple(Coding.of_list(coding) for coding in described.get("codings", ())),
     )
-    refuse_if(
-        len({coding.column for coding in schema.codings}) < len(schema.codings),
-        "two codings of one column",
-    )
-    return SavedModel(estimator, schema)
+    coded_columns = {coding.column for coding in schema.codings}
+    refuse_if(len(coded_columns) < len(schema.codings), "two codings of one column")
+    return schema
 
 
 def _check_unfitted_heads(distribution: Any) -> None:
@@ -395,6 +437,7 @@ def _option(value: Any) -> Any:
 
 
 def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:
+    """Build the layer, or the heads of an estimator that has features only, and check it."""
     if isinstance(estimator, AttentionFeatures):
         heads = unpacker.unpack(described)
         _attach_hops(estimator, heads)
@@ -402,52 +445,59 @@ def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:
         check_activation(estimator.activation_)
         check_choice(estimator.dtype_, "dtype", PRECISIONS)
         estimator.drawn_heads_ = heads
-    elif isinstance(estimator, (NormBallRegressor, NormBallClassifier)):
-        _attach_pruned(
-            estimator, {name: unpacker.unpack(value) for name, value in described.items()}
-        )
+        return
+    if isinstance(estimator, (NormBallRegressor, NormBallClassifier)):
+        parts = {name: unpacker.unpack(value) for name, value in described.items()}
+        _attach_pruned(estimator, parts)
+        return
+
+    layer = unpacker.unpack(described)
+    is_single = _is_single(estimator)
+    estimator.layer_ = layer
+    _attach_hops(estimator, getattr(layer, "heads", layer))
+    if isinstance(layer, FiniteLayer):
+        _check_heads(layer.heads, estimator)
+        estimator.n_heads_ = layer.heads.n_heads
+        estimator.values_ = layer.values[..., 0] if is_single else layer.values
+    elif isinstance(layer, KernelLayer):
+        _check_training_sets(estimator, layer.sets)
+        if not heads_fit(layer.distribution, (layer.sets.query_dim + 1, layer.sets.dim + 1)):
+            raise ValueError(
+                f"a kernel that does not fit tokens of dimension {estimator.n_features_in_}"
+            )
+        estimator.n_heads_ = math.inf
+        estimator.dual_coef_ = layer.dual[..., 0] if is_single else layer.dual
     else:
-        layer = unpacker.unpack(described)
-        single = _is_single(estimator)
-        estimator.layer_ = layer
-        _attach_hops(estimator, getattr(layer, "heads", layer))
-        if isinstance(layer, FiniteLayer):
-            _check_heads(layer.heads, estimator)
-            estimator.n_heads_ = layer.heads.n_heads
-            estimator.values_ = layer.values[..., 0] if single else layer.values
-        elif isinstance(layer, KernelLayer):
-            _check_training_sets(estimator, layer.sets)
-            if not heads_fit(layer.distribution, (layer.sets.query_dim + 1, layer.sets.dim + 1)):
-                raise ValueError(
-                    f"a kernel that does not fit tokens of dimension {estimator.n_features_in_}"
-                )
-            estimator.n_heads_ = math.inf
-            estimator.dual_coef_ = layer.dual[..., 0] if single else layer.dual
-        else:
-            raise ValueError("no layer")
+        raise ValueError("no layer")
 
 
 def _resume(estimator: Any, sums: Any) -> None:
     """Attach the sums of a model fitted in batches, checked against its layer."""
-    if not isinstance(sums, LayerSums) or not isinstance(
-        estimator, (AttentionRegressor, AttentionClassifier)
-    ):
+    takes_batches = isinstance(estimator, (AttentionRegressor, AttentionClassifier))
+    if not isinstance(sums, LayerSums) or not takes_batches:
         raise ValueError("sums that are none, or of an estimator that has none")
-    layer, moments, kept = estimator.layer_, sums.moments, sums.kept
-    labelled = isinstance(estimator, AttentionClassifier)
-    n_columns = (
-        layer.values[..., 0].size + estimator.n_extras_in_ if isinstance(layer, FiniteLayer) else -1
-    )
-    if moments.cross.shape != (n_columns, len(layer.intercept)):
+    layer = estimator.layer_
+    moments = sums.moments
+    kept = sums.kept
+    n_outputs = len(layer.intercept)
+
+    # moments: as many features and outputs as the layer, of no more samples than were seen
+    n_columns = -1
+    if isinstance(layer, FiniteLayer):
+        n_columns = layer.values[..., 0].size + estimator.n_extras_in_
+    if moments.cross.shape != (n_columns, n_outputs):
         raise ValueError(f"sums of shape {moments.cross.shape}, which are not those of the layer")
     if not moments.count <= estimator.n_samples_seen_:
         raise ValueError(
             f"sums over {moments.count} samples, of which {estimator.n_samples_seen_} were seen"
         )
-    limits = (N_KEPT,) if labelled else (0, N_KEPT)  # regressors of older files keep none
-    if kept.limit not in limits or kept.columns.shape[1] != len(layer.intercept):
+
+    # samples kept: regressors of older files keep none
+    is_classifier = isinstance(estimator, AttentionClassifier)
+    limits = (N_KEPT,) if is_classifier else (0, N_KEPT)
+    if kept.limit not in limits or kept.columns.shape[1] != n_outputs:
         raise ValueError("samples kept that are not those of the layer")
-    if labelled and (kept.sets is None or not (np.abs(kept.columns) == 1).all()):
+    if is_classifier and (kept.sets is None or not (np.abs(kept.columns) == 1).all()):
         raise ValueError("no samples to calibrate on, or of other labels")
     if kept.sets is not None:
         _check_input(estimator, kept.sets, "samples to calibrate on")
@@ -472,21 +522,19 @@ def _training_record(estimator: Any, data: TrainingSet, fit_intercept: bool) -> 
 def _check_input(estimator: Any, samples: SampleBatch, what: str) -> None:
     """Samples must be such as the model takes."""
     refuse_if(samples.dim != estimator.n_features_in_, f"{what} of another dimension")
-    if (samples.query_dim if samples.query is not None else 0) != estimator.n_query_features_in_:
+    query_dim = 0 if samples.query is None else samples.query_dim
+    if query_dim != estimator.n_query_features_in_:
         raise ValueError(f"{what} with queries and training sets without, or the other way round")
-    if (0 if samples.extras is None else samples.extras.shape[1]) != estimator.n_extras_in_:
+    n_extras = 0 if samples.extras is None else samples.extras.shape[1]
+    if n_extras != estimator.n_extras_in_:
         raise ValueError(f"{what} with other extras than the training sets")
 
 
 def _check_training(estimator: Any, training: Any) -> None:
     """Samples that the leave-one-out fits are made from, checked against the layer."""
-    known = isinstance(training, TrainingSet) and isinstance(
-        estimator, (AttentionRegressor, AttentionClassifier)
-    )
-    refuse_if(
-        not known or estimator.solver_ == "cg",
-        "training samples that are none, or of a model that has none",
-    )
+    has_samples = isinstance(estimator, (AttentionRegressor, AttentionClassifier))
+    if not isinstance(training, TrainingSet) or not has_samples or estimator.solver_ == "cg":
+        raise ValueError("training samples that are none, or of a model that has none")
     _check_input(estimator, training.samples, "training samples")
     if training.outputs.shape[1] != len(estimator.layer_.intercept):
         raise ValueError("training samples with other outputs than the layer")
@@ -505,68 +553,74 @@ def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:
     plain = base.is_plain
     refuse_if(base.extras is not None, "training sets with extras, whose part is in the values")
     refuse_if(sets.dim != estimator.n_features_in_, "a kernel that does not fit the tokens")
-    fits = sets.pooling == rule.pooling and sets.each == (plain and rule.query == "each")
+
+    same_pooling = sets.pooling == rule.pooling and sets.each == (plain and rule.query == "each")
     # hops extend the query that is given, or the constant one
-    has_query = (
-        rule.query == "mean" or bool(rule.hops) or (estimator.has_query_ and rule.query == "given")
-    )
-    fits = fits and base.query_dim == _query_dim(estimator)
-    if not fits or (not plain and rule.query != "given") or (base.query is not None) != has_query:
+    uses_given_query = estimator.has_query_ and rule.query == "given"
+    has_query = rule.query == "mean" or bool(rule.hops) or uses_given_query
+    same_query = base.query_dim == _query_dim(estimator) and (base.query is not None) == has_query
+    rule_takes_groups = plain or rule.query == "given"
+    if not same_pooling or not same_query or not rule_takes_groups:
         raise ValueError("training sets pooled or queried otherwise than new ones")
 
 
 def _attach_pruned(estimator: Any, parts: dict[str, Any]) -> None:
-    heads, active, values, intercept = (
-        parts[k] for k in ("heads", "active", "values", "intercept")
-    )
+    """Build the layer of a norm-ball estimator, of which few heads are active, and check it."""
+    heads = parts["heads"]
+    active = parts["active"]
+    values = parts["values"]
+    intercept = parts["intercept"]
+    extras_values = parts.get("extras_values")
     _attach_hops(estimator, heads)
     _check_heads(heads, estimator)
-    activation, dtype = (
-        check_activation(parts["activation"]),
-        check_choice(parts["dtype"], "dtype", PRECISIONS),
-    )
-    if not all(
-        isinstance(a, np.ndarray) and np.isfinite(a).all() for a in (active, values, intercept)
-    ):
-        raise ValueError("a layer without values")
+    activation = check_activation(parts["activation"])
+    dtype = check_choice(parts["dtype"], "dtype", PRECISIONS)
+    for array in (active, values, intercept):
+        if not isinstance(array, np.ndarray) or not np.isfinite(array).all():
+            raise ValueError("a layer without values")
+
+    # values (M, D) or (M, D, t)
     shape = (heads.n_heads, heads.dim + 1)
-    if (
-        values.shape[:2] != shape
-        or values.ndim > 3
-        or values.dtype.kind != "f"
-        or 0 in values.shape
-    ):
+    has_wrong_axes = values.shape[:2] != shape or values.ndim > 3 or 0 in values.shape
+    if has_wrong_axes or values.dtype.kind != "f":
         raise ValueError(
             f"values of shape {values.shape} for {heads.n_heads} heads of width {heads.dim + 1}"
         )
-    kept = values.reshape(*shape, -1)
+    values_of_outputs = values.reshape(*shape, -1)
+
+    # active heads are some of them in order, and the values of all others are zero
     if active.ndim != 1 or active.dtype.kind != "i" or (np.diff(active) <= 0).any():
         raise ValueError("active heads that are no increasing numbers")
     refuse_if(
         len(active) and not 0 <= active[0] <= active[-1] < heads.n_heads,
         "active heads that do not exist",
     )
-    refuse_if(np.delete(kept, active, axis=0).any(), "values of heads that are not active")
-    if intercept.shape != kept.shape[2:] or intercept.dtype.kind != "f":
+    inactive_values = np.delete(values_of_outputs, active, axis=0)
+    refuse_if(inactive_values.any(), "values of heads that are not active")
+
+    if intercept.shape != values_of_outputs.shape[2:] or intercept.dtype.kind != "f":
         raise ValueError("an intercept that does not fit the values")
+    if extras_values is not None:
+        check_array(extras_values, 2, "extras_values")
+        refuse_if(
+            extras_values.shape[1:] != intercept.shape,
+            "values of extras that do not fit the intercept",
+        )
     estimator.active_heads_ = active
     estimator.values_ = values
     estimator.layer_ = PrunedLayer(
-        heads, active, kept[active], intercept, activation, dtype, parts.get("extras_values")
+        heads=heads,
+        active=active,
+        values=values_of_outputs[active],
+        intercept=intercept,
+        activation=activation,
+        dtype=dtype,
+        extras_values=extras_values,
     )
-    if parts.get("extras_values") is not None:
-        check_array(parts["extras_values"], 2, "extras_values")
-        refuse_if(
-            parts["extras_values"].shape[1:] != intercept.shape,
-            "values of extras that do not fit the intercept",
-        )
 
 
 def _attach_hops(estimator: Any, heads: Any) -> None:
-    """The rule for tokens looks through the hops of the head distribution.
-
-    A file holds these once.
-    """
+    """Give the rule for tokens the hops of the head distribution, where a file holds them."""
     refuse_if(not isinstance(estimator.tokens_, TokenRule), "no rule for tokens")
     estimator.tokens_ = estimator.tokens_.with_hops_of(getattr(heads, "distribution", None))
 
@@ -574,12 +628,15 @@ def _attach_hops(estimator: Any, heads: Any) -> None:
 def _query_dim(estimator: Any) -> int:
     """The dimension of the queries that the layer sees.
 
-    Those given, or made of keys, and what hops find.
+    They are given, or made of keys, and extended by what hops find.
     """
     rule = estimator.tokens_
-    given = estimator.has_query_ and rule.query == "given"
-    asked = int(estimator.n_query_features_in_ if given else estimator.n_features_in_)
-    return asked + sum(len(hop) for hop in rule.hops) * int(estimator.n_features_in_)
+    dim = int(estimator.n_features_in_)
+    query_dim = dim
+    if estimator.has_query_ and rule.query == "given":
+        query_dim = int(estimator.n_query_features_in_)
+    n_patterns = sum(len(hop) for hop in rule.hops)
+    return query_dim + n_patterns * dim
 
 
 def _distribution_of(estimator: Any) -> Any:
@@ -587,16 +644,20 @@ def _distribution_of(estimator: Any) -> Any:
     if isinstance(estimator, AttentionFeatures):
         return estimator.drawn_heads_.distribution
     layer = estimator.layer_
-    return layer.distribution if isinstance(layer, KernelLayer) else layer.heads.distribution
+    if isinstance(layer, KernelLayer):
+        return layer.distribution
+    return layer.heads.distribution
 
 
 def _check_heads(heads: Any, estimator: Any) -> None:
+    """Raise unless heads fit the tokens and can be drawn."""
     shape = (_query_dim(estimator) + 1, estimator.n_features_in_ + 1)
-    if (
-        not isinstance(heads, HeadDraw)
-        or (heads.query_dim + 1, heads.dim + 1) != shape
-        or not heads_fit(heads.distribution, shape)
-    ):
+    fits = (
+        isinstance(heads, HeadDraw)
+        and (heads.query_dim + 1, heads.dim + 1) == shape
+        and heads_fit(heads.distribution, shape)
+    )
+    if not fits:
         raise ValueError(f"heads that do not fit tokens of dimension {estimator.n_features_in_}")
     refuse_if(
         isinstance(heads.distribution, UnfittedHeads),
@@ -604,11 +665,13 @@ def _check_heads(heads: Any, estimator: Any) -> None:
     )
     # a head distribution that cannot be drawn from says so; a small file must not make us draw a
     # large matrix
-    small = math.prod(shape) + sum(shape) * getattr(heads.distribution, "rank", 0) <= LARGEST_TRIAL
-    refuse_if(small and not np.isfinite(heads.block(0, 1)).all(), "heads that are not finite")
+    rank = getattr(heads.distribution, "rank", 0)
+    is_small = math.prod(shape) + sum(shape) * rank <= LARGEST_TRIAL
+    refuse_if(is_small and not np.isfinite(heads.block(0, 1)).all(), "heads that are not finite")
 
 
 def _is_single(estimator: Any) -> bool:
+    """Whether a model has one output; a classifier has one for two labels."""
     if isinstance(estimator, AttentionClassifier):
         estimator.single_output_ = len(estimator.classes_) == 2
     single = estimator.single_output_
@@ -617,10 +680,7 @@ def _is_single(estimator: Any) -> bool:
 
 
 def _check_labels(estimator: Any) -> None:
-    """Labels are sorted and all different.
-
-    A classifier has as many columns of scores as its labels need.
-    """
+    """Raise unless labels are sorted and all different, with as many scores as they need."""
     classes = estimator.classes_
     refuse_if(
         not isinstance(classes, np.ndarray) or classes.ndim != 1 or len(classes) < 2,
@@ -629,12 +689,11 @@ def _check_labels(estimator: Any) -> None:
     refuse_if(
         classes.dtype.kind == "f" and not np.isfinite(classes).all(), "labels that are not finite"
     )
-    labels, columns = classes.tolist(), len(estimator.layer_.intercept)
+    labels = classes.tolist()
     refuse_if(labels != sorted(set(labels)), "labels that are not sorted, or not all different")
-    refuse_if(
-        columns != (1 if len(labels) == 2 else len(labels)),
-        f"{columns} scores for {len(labels)} labels",
-    )
+    n_scores = len(estimator.layer_.intercept)
+    n_scores_needed = 1 if len(labels) == 2 else len(labels)
+    refuse_if(n_scores != n_scores_needed, f"{n_scores} scores for {len(labels)} labels")
 
 
 def _check_fitted(estimator: Any, names: Collection[str]) -> None:
@@ -647,7 +706,8 @@ def _check_fitted(estimator: Any, names: Collection[str]) -> None:
         _check_labels(estimator)
     if isinstance(estimator, AttentionClassifier):
         required |= {"temperature_"}
-    refuse_if(missing := required - set(names), f"no {', '.join(sorted(missing))}")
+    missing = required - set(names)
+    refuse_if(missing, f"no {', '.join(sorted(missing))}")
     for name in names:
         if not _fits(name, getattr(estimator, name), estimator):
             raise ValueError(f"{name} that is no such thing, {getattr(estimator, name)!r:.60}")
@@ -676,25 +736,13 @@ def _fits(name: str, value: Any, estimator: Any) -> bool:
         case "heads_":
             return _same_distribution(value, _distribution_of(estimator))
         case "tokens_":
-            if not isinstance(value, TokenRule):
-                return False
-            asked = (
-                estimator.n_features_in_ if value.query_centre is None else len(value.query_centre)
-            )
-            fits = (
-                value.query != "given"
-                or not estimator.has_query_
-                or asked == estimator.n_query_features_in_
-            )
-            return value.centre is None or (len(value.centre) == estimator.n_features_in_ and fits)
+            return isinstance(value, TokenRule) and _rule_fits(value, estimator)
         case "intercept_":
             intercept = estimator.layer_.intercept
-            if getattr(estimator, "single_output_", False) and not hasattr(estimator, "classes_"):
-                return (
-                    isinstance(value, float)
-                    and intercept.shape == (1,)
-                    and value == float(intercept[0])
-                )
+            is_regressor = not hasattr(estimator, "classes_")
+            if is_regressor and getattr(estimator, "single_output_", False):
+                is_number = isinstance(value, float) and intercept.shape == (1,)
+                return is_number and value == float(intercept[0])
             return _is_array(value, "f", intercept.shape) and np.array_equal(value, intercept)
         case "alpha_" | "temperature_":
             return isinstance(value, (float, np.floating)) and bool(0 <= value < math.inf)
@@ -704,52 +752,71 @@ def _fits(name: str, value: Any, estimator: Any) -> bool:
             # NaN where there was nothing to leave out
             return isinstance(value, (float, np.floating))
         case "n_iter_" | "n_samples_seen_":
-            return (
-                isinstance(value, (int, np.integer))
-                and not isinstance(value, bool)
-                and bool(value >= 0)
-            )
+            is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            return is_integer and bool(value >= 0)
         case "solver_":
-            exact = isinstance(estimator.layer_, KernelLayer)
-            return value == "kernel" if exact else value in ("primal", "dual", "cg")
+            if isinstance(estimator.layer_, KernelLayer):
+                return bool(value == "kernel")
+            return value in ("primal", "dual", "cg")
         case "selection_":
             return isinstance(value, Selection)
         case "loo_predictions_" | "loo_decision_":
-            outputs = () if _is_single(estimator) else (len(estimator.layer_.intercept),)
-            return _is_array(value, "f", (None, *outputs))
+            if _is_single(estimator):
+                return _is_array(value, "f", (None,))
+            return _is_array(value, "f", (None, len(estimator.layer_.intercept)))
         case "jackknife_errors_":
-            fits = _is_array(
-                value,
-                "f",
-                (None, 1 if hasattr(estimator, "classes_") else len(estimator.layer_.intercept)),
-            )
-            return fits and bool((value >= 0).all())
+            is_classifier = hasattr(estimator, "classes_")
+            n_errors = 1 if is_classifier else len(estimator.layer_.intercept)
+            return _is_array(value, "f", (None, n_errors)) and bool((value >= 0).all())
         case "candidates_":
             return isinstance(value, tuple) and all(isinstance(v, Candidate) for v in value)
         case "cv_results_":
-            return isinstance(value, dict) and all(
-                isinstance(v, np.ndarray) for v in value.values()
-            )
-    return not hasattr(
-        type(estimator), name
-    )  # what somebody else noted, as long as it hides nothing of ours
+            is_dict = isinstance(value, dict)
+            return is_dict and all(isinstance(column, np.ndarray) for column in value.values())
+    # what somebody else noted, as long as it hides nothing of ours
+    return not hasattr(type(estimator), name)
+
+
+def _rule_fits(rule: TokenRule, estimator: Any) -> bool:
+    """Whether the centres of a rule are of the dimensions of keys and of queries."""
+    if rule.centre is None:
+        return True
+    if len(rule.centre) != estimator.n_features_in_:
+        return False
+    if rule.query != "given" or not estimator.has_query_:
+        return True
+    if rule.query_centre is None:  # queries are centred as keys are
+        return bool(estimator.n_query_features_in_ == estimator.n_features_in_)
+    return bool(estimator.n_query_features_in_ == len(rule.query_centre))
 
 
 def _is_array(value: Any, kinds: str, shape: tuple[int | None, ...]) -> bool:
-    if (
-        not isinstance(value, np.ndarray)
-        or value.dtype.kind not in kinds
-        or value.ndim != len(shape)
-    ):
+    """Whether a value is an array of such kinds and shape; None in the shape is any length."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds:
         return False
-    return all(wanted in (None, found) for wanted, found in zip(shape, value.shape, strict=True))
+    if value.ndim != len(shape):
+        return False
+    return all(length in (None, size) for length, size in zip(shape, value.shape, strict=True))
 
 
 def _same_distribution(one: Any, other: Any) -> bool:
-    """Whether the head distribution that is shown is the head distribution that is drawn from."""
+    """Whether the head distribution that is shown is the one that heads are drawn from."""
     if type(one) is not type(other):
         return False
-    pairs = [(value, vars(other)[name]) for name, value in vars(one).items() if name != "hops_"]
-    hops = [getattr(distribution, "hops_", ()) for distribution in (one, other)]
-    same = len(hops[0]) == len(hops[1]) and all(map(np.array_equal, *hops))
-    return same and all(type(a) is type(b) and np.array_equal(a, b) for a, b in pairs)
+
+    # hops are tuples of arrays
+    hops = getattr(one, "hops_", ())
+    other_hops = getattr(other, "hops_", ())
+    if len(hops) != len(other_hops):
+        return False
+    if not all(np.array_equal(a, b) for a, b in zip(hops, other_hops, strict=True)):
+        return False
+
+    # everything else is equal as arrays are, and of the same type
+    for name, value in vars(one).items():
+        other_value = vars(other)[name]
+        if name == "hops_":
+            continue
+        if type(value) is not type(other_value) or not np.array_equal(value, other_value):
+            return False
+    return True

@@ -59,14 +59,15 @@ _NAMES = {
 def write_container(
     path: Path, document: Any, arrays: Mapping[str, np.ndarray], *, overwrite: bool
 ) -> None:
-    """Write arrays and a document as a file that appears whole.
+    """Write arrays and a document as a file that appears whole or not at all.
 
-    Refuse an existing one unless told otherwise.
+    An existing file is replaced only if ``overwrite``.
     """
     from safetensors.numpy import save
 
     stored = {
-        name: np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")) for name, a in arrays.items()
+        name: np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        for name, array in arrays.items()
     }
     text = json.dumps(document, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     metadata = {
@@ -88,7 +89,8 @@ def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
     """
     from safetensors import SafetensorError, safe_open
 
-    refuse_special_file(path)  # and a file that is not there is no damaged one
+    # the file as safetensors has it; a file that is not there is no damaged one
+    refuse_special_file(path)
     try:
         with safe_open(str(path), framework="numpy") as file:
             metadata = file.metadata() or {}
@@ -97,6 +99,8 @@ def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
         raise damaged(
             path, "a model file is safetensors, whole and unchanged", f"{str(error)[:200]!r}"
         ) from None
+
+    # its format, version and digest
     if metadata.get("format") != FORMAT:
         raise damaged(path, f"a model file says that its format is {FORMAT!r}", "no such words")
     version = metadata.get("version")
@@ -107,12 +111,13 @@ def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
             "one."
         )
     text = metadata.get("document", "")
-    if any(array.dtype not in _NAMES for array in arrays.values()) or _digest(
-        text, arrays
-    ) != metadata.get("sha256"):
+    has_our_types = all(array.dtype in _NAMES for array in arrays.values())
+    if not has_our_types or _digest(text, arrays) != metadata.get("sha256"):
         raise damaged(
             path, "contents must match the digest that was stored with them", "contents that do not"
         )
+
+    # its description, under the names of today
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -213,6 +218,7 @@ def damaged(path: Path, rule: str, evidence: str) -> ValueError:
 
 
 def _digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of a description and of all arrays with their names, types and shapes."""
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
     for name in sorted(arrays):
         array = arrays[name]
@@ -290,38 +296,48 @@ class Packer:
         """JSON for ``value``; ``name`` is what an error calls it."""
         if value is None or isinstance(value, (bool, str)):
             return value
+        # np.float64 is a float, and stored as one; other numbers of NumPy keep their types
         if isinstance(value, (np.bool_, np.integer, np.floating)) and not isinstance(value, float):
             return self._array(np.asarray(value), name)
+        # what JSON cannot hold in every reader is stored as text
         if isinstance(value, int):
-            return int(value) if abs(value) < 2**63 else {"number": str(value)}
+            if abs(value) < 2**63:
+                return int(value)
+            return {"number": str(value)}
         if isinstance(value, float):
-            return float(value) if math.isfinite(value) else {"number": repr(float(value))}
+            if math.isfinite(value):
+                return float(value)
+            return {"number": repr(float(value))}
         if isinstance(value, np.ndarray):
             return self._array(value, name)
         if isinstance(value, (list, tuple)):
             kind = "tuple" if isinstance(value, tuple) else "list"
-            return {kind: [self.pack(v, f"{name}[{i}]") for i, v in enumerate(value)]}
+            items = [self.pack(item, f"{name}[{i}]") for i, item in enumerate(value)]
+            return {kind: items}
         if isinstance(value, dict):
-            return {
-                "dict": [
-                    [self.pack(k, name), self.pack(v, f"{name}[{k!r}]")] for k, v in value.items()
-                ]
-            }
+            # keys need not be text, so a dict is stored as pairs
+            pairs = [
+                [self.pack(key, name), self.pack(item, f"{name}[{key!r}]")]
+                for key, item in value.items()
+            ]
+            return {"dict": pairs}
         return self._object(value, name)
 
     def _array(self, array: np.ndarray, name: str) -> Any:
-        if array.dtype.kind == "U" or (
-            array.dtype == object and all(isinstance(v, str) for v in array.ravel())
-        ):
-            kind = "object" if array.dtype == object else "text"
-            items = [str(v) for v in array.ravel()]
-            self._padding += padding_of(items) if kind == "text" else 0
+        """JSON for an array: text goes into the JSON, numbers are put aside."""
+        is_object = array.dtype == object
+        is_text = array.dtype.kind == "U"
+        if is_text or (is_object and all(isinstance(item, str) for item in array.ravel())):
+            items = [str(item) for item in array.ravel()]
+            if is_text:
+                self._padding += padding_of(items)
             if self._padding > MOST_PADDING:
                 raise ValueError(
                     f"text in a model file may grow by {MOST_PADDING:,} bytes as it is read: "
                     f"{name} takes up {array.nbytes:,} because all its texts are as wide as the "
                     "longest. Shorten that one, or pass the texts as an array of objects."
                 )
+            kind = "text" if is_text else "object"
             return {"strings": items, "shape": list(array.shape), "as": kind}
         if array.dtype.newbyteorder("<") not in _NAMES:
             raise ValueError(
@@ -336,33 +352,36 @@ class Packer:
         return {"array": key, "turned": turned}
 
     def _object(self, value: Any, name: str) -> Any:
+        """JSON for an object of keyhole: its kind, and its fields or parameters by name."""
         kind = type(value).__name__
+        unsaved = UNSAVED.get(kind, set())
+        parts: dict[str, Any]
         if isinstance(value, SetBatch):
             # all fields, whichever these are: one that is added later is not forgotten here
-            held: dict[str, Any] = {f.name: getattr(value, f.name) for f in fields(value)}
+            parts = {field.name: getattr(value, field.name) for field in fields(value)}
         elif isinstance(value, SetGroups):
-            held = {f.name: getattr(value, f.name) for f in fields(value)}
-            del held["set_offsets"]
-            held["counts"] = value.counts
+            parts = {field.name: getattr(value, field.name) for field in fields(value)}
+            del parts["set_offsets"]
+            parts["counts"] = value.counts
         elif isinstance(value, HeadDraw):
-            held = {
+            parts = {
                 "distribution": value.distribution,
                 "n_heads": value.n_heads,
                 "dim": value.dim,
                 "seed": value.seed,
+                "query_dim": value.query_dim,
             }
-            held["query_dim"] = value.query_dim
         elif known(RECORDS, value):
-            held = {
-                f.name: getattr(value, f.name)
-                for f in fields(value)
-                if f.name not in UNSAVED.get(kind, ())
+            parts = {
+                field.name: getattr(value, field.name)
+                for field in fields(value)
+                if field.name not in unsaved
             }
             if isinstance(value, DesignMoments):
-                held["gram"] = lower_triangle(value.gram)
+                parts["gram"] = lower_triangle(value.gram)
         elif known(DISTRIBUTIONS, value):
             parameters: dict[str, Any] = value.get_params(deep=False)
-            held = {k: v for k, v in parameters.items() if k not in UNSAVED.get(kind, ())}
+            parts = {key: item for key, item in parameters.items() if key not in unsaved}
         else:
             distributions = ", ".join(
                 f"kh.{distribution}"
@@ -373,7 +392,8 @@ class Packer:
                 f"a model file holds data, and objects that keyhole knows: {name} is a {kind}. Of "
                 f"head distributions it knows {distributions}."
             )
-        return {"object": kind, "with": {k: self.pack(v, f"{name}.{k}") for k, v in held.items()}}
+        packed = {key: self.pack(item, f"{name}.{key}") for key, item in parts.items()}
+        return {"object": kind, "with": packed}
 
 
 class Unpacker:
@@ -392,7 +412,9 @@ class Unpacker:
             return value
         match value:
             case {"number": str(text)} if len(text) < 1000:
-                return float(text) if text in ("inf", "-inf", "nan") else int(text)
+                if text in ("inf", "-inf", "nan"):
+                    return float(text)
+                return int(text)
             case {"list": list(items)}:
                 return [self.unpack(item) for item in items]
             case {"tuple": list(items)}:
@@ -401,16 +423,19 @@ class Unpacker:
                 return {self.unpack(k): self.unpack(v) for k, v in items}
             case {"array": str(key), "turned": bool(turned)}:
                 array = self.arrays[key]
-                return (array.T if turned else array) if array.ndim else array[()]
+                if array.ndim == 0:  # a number of NumPy
+                    return array[()]
+                return array.T if turned else array
             case {"strings": list(items), "shape": list(shape), "as": ("text" | "object") as kind}:
                 return self._strings(items, shape, kind)
             case {"selection of version 1": dict(parts)}:
                 return _old_selection({str(k): self.unpack(v) for k, v in parts.items()})
-            case {"object": str(kind), "with": dict(held)}:
-                return _build(kind, {str(k): self.unpack(v) for k, v in held.items()})
+            case {"object": str(kind), "with": dict(parts)}:
+                return _build(kind, {str(k): self.unpack(v) for k, v in parts.items()})
         raise ValueError(f"an unknown description, {str(value)[:60]}")
 
     def _strings(self, items: list[Any], shape: list[Any], kind: str) -> np.ndarray:
+        """An array of text, as NumPy's own text or as objects."""
         refuse_if(
             not all(isinstance(item, str) for item in items),
             "labels that are not text where text is announced",
@@ -474,51 +499,59 @@ def _old_selection(parts: dict[str, Any]) -> Selection:
     return selection
 
 
-def _build(kind: str, held: dict[str, Any]) -> Any:
+def _build(kind: str, parts: dict[str, Any]) -> Any:
+    """An object of a kind from its parts by name, checked."""
     if kind == "SetBatch":
         # files of 0.1.0 may say nothing of extras and pairs: their sets have none
-        names = {f.name for f in fields(SetBatch)}
-        _check_names(kind, held, wanted={"tokens", "offsets", "query"}, known=names)
-        return _sets(**held)
+        names = {field.name for field in fields(SetBatch)}
+        _check_names(kind, parts, required={"tokens", "offsets", "query"}, allowed=names)
+        return _sets(**parts)
     if kind == "SetGroups":
-        _check_names(kind, held, wanted={"sets", "counts"}, known={"sets", "counts", "extras"})
-        return SetGroups(held["sets"], held["counts"], held.get("extras"))
+        required = {"sets", "counts"}
+        _check_names(kind, parts, required=required, allowed={*required, "extras"})
+        return SetGroups(parts["sets"], parts["counts"], parts.get("extras"))
     if kind == "HeadDraw":
-        refuse_if(
-            held["n_heads"] > MOST_HEADS,
-            f"{held['n_heads']:,} heads, of which {MOST_HEADS:,} are allowed",
-        )
-        # files of 0.1.0 say nothing of queries: they have the dimension of keys
+        n_heads = parts["n_heads"]
+        refuse_if(n_heads > MOST_HEADS, f"{n_heads:,} heads, of which {MOST_HEADS:,} are allowed")
         return HeadDraw(
-            held["distribution"], held["n_heads"], held["dim"], held["seed"], held.get("query_dim")
+            distribution=parts["distribution"],
+            n_heads=n_heads,
+            dim=parts["dim"],
+            seed=parts["seed"],
+            # files of 0.1.0 say nothing of queries: they have the dimension of keys
+            query_dim=parts.get("query_dim"),
         )
     if kind in RECORDS:
         record = RECORDS[kind]
-        wanted = {
-            f.name for f in fields(record) if f.default is MISSING and f.default_factory is MISSING
+        required = {
+            field.name
+            for field in fields(record)
+            if field.default is MISSING and field.default_factory is MISSING
         }
-        known = {f.name for f in fields(record)} - UNSAVED.get(kind, set())
-        _check_names(kind, held, wanted=wanted, known=known)
+        allowed = {field.name for field in fields(record)} - UNSAVED.get(kind, set())
+        _check_names(kind, parts, required=required, allowed=allowed)
         if record is DesignMoments:
-            held["gram"] = from_lower_triangle(held["gram"])
-        built = record(**held)
+            parts["gram"] = from_lower_triangle(parts["gram"])
+        built = record(**parts)
         _check_record(built)
         return built
     if kind in DISTRIBUTIONS:
-        distribution = DISTRIBUTIONS[kind](**held)
+        distribution = DISTRIBUTIONS[kind](**parts)
         _check_distribution(distribution)
         return distribution
     raise ValueError(f"an object of the unknown kind {kind!r:.60}")
 
 
-def _check_names(kind: str, held: dict[str, Any], *, wanted: set[str], known: set[str]) -> None:
+def _check_names(
+    kind: str, parts: dict[str, Any], *, required: set[str], allowed: set[str]
+) -> None:
     """Raise unless an object is described by all names it must have and no others."""
-    if not wanted <= set(held) <= known:
-        raise ValueError(f"a {kind} with {sorted(held)}, which should have {sorted(known)}")
+    if not required <= set(parts) <= allowed:
+        raise ValueError(f"a {kind} with {sorted(parts)}, which should have {sorted(allowed)}")
 
 
 def _check_distribution(distribution: Any) -> None:
-    """What drawing heads relies on.
+    """Raise unless a head distribution has what drawing heads relies on.
 
     A head distribution that a training set has yet to choose is checked when it is fitted.
     """
@@ -540,80 +573,96 @@ def heads_fit(distribution: Any, shape: tuple[int, int]) -> bool:
     """Whether a head distribution has heads of shape (D_q, D)."""
     if isinstance(distribution, FittedHeads):
         return bool(distribution.means_.shape[1:] == shape)
-    if (
-        isinstance(distribution, GaussianHeads)
-        and np.ndim(distribution.mean) < 2
-        and distribution.pairs is not None
-    ):
-        stated = np.asarray(distribution.pairs)
-        return (
-            stated.ndim == 2
-            and stated.dtype.kind in "iu"
-            and bool(((stated >= 0) & (stated + 1 < shape)).all())
-        )
+
+    # pairs must name coordinates of the query and of the key, without the appended ones
+    has_matrix = np.ndim(getattr(distribution, "mean", 0.0)) >= 2
+    if isinstance(distribution, GaussianHeads) and not has_matrix:
+        if distribution.pairs is None:
+            return True
+        pairs = np.asarray(distribution.pairs)
+        if pairs.ndim != 2 or pairs.dtype.kind not in "iu":
+            return False
+        return bool(((pairs >= 0) & (pairs + 1 < shape)).all())
+
+    # a mean that is a matrix has the shape of a head
     mean = getattr(distribution, "mean", None)
     return mean is None or np.ndim(mean) < 2 or np.shape(mean) == shape
 
 
 def _sets(tokens: Any, offsets: Any, query: Any, extras: Any = None, pairs: Any = None) -> SetBatch:
+    """Sets from their arrays, checked."""
     check_array(tokens, 2, "tokens")
-    if (
-        not isinstance(offsets, np.ndarray)
-        or offsets.dtype != np.int64
-        or offsets.ndim != 1
-        or len(offsets) < 2
-    ):
+
+    # offsets increase from 0 to the number of tokens: no set is empty
+    is_integers = isinstance(offsets, np.ndarray) and offsets.dtype == np.int64
+    if not is_integers or offsets.ndim != 1 or len(offsets) < 2:
         raise ValueError("sets without offsets")
     if offsets[0] != 0 or offsets[-1] != len(tokens) or (np.diff(offsets) < 1).any():
         raise ValueError("sets whose offsets do not share out the tokens")
+
+    # a row of the query, and of extras, for each set
+    n_sets = len(offsets) - 1
     for name, rows, dtype in (("query", query, tokens.dtype), ("extras", extras, np.float64)):
         if rows is not None:
             check_array(rows, 2, name)
-            fits = len(rows) == len(offsets) - 1 and rows.shape[1] > 0 and rows.dtype == dtype
-            refuse_if(not fits, f"{name} of shape {rows.shape} for {len(offsets) - 1} sets")
+            fits = len(rows) == n_sets and rows.shape[1] > 0 and rows.dtype == dtype
+            refuse_if(not fits, f"{name} of shape {rows.shape} for {n_sets} sets")
     query_dim = 0 if query is None else query.shape[1]
     pairs = check_pairs(pairs, query_dim, tokens.shape[1])
     return SetBatch._from_flat(tokens, offsets, query, extras, pairs)
 
 
 def _check_record(record: Any) -> None:
-    """What a record's methods rely on.
+    """Raise unless a record has what its methods rely on.
 
-    That its fields are what their annotations say, and the rules of its kind.
+    Its fields are what their annotations say, and it keeps the rules of its kind.
     """
-    kind, sizes = type(record).__name__, dict[str, int]()
+    kind = type(record).__name__
+    skipped = UNSAVED.get(kind, set()) | CHECKED_BY_RULES.get(kind, set())
+    sizes: dict[str, int] = {}
     for name, hint in get_type_hints(type(record)).items():
-        if name not in UNSAVED.get(kind, ()) and name not in CHECKED_BY_RULES.get(kind, ()):
+        if name not in skipped:
             _check_field(getattr(record, name), hint, name, sizes)
-    for words, wrong in RULES.get(kind, {}).items():
-        refuse_if(wrong(record), words)
+    for words, is_wrong in RULES.get(kind, {}).items():
+        refuse_if(is_wrong(record), words)
 
 
 def _check_field(value: Any, hint: Any, name: str, sizes: dict[str, int]) -> None:
     """Raise unless a value is of the annotated type.
 
-    Axes of one letter have one length, kept in ``sizes``.
+    Axes of one letter have one length, stored in ``sizes``.
     """
-    kinds = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
+    is_union = isinstance(hint, UnionType) or get_origin(hint) is Union
+    kinds = get_args(hint) if is_union else (hint,)
     if value is None and NoneType in kinds:
         return
-    axes = getattr(kinds[0], "dim_str", None)
-    if axes is not None:  # an array, as jaxtyping writes it
-        check_array(value, len(axes.split()), name, "f" if "float64" in kinds[0].dtypes else "iu")
+    kind = kinds[0]
+
+    # an array, as jaxtyping writes it
+    axes = getattr(kind, "dim_str", None)
+    if axes is not None:
+        is_float = "float64" in kind.dtypes
+        check_array(value, len(axes.split()), name, "f" if is_float else "iu")
         for axis, length in zip(axes.split(), value.shape, strict=True):
             if axis != "_" and sizes.setdefault(axis, length) != length:
                 raise ValueError(
                     f"{name} of shape {value.shape}, where other parts have {axis} = {sizes[axis]}"
                 )
-    elif get_origin(kinds[0]) is tuple:
+        return
+
+    # a tuple: each item on its own
+    if get_origin(kind) is tuple:
         refuse_if(not isinstance(value, tuple), f"{name} that are no tuple")
         for i, item in enumerate(value):
-            _check_field(item, get_args(kinds[0])[0], f"{name}[{i}]", sizes.copy())
-    else:
-        wider = {int: (int, np.integer), float: (float, np.floating)}.get(kinds[0], kinds)
-        if not isinstance(value, wider) or (isinstance(value, bool) and bool not in kinds):
-            words = " or ".join(kind.__name__ for kind in kinds)
-            raise ValueError(f"{name} that is no {words}, {value!r:.60}")
+            _check_field(item, get_args(kind)[0], f"{name}[{i}]", sizes.copy())
+        return
+
+    # numbers of NumPy count as numbers, True and False do not
+    allowed = {int: (int, np.integer), float: (float, np.floating)}.get(kind, kinds)
+    is_stray_bool = isinstance(value, bool) and bool not in kinds
+    if not isinstance(value, allowed) or is_stray_bool:
+        words = " or ".join(each.__name__ for each in kinds)
+        raise ValueError(f"{name} that is no {words}, {value!r:.60}")
 
 
 def _is_vector(array: Any, length: int) -> bool:
