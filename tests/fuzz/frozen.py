@@ -234,8 +234,14 @@ class Fitted:
                 value = draw.alpha_of(settings)
             case "n_heads":
                 value = draw.n_heads_of(settings)
-        if name in self.model.get_params(deep=False):
-            self.model.set_params(**{name: value})
+        if name not in self.model.get_params(deep=False):
+            return
+        # only what the estimator takes: features need a finite number of heads, for example
+        try:
+            clone(self.model).set_params(**{name: value})._validate_params()
+        except ValueError:
+            return
+        self.model.set_params(**{name: value})
 
     def check_clone(self) -> None:
         """A clone has the parameters, and nothing that was fitted."""
