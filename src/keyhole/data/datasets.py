@@ -322,7 +322,7 @@ def _word_parts(
     return bags, places
 
 
-class Question(NamedTuple):
+class StoryQuestion(NamedTuple):
     """A question with the sentences before it, oldest first, and its answer."""
 
     story: tuple[tuple[str, ...], ...]
@@ -374,7 +374,7 @@ def load_babi(path: Any, task: int = 1, *, folder: str = "en", newest: int = 80)
         )
 
     # training files first
-    questions: list[Question] = []
+    questions: list[StoryQuestion] = []
     split: list[int] = []
     for file in sorted(texts, key=lambda n: (n.endswith("_test.txt"), n)):
         part = parse_stories(texts[file], file)
@@ -409,12 +409,12 @@ def _one_folder(texts: dict[str, str], folder: str) -> dict[str, str]:
     )
 
 
-def parse_stories(text: str, name: str) -> list[Question]:
+def parse_stories(text: str, name: str) -> list[StoryQuestion]:
     """Questions of a file.
 
     Lines are numbered, a number 1 begins a story, a tab marks a question.
     """
-    questions: list[Question] = []
+    questions: list[StoryQuestion] = []
     story: list[tuple[str, ...]] = []
     for row, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
@@ -440,7 +440,7 @@ def parse_stories(text: str, name: str) -> list[Question]:
             raise ValueError(
                 f"a question has an answer after a tab: line {row} of {name!r:.80} is {line!r:.60}."
             )
-        questions.append(Question(story=tuple(story), words=words, answer=answer.lower()))
+        questions.append(StoryQuestion(story=tuple(story), words=words, answer=answer.lower()))
     if not questions:
         raise ValueError(
             f"a bAbI file has questions, lines with a tab before the answer: {name!r:.80} has none."
@@ -457,7 +457,7 @@ def words_of(sentence: str) -> tuple[str, ...]:
     return tuple(re.findall(r"[^\W_]+(?:['-][^\W_]+)*", sentence.lower()))
 
 
-def _tokens(questions: Sequence[Question], newest: int) -> Dataset:
+def _tokens(questions: Sequence[StoryQuestion], newest: int) -> Dataset:
     """Number sentences and words, and hand them to `babi_tokens`."""
     # distinct sentences, and their words
     numbers: dict[tuple[str, ...], int] = {}

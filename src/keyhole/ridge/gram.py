@@ -566,7 +566,20 @@ def path_route(
         else:
             floor_bound = _floor_bound(matrix, weighing, rounding)
             banded = bool(problem.alphas.min() >= max(TINY, floor_bound))
-    form = _reduced_form(matrix, weighing.normal, dtype, banded=banded)
+    reduce = to_band if banded else tridiagonalise
+
+    # the reduction, in ``dtype`` and in the matrix' own precision again where that overflows
+    form: Banded | Tridiagonal | None = None
+    for precision in dict.fromkeys((dtype, matrix.dtype)):
+        with np.errstate(over="ignore", invalid="ignore"):
+            form = reduce(matrix.astype(precision, order="F", copy=False), weighing.normal)
+        if form is not None:
+            break
+    if form is None:
+        raise np.linalg.LinAlgError(
+            f"the reduction of the {matrix.shape} Gram matrix overflowed in {matrix.dtype}. Pass "
+            "it in float64, or divide it and the penalties by a common factor."
+        )
 
     # the numerical floor, and the penalties of an automatic grid, follow from λ_max
     largest = form.largest()
@@ -607,31 +620,6 @@ def path_route(
         factor=spectrum,
         complements=spectrum.complements(alphas, memory_budget),
         memory_budget=memory_budget,
-    )
-
-
-def _reduced_form(
-    matrix: Float[np.ndarray, "n n"],
-    normal: Float[np.ndarray, " n"] | None,
-    dtype: np.dtype[Any],
-    *,
-    banded: bool,
-) -> Banded | Tridiagonal:
-    """Reduce the matrix in ``dtype``, and in its own precision again where that overflows."""
-    for precision in dict.fromkeys((dtype, matrix.dtype)):
-        form: Banded | Tridiagonal | None
-        # conversion and reduction may both overflow: then there is no form, and that is seen below
-        with np.errstate(over="ignore", invalid="ignore"):
-            reducible = matrix.astype(precision, order="F", copy=False)
-            if banded:
-                form = to_band(reducible, normal)
-            else:
-                form = tridiagonalise(reducible, normal)
-        if form is not None:
-            return form
-    raise np.linalg.LinAlgError(
-        f"the reduction of the {matrix.shape} Gram matrix overflowed in {matrix.dtype}. Pass "
-        "it in float64, or divide it and the penalties by a common factor."
     )
 
 

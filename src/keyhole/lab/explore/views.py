@@ -79,7 +79,7 @@ _ADDRESS = ("view", "target", *_RANGES, "picks")
 
 
 @dataclass(frozen=True)
-class HeadDistribution:
+class ComparedHeads:
     """A head distribution that a view compares: the role of its curves, and its mean.
 
     The mean is None for zero-mean heads, which the theory takes where it is told nothing.
@@ -194,12 +194,12 @@ class ExploreState:
         return Arguments(n_keys=self.n_keys, ridge=self.ridge, noise=self.noise_variance)
 
     @property
-    def distributions(self) -> dict[str, HeadDistribution]:
+    def distributions(self) -> dict[str, ComparedHeads]:
         """The head distributions that are compared, by name."""
-        distributions = {"zero-mean heads": HeadDistribution(role="attention", mean=None)}
+        distributions = {"zero-mean heads": ComparedHeads(role="attention", mean=None)}
         if self.bias:
             name = f"biased heads, c = {self.bias:g}"
-            distributions[name] = HeadDistribution(role="biased", mean=self.bias)
+            distributions[name] = ComparedHeads(role="biased", mean=self.bias)
         return distributions
 
     def describe(self) -> str:

@@ -22,7 +22,7 @@ LEARNERS = {
 
 
 @dataclass(frozen=True)
-class Panel:
+class LearnerPanel:
     """A target, and the share of its labels that are outliers."""
 
     target: str
@@ -64,15 +64,15 @@ class Config:
         )
 
     @property
-    def panels(self) -> list[Panel]:
+    def panels(self) -> list[LearnerPanel]:
         """Every target, without and with outliers."""
         panels = []
         for target in self.targets:
-            panels.append(Panel(target=target, outliers=0.0))
-            panels.append(Panel(target=target, outliers=self.outliers))
+            panels.append(LearnerPanel(target=target, outliers=0.0))
+            panels.append(LearnerPanel(target=target, outliers=self.outliers))
         return panels
 
-    def sweep(self, learner: str, panel: Panel) -> CellSweep:
+    def sweep(self, learner: str, panel: LearnerPanel) -> CellSweep:
         """Error against n of one learner."""
         sizes = sorted(self.sizes)
         cell = Cell(
@@ -115,7 +115,7 @@ def cells(config: Config) -> list[Cell]:
 CONSTRAINED = ("huber", "absolute")
 """The learners that are compared with ridge."""
 
-Ratios = dict[tuple[Panel, str], Estimate]
+Ratios = dict[tuple[LearnerPanel, str], Estimate]
 """Errors over that of ridge, by panel and constrained learner."""
 
 
@@ -158,7 +158,7 @@ def section(config: Config, results: Results) -> Section:
     )
 
 
-def _chart(config: Config, results: Results, panel: Panel) -> Chart:
+def _chart(config: Config, results: Results, panel: LearnerPanel) -> Chart:
     """Error against n of all learners."""
     # theory has a prediction for ridge; outliers enter it as noise of their variance
     noise = config.noise + panel.outliers * config.outlier_size**2

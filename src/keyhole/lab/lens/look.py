@@ -446,11 +446,12 @@ class LensRun:
             samples += f" ({self.tiers[0]} for the most expensive learner)"
         bias = ""
         if self.choice.biased is not None:
-            strength = self.choice.biased.mean
-            if isinstance(strength, tuple):
-                strength = "{:g} to {:g}".format(*strength)
+            mean = self.choice.biased.mean
+            if isinstance(mean, tuple):
+                low, high = mean
+                strength = f"{low:g} to {high:g}"
             else:
-                strength = f"{strength:g}"
+                strength = f"{mean:g}"
             bias = f", biased heads of strength {strength}"
         if self.choice.is_measured:
             chosen = f"chosen on {MOST} training sets at most"
