@@ -8,6 +8,7 @@ import typing
 import numpy as np
 import pyarrow as pa
 import pytest
+from paper import paper_regressor
 from typer.testing import CliRunner
 
 import keyhole as kh
@@ -79,9 +80,7 @@ def test_numbers_that_are_read_from_text_have_bounds(value, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     sets = kh.targets.sphere_sets(20, n_keys=2, dim=2, seed=0)
     kh.data.write_parquet("t.parquet", [(sets, sets.query[:, 0])])
-    fitted = kh.AttentionRegressor(
-        2, alpha=1.0, heads=kh.GaussianHeads(), scaling="none", query="given", random_state=0
-    )
+    fitted = paper_regressor(2, alpha=1.0, random_state=0)
     kh.save(fitted.fit(sets, sets.query[:, 0]), "m")
     assert "--n-heads must be" in refusal("fit", "t.parquet", "n", "--n-heads", value)
     assert "--n-heads must be" in refusal("theory", "--n-heads", value)
@@ -121,9 +120,7 @@ def pipes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sets = kh.targets.sphere_sets(20, n_keys=2, dim=2, seed=0)
     kh.data.write_parquet("t.parquet", [(sets, sets.query[:, 0])])
-    fitted = kh.AttentionRegressor(
-        2, alpha=1.0, heads=kh.GaussianHeads(), scaling="none", query="given", random_state=0
-    )
+    fitted = paper_regressor(2, alpha=1.0, random_state=0)
     kh.save(fitted.fit(sets, sets.query[:, 0]), "m")
     for name in ("p", "p.csv", "p.parquet", "p.arrow", "p.npz", "p.ts", "p.xyz", "p.safetensors"):
         os.mkfifo(name)

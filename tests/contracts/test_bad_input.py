@@ -4,24 +4,21 @@ import math
 
 import numpy as np
 import pytest
+from paper import paper_classifier, paper_regressor
 
 import keyhole as kh
 
 MODELS = [
     pytest.param(
-        kh.AttentionRegressor(
-            8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-        ),
+        paper_regressor(8, random_state=0),
         id="regressor",
     ),
     pytest.param(
-        kh.AttentionRegressor(math.inf, heads=kh.GaussianHeads(), scaling="none", query="given"),
+        paper_regressor(math.inf),
         id="kernel regressor",
     ),
     pytest.param(
-        kh.AttentionClassifier(
-            8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-        ),
+        paper_classifier(8, random_state=0),
         id="classifier",
     ),
 ]
@@ -160,30 +157,22 @@ def test_the_unit_of_weights_changes_no_law(rng):
 
 def test_one_sample_cannot_be_left_out_but_can_be_fitted(sets):
     with pytest.raises(ValueError, match="at least two samples: got 1 sample"):
-        kh.AttentionRegressor(8, heads=kh.GaussianHeads(), scaling="none", query="given").fit(
-            sets[:1], [3.0]
-        )
-    model = kh.AttentionRegressor(
-        8, alpha=1.0, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets[:1], [3.0])
+        paper_regressor(8).fit(sets[:1], [3.0])
+    model = paper_regressor(8, alpha=1.0, random_state=0).fit(sets[:1], [3.0])
     np.testing.assert_allclose(model.predict(sets), 3.0)
     assert math.isnan(model.loo_error_)
 
 
 @pytest.mark.parametrize("n_heads", [8, math.inf])
 def test_a_constant_target_is_predicted_exactly(n_heads, sets):
-    model = kh.AttentionRegressor(
-        n_heads, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, np.full(12, 2.5))
+    model = paper_regressor(n_heads, random_state=0).fit(sets, np.full(12, 2.5))
     np.testing.assert_allclose(model.predict(sets), 2.5, rtol=1e-12)
     assert model.loo_error_ < 1e-20
 
 
 def test_one_class_is_refused(sets):
     with pytest.raises(ValueError, match="at least two classes: got 1 class, 'a', in 12 samples"):
-        kh.AttentionClassifier(8, heads=kh.GaussianHeads(), scaling="none", query="given").fit(
-            sets, ["a"] * 12
-        )
+        paper_classifier(8).fit(sets, ["a"] * 12)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -194,9 +183,7 @@ def test_no_target_is_refused(model, sets):
 
 def test_integers_and_objects_are_numbers_too(rng, labels):
     counts = rng.integers(-3, 4, size=(12, 5, 3))
-    model = kh.AttentionRegressor(
-        8, alpha=1.0, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    )
+    model = paper_regressor(8, alpha=1.0, random_state=0)
     expected = model.fit(counts.astype(float), labels).predict(counts.astype(float))
     np.testing.assert_array_equal(model.fit(counts, labels).predict(counts), expected)
     np.testing.assert_array_equal(
@@ -224,9 +211,7 @@ def test_integers_and_objects_are_numbers_too(rng, labels):
 @pytest.mark.parametrize("n_heads", [8, math.inf])
 def test_a_penalty_is_not_negative(alpha, words, n_heads, sets, labels):
     with pytest.raises(ValueError, match=words):
-        kh.AttentionRegressor(
-            n_heads, alpha=alpha, heads=kh.GaussianHeads(), scaling="none", query="given"
-        ).fit(sets, labels)
+        paper_regressor(n_heads, alpha=alpha).fit(sets, labels)
 
 
 @pytest.mark.parametrize(
@@ -241,8 +226,8 @@ def test_a_penalty_is_not_negative(alpha, words, n_heads, sets, labels):
 )
 def test_heads_are_counted(n_heads, error, words, sets, labels):
     for model in (
-        kh.AttentionRegressor(n_heads, heads=kh.GaussianHeads(), scaling="none", query="given"),
-        kh.AttentionClassifier(n_heads, heads=kh.GaussianHeads(), scaling="none", query="given"),
+        paper_regressor(n_heads),
+        paper_classifier(n_heads),
     ):
         with pytest.raises(error, match=words):
             model.fit(sets, labels)
@@ -257,9 +242,7 @@ def test_infinitely_many_heads_have_no_features(sets):
 
 def test_kernels_that_do_not_exist_name_the_remedy(sets, labels):
     with pytest.raises(ValueError, match=r"softmax.*finite"):
-        kh.AttentionRegressor(
-            math.inf, activation="softmax", heads=kh.GaussianHeads(), scaling="none", query="given"
-        ).fit(sets, labels)
+        paper_regressor(math.inf, activation="softmax").fit(sets, labels)
     with pytest.raises((TypeError, ValueError), match=r"closed.form"):
         kh.AttentionRegressor(
             math.inf, heads=kh.QueryKeyHeads(2), scaling="none", query="given"
@@ -285,8 +268,8 @@ def test_kernels_that_do_not_exist_name_the_remedy(sets, labels):
 )
 def test_options_are_checked_before_any_work(options, error, words, sets, labels):
     for model in (
-        kh.AttentionRegressor(8, heads=kh.GaussianHeads(), scaling="none", query="given"),
-        kh.AttentionClassifier(8, heads=kh.GaussianHeads(), scaling="none", query="given"),
+        paper_regressor(8),
+        paper_classifier(8),
     ):
         with pytest.raises(error, match=words):
             model.set_params(**options).fit(sets, labels)

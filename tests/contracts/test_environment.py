@@ -22,6 +22,7 @@ import jaxtyping
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from paper import paper_regressor
 
 import keyhole as kh
 from keyhole.attention import compiled as _fused
@@ -166,9 +167,7 @@ def files(tmp_path):
     sets = kh.targets.sphere_sets(200, n_keys=3, dim=2, seed=0)
     write_parquet(tmp_path / "in.parquet", [sets], row_group_size=20, extra={"y": sets.query[:, 0]})
     kh.save(
-        kh.AttentionRegressor(
-            6, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-        ).fit(sets, sets.query[:, 0]),
+        paper_regressor(6, random_state=0).fit(sets, sets.query[:, 0]),
         tmp_path / "model",
     )
     return tmp_path, sets
@@ -211,9 +210,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing_half_written(files):
     """A limit on the size of files stands for the disk: what was there stays as it was."""
     folder, sets = files
     kept = (folder / "model").read_bytes()
-    many = kh.AttentionRegressor(
-        4000, alpha=1.0, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets[:20], sets.query[:20, 0])
+    many = paper_regressor(4000, alpha=1.0, random_state=0).fit(sets[:20], sets.query[:20, 0])
     before = sorted(folder.iterdir())
     # Python leaves the signal of this limit at "ignore", so that writing fails with an OSError, as
     # on a full disk

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from paper import paper_regressor
 
 import keyhole as kh
 
@@ -27,9 +28,7 @@ def folder(tmp_path):
     """A table, and a model that reads it."""
     sets = kh.targets.sphere_sets(200, n_keys=3, dim=2, seed=0)
     kh.data.write_parquet(tmp_path / "in.parquet", [(sets, sets.query[:, 0])], row_group_size=10)
-    model = kh.AttentionRegressor(
-        6, alpha=1.0, heads=kh.GaussianHeads(), scaling="none", query="given", random_state=0
-    )
+    model = paper_regressor(6, alpha=1.0, random_state=0)
     kh.save(model.fit(sets, sets.query[:, 0]), tmp_path / "model")
     return tmp_path
 

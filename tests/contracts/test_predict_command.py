@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from paper import paper_classifier, paper_regressor
 from pyarrow import csv
 from typer.testing import CliRunner
 
@@ -29,9 +30,7 @@ def files(sets, tmp_path):
     write_parquet(
         tmp_path / "in.parquet", [sets], row_group_size=25, extra={"id": np.arange(90) + 1000}
     )
-    model = kh.AttentionRegressor(
-        10, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, sets.query[:, 0])
+    model = paper_regressor(10, random_state=0).fit(sets, sets.query[:, 0])
     kh.save(model, tmp_path / "model")
     return model, tmp_path
 
@@ -97,9 +96,7 @@ def test_parts_of_another_model_are_not_mixed_in(files, sets, monkeypatch):
     )
     invoke(folder, code=130)
     monkeypatch.undo()
-    other = kh.AttentionRegressor(
-        11, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, sets.query[:, 0])
+    other = paper_regressor(11, random_state=0).fit(sets, sets.query[:, 0])
     kh.save(other, folder / "model", overwrite=True)
     assert "model changed since" in invoke(folder, code=2).stderr
     invoke(folder, "--overwrite")
@@ -108,9 +105,7 @@ def test_parts_of_another_model_are_not_mixed_in(files, sets, monkeypatch):
 def test_classes_have_probabilities(files, sets):
     _, folder = files
     label = np.where(sets.query[:, 0] > 0, "up", "down")
-    model = kh.AttentionClassifier(
-        10, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, label)
+    model = paper_classifier(10, random_state=0).fit(sets, label)
     assert "--proba needs a classifier" in invoke(folder, "--proba", code=2).stderr
     kh.save(model, folder / "model", overwrite=True)
     invoke(folder, "--proba")
@@ -139,9 +134,7 @@ def test_copied_columns_are_not_lost_to_predictions(files, sets):
         "prediction",
     ]
     kh.save(
-        kh.AttentionRegressor(10, heads=kh.GaussianHeads(), scaling="none", query="given").fit(
-            sets, sets.query[:, :2]
-        ),
+        paper_regressor(10).fit(sets, sets.query[:, :2]),
         folder / "model",
         overwrite=True,
     )
@@ -151,9 +144,7 @@ def test_copied_columns_are_not_lost_to_predictions(files, sets):
     )
     label = np.where(sets.query[:, 0] > 0, "up", "down")
     kh.save(
-        kh.AttentionClassifier(10, heads=kh.GaussianHeads(), scaling="none", query="given").fit(
-            sets, label
-        ),
+        paper_classifier(10).fit(sets, label),
         folder / "model",
         overwrite=True,
     )

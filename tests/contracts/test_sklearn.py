@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from paper import paper_regressor
 from sklearn.base import clone
 from sklearn.ensemble import AdaBoostRegressor, BaggingRegressor
 from sklearn.inspection import permutation_importance
@@ -66,9 +67,7 @@ def ragged(rng):
 
 def test_cross_validation_on_ragged_sets_equals_doing_it_by_hand(ragged):
     X, y = ragged
-    model = kh.AttentionRegressor(
-        n_heads=32, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    )
+    model = paper_regressor(n_heads=32, random_state=0)
     folds = KFold(3)
     scores = cross_val_score(model, X, y, cv=folds)
     by_hand = [
@@ -81,9 +80,7 @@ def test_cross_validation_on_ragged_sets_equals_doing_it_by_hand(ragged):
 
 def test_grid_search_reaches_into_the_law(ragged):
     X, y = ragged
-    model = kh.AttentionRegressor(
-        n_heads=16, heads=kh.GaussianHeads(), random_state=0, scaling="none", query="given"
-    )
+    model = paper_regressor(n_heads=16, random_state=0)
     search = GridSearchCV(model, {"heads__mean": [0.0, 1.0], "alpha": [0.01, "loo"]}, cv=3).fit(
         X, y
     )
@@ -97,9 +94,7 @@ def test_pipelines_splits_and_learning_curves_take_sets(ragged):
     X_train, X_test, y_train, _ = train_test_split(X, y, random_state=0)
     assert isinstance(X_train, kh.SetBatch)
     pipeline = make_pipeline(kh.AttentionFeatures(16, random_state=0), Ridge(0.1))
-    same = kh.AttentionRegressor(
-        16, alpha=0.1, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    )
+    same = paper_regressor(16, alpha=0.1, random_state=0)
     np.testing.assert_allclose(
         pipeline.fit(X_train, y_train).predict(X_test),
         same.fit(X_train, y_train).predict(X_test),
@@ -111,9 +106,7 @@ def test_pipelines_splits_and_learning_curves_take_sets(ragged):
 
 def test_parallel_cross_validation_equals_serial(ragged):
     X, y = ragged
-    model = kh.AttentionRegressor(
-        n_heads=16, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    )
+    model = paper_regressor(n_heads=16, random_state=0)
     np.testing.assert_array_equal(
         cross_val_score(model, X, y, cv=3, n_jobs=2), cross_val_score(model, X, y, cv=3)
     )
@@ -125,13 +118,7 @@ def test_threads_may_fit_at_the_same_time(ragged):
     X, y = ragged
 
     def fit(seed):
-        return (
-            kh.AttentionRegressor(
-                16, random_state=seed, heads=kh.GaussianHeads(), scaling="none", query="given"
-            )
-            .fit(X, y)
-            .predict(X)
-        )
+        return paper_regressor(16, random_state=seed).fit(X, y).predict(X)
 
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(fit, range(8)))
@@ -149,9 +136,7 @@ def test_clone_and_repr_carry_the_parameters(model):
 def test_tables_tokens_and_batches_are_the_same_data(rng):
     table = rng.normal(size=(30, 4))
     y = rng.normal(size=30)
-    model = kh.AttentionRegressor(
-        16, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    )
+    model = paper_regressor(16, random_state=0)
     from_table = model.fit(table, y).predict(table)
     as_batch = kh.SetBatch(table[:, None, :])
     np.testing.assert_array_equal(model.fit(as_batch, y).predict(as_batch), from_table)
@@ -164,9 +149,7 @@ def test_tables_tokens_and_batches_are_the_same_data(rng):
 def test_data_frames_keep_their_names(rng):
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(rng.normal(size=(20, 2)), columns=["left", "right"])
-    model = kh.AttentionRegressor(
-        8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(frame, rng.normal(size=20))
+    model = paper_regressor(8, random_state=0).fit(frame, rng.normal(size=20))
     assert list(model.feature_names_in_) == ["left", "right"]
     names = kh.AttentionFeatures(2).fit(frame).get_feature_names_out()
     assert list(names) == [f"attentionfeatures{i}" for i in range(2 * 3)]
@@ -177,9 +160,7 @@ def test_ensembles_of_scikit_learn_take_ragged_sets_and_groups(ragged):
     for X in (sets, kh.SetGroups(sets, np.full(30, 2))):
         y = y[: len(X)]
         model = BaggingRegressor(
-            kh.AttentionRegressor(
-                n_heads=8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-            ),
+            paper_regressor(n_heads=8, random_state=0),
             3,
             random_state=0,
         ).fit(X, y)
@@ -187,9 +168,7 @@ def test_ensembles_of_scikit_learn_take_ragged_sets_and_groups(ragged):
         assert np.abs(members[0] - members[1]).max() > 1e-6
         np.testing.assert_allclose(model.predict(X), np.mean(members, axis=0))
     boosted = AdaBoostRegressor(
-        kh.AttentionRegressor(
-            n_heads=8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-        ),
+        paper_regressor(n_heads=8, random_state=0),
         n_estimators=3,
         random_state=0,
     )
@@ -200,9 +179,7 @@ def test_ensembles_of_scikit_learn_take_ragged_sets_and_groups(ragged):
 def test_permutation_importance_permutes_a_coordinate_of_keys_and_queries(rng):
     keys, query = rng.normal(size=(40, 2, 3)), rng.normal(size=(40, 3))
     X, y = kh.SetBatch(keys, query), np.tanh(keys[..., 0]).sum(axis=1)
-    model = kh.AttentionRegressor(
-        n_heads=32, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(X, y)
+    model = paper_regressor(n_heads=32, random_state=0).fit(X, y)
     found = permutation_importance(model, X, y, n_repeats=1, random_state=0).importances[:, 0]
     rows = np.arange(40)
     np.random.RandomState(np.random.RandomState(0).randint(np.iinfo(np.int32).max + 1)).shuffle(
@@ -219,9 +196,7 @@ def test_permutation_importance_permutes_a_coordinate_of_keys_and_queries(rng):
 
 def test_coordinates_of_sets_of_other_sizes_are_not_mixed(ragged):
     X, y = ragged
-    model = kh.AttentionRegressor(
-        n_heads=8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(X, y)
+    model = paper_regressor(n_heads=8, random_state=0).fit(X, y)
     with pytest.raises(
         ValueError,
         match=r"from sets of one size: sample \d+ has \[\d\] keys.*permutation_importance",

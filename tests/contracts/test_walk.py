@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paper import paper_regressor
 
 import keyhole as kh
 from keyhole.ridge import design, gram, matrices
@@ -66,14 +67,7 @@ def walks(monkeypatch):
 )
 def test_a_fit_reaches_lapack_in_nine_frames(walks, n_heads, alpha, route, routines):
     sets = kh.targets.sphere_sets(60, n_keys=3, dim=3, seed=0)
-    model = kh.AttentionRegressor(
-        n_heads,
-        alpha=alpha,
-        random_state=0,
-        heads=kh.GaussianHeads(),
-        scaling="none",
-        query="given",
-    ).fit(sets, np.arange(60.0))
+    model = paper_regressor(n_heads, alpha=alpha, random_state=0).fit(sets, np.arange(60.0))
     assert model.solver_ == route
     assert routines <= set(walks)
     for routine in routines:
@@ -97,9 +91,7 @@ def test_a_fit_with_default_settings_reaches_lapack_in_nine_frames(walks):
 @pytest.mark.parametrize("n_heads", [40, 4, math.inf])
 def test_a_prediction_is_made_in_nine_frames(n_heads):
     sets = kh.targets.sphere_sets(60, n_keys=3, dim=3, seed=0)
-    model = kh.AttentionRegressor(
-        n_heads, alpha=1.0, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, np.arange(60.0))
+    model = paper_regressor(n_heads, alpha=1.0, random_state=0).fit(sets, np.arange(60.0))
     walk = []
 
     def watch(frame, event, _):

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from paper import paper_regressor
 from sklearn.linear_model import Ridge
 
 import keyhole as kh
@@ -170,9 +171,7 @@ def test_leave_one_out_is_refits(route, rng):
 @pytest.mark.parametrize("n_heads", [30, math.inf])
 def test_the_scale_is_that_of_least_leave_one_out_error(n_heads, rng):
     sets, y = draw(rng)
-    model = kh.AttentionRegressor(
-        n_heads, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, y)
+    model = paper_regressor(n_heads, random_state=0).fit(sets, y)
     bare = sets.with_extras(None)
     if n_heads == 30:
         features = kh.attention_features(bare, model.layer_.heads)
@@ -181,23 +180,14 @@ def test_the_scale_is_that_of_least_leave_one_out_error(n_heads, rng):
         gram = kh.attention_kernel(bare)
     unit = math.sqrt((np.trace(gram) - gram.sum() / N) / (2 * N))  # extras vary as much as features
     errors = {
-        unit * r: kh.AttentionRegressor(
-            n_heads,
-            random_state=0,
-            extras_scale=unit * r,
-            heads=kh.GaussianHeads(),
-            scaling="none",
-            query="given",
-        )
+        unit * r: paper_regressor(n_heads, random_state=0, extras_scale=unit * r)
         .fit(sets, y)
         .loo_error_
         for r in EXTRAS_SCALES
     }
     assert model.tokens_.extras_scale == pytest.approx(min(errors, key=errors.get), rel=1e-9)
     assert model.loo_error_ == pytest.approx(min(errors.values()), rel=1e-6)
-    alone = kh.AttentionRegressor(
-        n_heads, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(bare, y)
+    alone = paper_regressor(n_heads, random_state=0).fit(bare, y)
     assert model.loo_error_ < 0.5 * alone.loo_error_
 
 
@@ -242,11 +232,7 @@ def test_sizes_are_offered(rng):
     sets, y = kh.SetBatch(keys), np.array([len(k) for k in keys], float)
     assert np.array_equal(kh.tokens.with_size(sets).extras[:, 0], y)
     assert (
-        kh.AttentionRegressor(
-            20, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-        )
-        .fit(kh.tokens.with_size(sets), y)
-        .loo_error_
+        paper_regressor(20, random_state=0).fit(kh.tokens.with_size(sets), y).loo_error_
         < 1e-3 * y.var()
     )
 
@@ -264,30 +250,22 @@ def test_mistakes_are_named(rng):
         kh.concatenate([sets, sets.with_extras(None)])
     with pytest.raises(ValueError, match="extras belong to samples, which are groups of sets here"):
         kh.SetGroups(sets, [60])
-    model = kh.AttentionRegressor(
-        5, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, y)
+    model = paper_regressor(5, random_state=0).fit(sets, y)
     with pytest.raises(
         ValueError, match="X has 0 columns of extras, but AttentionRegressor is expecting 2"
     ):
         model.predict(sets.with_extras(None))
     with pytest.raises(ValueError, match=r"'extras_scale' parameter .*Got 0.0"):
-        kh.AttentionRegressor(
-            5, extras_scale=0.0, heads=kh.GaussianHeads(), scaling="none", query="given"
-        ).fit(sets, y)
+        paper_regressor(5, extras_scale=0.0).fit(sets, y)
     with pytest.raises(ValueError, match=r"'extras_scale' parameter .*Got"):
-        kh.AttentionRegressor(
-            5, extras_scale="many", heads=kh.GaussianHeads(), scaling="none", query="given"
-        ).fit(sets, y)
+        paper_regressor(5, extras_scale="many").fit(sets, y)
 
 
 SAVED = {
     "dual": lambda: kh.AttentionRegressor(
         30, random_state=0, scaling="standard", heads=kh.GaussianHeads(), query="given"
     ),
-    "kernel": lambda: kh.AttentionRegressor(
-        math.inf, extras_scale=2.0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ),
+    "kernel": lambda: paper_regressor(math.inf, extras_scale=2.0),
     "learned": lambda: kh.AttentionRegressor(
         16, heads=kh.LearnedHeads(steps=2, n_heads=8), random_state=0, scaling="none", query="given"
     ),

@@ -4,6 +4,7 @@ temperature at a time.
 
 import numpy as np
 import pytest
+from paper import paper_classifier
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 from sklearn.linear_model import Ridge
@@ -119,21 +120,12 @@ def classes_of(rng, n, labels="abc"):
 @pytest.mark.parametrize("n_heads", [float("inf"), 8, 40])
 def test_a_classifier_tells_the_log_loss_it_chose_by(rng, n_heads):
     sets, y = classes_of(rng, 60)
-    model = kh.AttentionClassifier(
-        n_heads, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, y)
+    model = paper_classifier(n_heads, random_state=0).fit(sets, y)
     chances = log_softmax(model.loo_decision_ * model.temperature_, axis=1)
     told = -chances[np.arange(60), np.searchsorted(model.classes_, y)].mean()
     assert model.selection_.score == pytest.approx(told, rel=1e-6)
     assert model.selection_.score == model.selection_.scores.min()
-    squared = kh.AttentionClassifier(
-        n_heads,
-        random_state=0,
-        criterion="squared_error",
-        heads=kh.GaussianHeads(),
-        scaling="none",
-        query="given",
-    ).fit(sets, y)
+    squared = paper_classifier(n_heads, random_state=0, criterion="squared_error").fit(sets, y)
     assert squared.loo_error_ == squared.selection_.errors.min()
     assert not hasattr(squared, "log_loss_")
     np.testing.assert_allclose(squared.selection_.errors, model.selection_.errors, rtol=1e-9)
@@ -181,9 +173,7 @@ def test_batches_and_hold_out_choose_by_the_same_measure(rng):
 def test_very_many_samples_are_judged_by_some_of_them(rng, monkeypatch):
     sets, y = classes_of(rng, 90)
     monkeypatch.setattr(calibration, "MAX_SCORES", 30 * 30 * 3)
-    model = kh.AttentionClassifier(
-        8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, y)
+    model = paper_classifier(8, random_state=0).fit(sets, y)
     scores = model.loo_decision_[::3]
     labels = np.searchsorted(model.classes_, y)[::3]
     _, losses = calibrate(scores[None], labels, np.ones(30))

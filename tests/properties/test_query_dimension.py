@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from paper import paper_regressor
 from scipy.integrate import quad
 from scipy.special import ndtr
 
@@ -223,9 +224,7 @@ def candidates(rng, n=60):
 
 
 ESTIMATORS = {
-    "primal": lambda: kh.AttentionRegressor(
-        4, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ),
+    "primal": lambda: paper_regressor(4, random_state=0),
     "dual": lambda: kh.AttentionRegressor(
         40, random_state=0, scaling="standard", heads=kh.GaussianHeads(), query="given"
     ),

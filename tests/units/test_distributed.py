@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paper import paper_classifier, paper_regressor
 from sklearn.base import clone
 
 import keyhole as kh
@@ -22,9 +23,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 SETS = kh.targets.sphere_sets(240, n_keys=4, dim=3, seed=0)
 Y = kh.targets.TokenPower(2, 3)(SETS) + 0.1 * np.random.default_rng(0).standard_normal(240)
-MODEL = kh.AttentionRegressor(
-    8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-)
+MODEL = paper_regressor(8, random_state=0)
 
 
 def same(a, b, relative=1e-9):
@@ -127,9 +126,7 @@ def test_every_kind_of_collection(here):
 
 def test_a_classifier_finds_its_classes(here, path):
     label = np.where(np.median(Y) < Y, "high", "low")
-    model = kh.AttentionClassifier(
-        8, random_state=0, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
-    )
+    model = paper_classifier(8, random_state=0, alpha=0.1)
     whole = clone(model).fit(SETS, label)
     pieces = [(SETS[i : i + 60], label[i : i + 60]) for i in range(0, 240, 60)]
     fitted = fit_dask(clone(model), pieces, here)

@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from paper import paper_classifier, paper_regressor
 from sklearn import config_context
 from sklearn.linear_model import Ridge
 from sklearn.metrics import log_loss
@@ -31,15 +32,7 @@ ROUTES = [(4, "primal"), (30, "dual"), (math.inf, "kernel")]
 @pytest.mark.parametrize("weighted", [True, False])
 def test_leave_one_out_is_n_refits(n_heads, route, fit_intercept, weighted, sets, y, rng):
     w = rng.uniform(0.5, 2.0, size=len(y)) if weighted else None
-    model = kh.AttentionRegressor(
-        n_heads,
-        alpha=0.3,
-        fit_intercept=fit_intercept,
-        random_state=0,
-        heads=kh.GaussianHeads(),
-        scaling="none",
-        query="given",
-    )
+    model = paper_regressor(n_heads, alpha=0.3, fit_intercept=fit_intercept, random_state=0)
     fitted = model.fit(sets, y, sample_weight=w)
     assert fitted.solver_ == route
     left_out = np.array(fitted.loo_predictions_)
@@ -57,9 +50,7 @@ def test_leave_one_out_is_n_refits(n_heads, route, fit_intercept, weighted, sets
 def test_finite_heads_are_ridge_on_their_features(n_heads, sets, y):
     features = kh.AttentionFeatures(n_heads, random_state=7).fit_transform(sets)
     ridge = Ridge(alpha=0.2).fit(features, y)
-    model = kh.AttentionRegressor(
-        n_heads, alpha=0.2, random_state=7, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, y)
+    model = paper_regressor(n_heads, alpha=0.2, random_state=7).fit(sets, y)
     np.testing.assert_allclose(model.predict(sets), ridge.predict(features), atol=1e-8)
     np.testing.assert_allclose(model.values_.ravel(), ridge.coef_, atol=1e-8)
     np.testing.assert_allclose(model.intercept_, ridge.intercept_, atol=1e-8)
@@ -80,21 +71,11 @@ def test_an_integer_random_state_names_the_heads(sets, y):
 
 
 def test_other_random_states_draw_a_seed(sets, y):
-    first, second = (
-        kh.AttentionRegressor(5, heads=kh.GaussianHeads(), scaling="none", query="given")
-        .fit(sets, y)
-        .predict(sets)
-        for _ in range(2)
-    )
+    first, second = (paper_regressor(5).fit(sets, y).predict(sets) for _ in range(2))
     assert not np.array_equal(first, second)
     for make in (np.random.RandomState, np.random.default_rng):
         first, second = (
-            kh.AttentionRegressor(
-                5, random_state=make(3), heads=kh.GaussianHeads(), scaling="none", query="given"
-            )
-            .fit(sets, y)
-            .predict(sets)
-            for _ in range(2)
+            paper_regressor(5, random_state=make(3)).fit(sets, y).predict(sets) for _ in range(2)
         )
         np.testing.assert_array_equal(first, second)
 
@@ -102,9 +83,7 @@ def test_other_random_states_draw_a_seed(sets, y):
 @pytest.mark.parametrize(("n_heads", "route"), ROUTES)
 def test_several_outputs_are_fitted_together(n_heads, route, sets, y):
     both = np.column_stack([y, -2 * y + 1])
-    model = kh.AttentionRegressor(
-        n_heads, alpha=0.1, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    )
+    model = paper_regressor(n_heads, alpha=0.1, random_state=0)
     expected = model.fit(sets, y).predict(sets)
     together = model.fit(sets, both)
     assert together.predict(sets).shape == (40, 2)
@@ -118,22 +97,10 @@ def test_several_outputs_are_fitted_together(n_heads, route, sets, y):
 @pytest.mark.parametrize(("n_heads", "route"), ROUTES)
 def test_a_sequence_is_chosen_from_by_leave_one_out(n_heads, route, sets, y):
     grid = [10.0, 0.1, 1e-3]
-    model = kh.AttentionRegressor(
-        n_heads, alpha=grid, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, y)
+    model = paper_regressor(n_heads, alpha=grid, random_state=0).fit(sets, y)
     np.testing.assert_array_equal(model.selection_.alphas, grid)
     alone = [
-        kh.AttentionRegressor(
-            n_heads,
-            alpha=a,
-            random_state=0,
-            heads=kh.GaussianHeads(),
-            scaling="none",
-            query="given",
-        )
-        .fit(sets, y)
-        .loo_error_
-        for a in grid
+        paper_regressor(n_heads, alpha=a, random_state=0).fit(sets, y).loo_error_ for a in grid
     ]
     np.testing.assert_allclose(model.selection_.errors, alone, rtol=1e-6)
     assert model.alpha_ == grid[int(np.argmin(alone))]
@@ -142,9 +109,7 @@ def test_a_sequence_is_chosen_from_by_leave_one_out(n_heads, route, sets, y):
 
 @pytest.mark.parametrize(("n_heads", "route"), ROUTES)
 def test_a_small_memory_budget_changes_nothing(n_heads, route, sets, y):
-    model = kh.AttentionRegressor(
-        n_heads, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    )
+    model = paper_regressor(n_heads, random_state=0)
     expected = model.fit(sets, y).predict(sets)
     alpha = model.alpha_
     with config_context(working_memory=0.002):  # two kilobytes: a few rows at a time
@@ -156,9 +121,7 @@ def test_a_small_memory_budget_changes_nothing(n_heads, route, sets, y):
 def test_copies_weights_and_zeros_agree(n_heads, route, sets, y):
     counts = np.arange(40) % 3
     rows = np.repeat(np.arange(40), counts)
-    model = kh.AttentionRegressor(
-        n_heads, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    )
+    model = paper_regressor(n_heads, random_state=0)
     weighted = model.fit(sets, y, sample_weight=counts).predict(sets)
     left_out = model.loo_predictions_
     repeated = model.fit(sets[rows], y[rows]).predict(sets)
@@ -168,43 +131,17 @@ def test_copies_weights_and_zeros_agree(n_heads, route, sets, y):
 
 
 def test_float32_features_are_close_to_float64(sets, y):
-    exact = kh.AttentionRegressor(
-        30, alpha=0.1, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, y)
-    single = kh.AttentionRegressor(
-        30,
-        alpha=0.1,
-        random_state=0,
-        dtype="float32",
-        heads=kh.GaussianHeads(),
-        scaling="none",
-        query="given",
-    ).fit(sets, y)
+    exact = paper_regressor(30, alpha=0.1, random_state=0).fit(sets, y)
+    single = paper_regressor(30, alpha=0.1, random_state=0, dtype="float32").fit(sets, y)
     assert single.predict(sets).dtype == np.float64
     np.testing.assert_allclose(single.predict(sets), exact.predict(sets), atol=1e-4)
 
 
 def test_many_heads_approach_infinitely_many(sets, y):
-    limit = (
-        kh.AttentionRegressor(
-            math.inf, alpha=1.0, heads=kh.GaussianHeads(), scaling="none", query="given"
-        )
-        .fit(sets, y)
-        .predict(sets)
-    )
+    limit = paper_regressor(math.inf, alpha=1.0).fit(sets, y).predict(sets)
     far, near = (
         np.abs(
-            kh.AttentionRegressor(
-                m,
-                alpha=1.0,
-                random_state=0,
-                heads=kh.GaussianHeads(),
-                scaling="none",
-                query="given",
-            )
-            .fit(sets, y)
-            .predict(sets)
-            - limit
+            paper_regressor(m, alpha=1.0, random_state=0).fit(sets, y).predict(sets) - limit
         ).max()
         for m in (10, 10_000)
     )
@@ -230,9 +167,7 @@ def test_labels_may_be_words_and_many(rng):
     which = rng.integers(7, size=210)
     keys = [centres[c] + rng.normal(size=(rng.integers(1, 5), 4)) for c in which]
     X = kh.SetBatch(keys)
-    model = kh.AttentionClassifier(
-        100, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(X[:140], words[which[:140]])
+    model = paper_classifier(100, random_state=0).fit(X[:140], words[which[:140]])
     assert list(model.classes_) == sorted(set(words[which[:140]]))
     assert model.decision_function(X).shape == (210, len(model.classes_))
     assert model.score(X[140:], words[which[140:]]) > 0.7
@@ -248,9 +183,7 @@ def test_probabilities_are_calibrated_on_the_left_out(seed):
     score = 6 * kh.targets.TokenPower(1, 3)(sets)
     rng = np.random.default_rng(seed)
     label = (rng.uniform(size=700) < 1 / (1 + np.exp(-score))).astype(int)
-    model = kh.AttentionClassifier(
-        60, random_state=seed, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets[:350], label[:350])
+    model = paper_classifier(60, random_state=seed).fit(sets[:350], label[:350])
     test, truth = sets[350:], label[350:]
     held_out = log_loss(truth, model.predict_proba(test))
     assert held_out < log_loss(truth, np.full(350, label[:350].mean())) - 0.05, (
@@ -265,22 +198,16 @@ def test_probabilities_are_calibrated_on_the_left_out(seed):
 
 
 def test_fitted_heads_are_a_draw_not_an_array(sets, y):
-    model = kh.AttentionRegressor(
-        6, random_state=1, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, y)
+    model = paper_regressor(6, random_state=1).fit(sets, y)
     assert isinstance(model.layer_.heads, HeadDraw)
-    kernel = kh.AttentionRegressor(
-        math.inf, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, y)
+    kernel = paper_regressor(math.inf).fit(sets, y)
     assert not hasattr(kernel, "values_")
     assert kernel.dual_coef_.shape == (40,)
 
 
 def test_logarithms_of_probabilities_do_not_underflow(rng):
     sets = kh.SetBatch(rng.normal(size=(30, 2, 3)))
-    model = kh.AttentionClassifier(
-        20, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, rng.random(30) < 0.5)
+    model = paper_classifier(20, random_state=0).fit(sets, rng.random(30) < 0.5)
     model.temperature_ = 1e6
     found = model.predict_log_proba(sets)
     assert np.isfinite(found).all()
@@ -293,12 +220,8 @@ def test_a_classifier_without_penalty_is_calibrated(n_heads):
     sets = kh.targets.sphere_sets(60, n_keys=4, dim=3, seed=0)
     y = kh.targets.TokenPower(2, 3)(sets)
     label = y > np.median(y)
-    model = kh.AttentionClassifier(
-        n_heads, alpha=0, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets[:40], label[:40])
-    near = kh.AttentionClassifier(
-        n_heads, alpha=1e-9, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets[:40], label[:40])
+    model = paper_classifier(n_heads, alpha=0, random_state=0).fit(sets[:40], label[:40])
+    near = paper_classifier(n_heads, alpha=1e-9, random_state=0).fit(sets[:40], label[:40])
     np.testing.assert_allclose(model.predict_proba(sets), near.predict_proba(sets), atol=1e-2)
     assert np.ptp(model.predict_proba(sets[40:])[:, 1]) > 0.1
 

@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from paper import paper_regressor
 
 import keyhole as kh
 from keyhole.attention.features import apply_values, attention_features, feature_blocks
@@ -198,15 +199,7 @@ def test_the_kernel_of_shared_means_is_the_average(sets, rng):
 def test_an_estimator_takes_groups(groups, rng):
     y = rng.normal(size=4)
     for n_heads in (8, math.inf):
-        model = kh.AttentionRegressor(
-            n_heads,
-            pooling="sum",
-            alpha=1e-8,
-            random_state=0,
-            heads=kh.GaussianHeads(),
-            scaling="none",
-            query="given",
-        ).fit(groups, y)
+        model = paper_regressor(n_heads, pooling="sum", alpha=1e-8, random_state=0).fit(groups, y)
         np.testing.assert_allclose(model.predict(groups[1:3]), y[1:3], atol=1e-3)
     with pytest.raises(ValueError, match="'given' for SetGroups"):
         kh.AttentionRegressor(8, query="mean", heads=kh.GaussianHeads(), scaling="none").fit(
@@ -217,12 +210,10 @@ def test_an_estimator_takes_groups(groups, rng):
 def test_copies_of_a_group_are_one_sample(groups, rng):
     y = rng.normal(size=4)
     twice = groups[[0, 1, 2, 3, 0]]
-    repeated = kh.AttentionRegressor(
-        8, random_state=0, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(twice, y[[0, 1, 2, 3, 0]])
-    weighted = kh.AttentionRegressor(
-        8, random_state=0, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(groups, y, sample_weight=[2, 1, 1, 1])
+    repeated = paper_regressor(8, random_state=0, alpha=0.1).fit(twice, y[[0, 1, 2, 3, 0]])
+    weighted = paper_regressor(8, random_state=0, alpha=0.1).fit(
+        groups, y, sample_weight=[2, 1, 1, 1]
+    )
     np.testing.assert_allclose(repeated.loo_predictions_[:4], weighted.loo_predictions_, atol=1e-9)
 
 
@@ -231,15 +222,9 @@ def test_copies_of_a_group_are_one_sample(groups, rng):
 def test_a_set_among_groups_is_a_group_of_one(n_heads, pooling, groups, sets, rng):
     alone = SetGroups(sets, np.ones(9, dtype=int))
     for training, y in ((groups, rng.normal(size=4)), (sets, rng.normal(size=9))):
-        model = kh.AttentionRegressor(
-            n_heads,
-            alpha=0.1,
-            pooling=pooling,
-            random_state=0,
-            heads=kh.GaussianHeads(),
-            scaling="none",
-            query="given",
-        ).fit(training, y)
+        model = paper_regressor(n_heads, alpha=0.1, pooling=pooling, random_state=0).fit(
+            training, y
+        )
         np.testing.assert_allclose(model.predict(sets), model.predict(alone), rtol=1e-12)
 
 
@@ -257,27 +242,13 @@ def siblings(rng):
 @pytest.mark.parametrize("n_heads", [4, 40, math.inf])
 def test_groups_do_not_change_the_fit_however_small_the_penalty(n_heads, alpha, siblings):
     sets, y, groups = siblings
-    model = kh.AttentionRegressor(
-        n_heads,
-        alpha=alpha,
-        random_state=0,
-        heads=kh.GaussianHeads(),
-        scaling="none",
-        query="given",
-    )
+    model = paper_regressor(n_heads, alpha=alpha, random_state=0)
     wanted = model.fit(sets, y).predict(sets)
     model.fit(sets, y, groups=groups)
     np.testing.assert_allclose(model.predict(sets), wanted, atol=1e-6)
     for group in (0, 5):
         rest = groups != group
-        refit = kh.AttentionRegressor(
-            n_heads,
-            alpha=alpha,
-            random_state=0,
-            heads=kh.GaussianHeads(),
-            scaling="none",
-            query="given",
-        ).fit(sets[rest], y[rest])
+        refit = paper_regressor(n_heads, alpha=alpha, random_state=0).fit(sets[rest], y[rest])
         left = model.loo_predictions_[~rest]
         np.testing.assert_allclose(
             left, refit.predict(sets[~rest]), atol=1e-5 * (1 + np.abs(left).max())
@@ -287,9 +258,7 @@ def test_groups_do_not_change_the_fit_however_small_the_penalty(n_heads, alpha, 
 def test_groups_of_one_are_leave_one_out(siblings):
     sets, y, _ = siblings
     for alpha in (0.0, 0.1):
-        model = kh.AttentionRegressor(
-            40, alpha=alpha, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-        )
+        model = paper_regressor(40, alpha=alpha, random_state=0)
         wanted = model.fit(sets, y).loo_predictions_
         found = model.fit(sets, y, groups=np.arange(36)).loo_predictions_
         np.testing.assert_allclose(found, wanted, atol=1e-6 * np.abs(wanted).max())
@@ -304,15 +273,7 @@ def test_members_of_weight_zero_are_predicted_without_their_group(
     weights = rng.uniform(0.5, 2.0, 36)
     weights[[0, 7, 8, 9, 10, 11]] = 0.0  # one of group 0, two of group 2, all of group 3
     y = np.where(weights > 0, y, 1e300)
-    model = kh.AttentionRegressor(
-        n_heads,
-        alpha=0.1,
-        random_state=0,
-        fit_intercept=fit_intercept,
-        heads=kh.GaussianHeads(),
-        scaling="none",
-        query="given",
-    )
+    model = paper_regressor(n_heads, alpha=0.1, random_state=0, fit_intercept=fit_intercept)
     model.fit(sets, y, sample_weight=weights, groups=groups)
     found, error = model.loo_predictions_, model.loo_error_
     assert error == pytest.approx(
@@ -335,12 +296,10 @@ def test_a_copy_of_weight_zero_is_predicted_without_its_copies(n_heads, siblings
     weights = np.ones(38)
     weights[[5, 37]] = 0.0  # the first of one pair of copies, the second of another
     twice = kh.SetBatch(sets.tokens.reshape(36, 3, 3)[rows])
-    model = kh.AttentionRegressor(
-        n_heads, alpha=0.1, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(twice, y[rows], sample_weight=weights)
-    plain = kh.AttentionRegressor(
-        n_heads, alpha=0.1, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, y)
+    model = paper_regressor(n_heads, alpha=0.1, random_state=0).fit(
+        twice, y[rows], sample_weight=weights
+    )
+    plain = paper_regressor(n_heads, alpha=0.1, random_state=0).fit(sets, y)
     np.testing.assert_allclose(model.predict(sets), plain.predict(sets), atol=1e-9)
     np.testing.assert_allclose(model.loo_predictions_, plain.loo_predictions_[rows], atol=1e-9)
 
@@ -350,6 +309,4 @@ def test_groups_without_weight_do_not_count(siblings):
     with pytest.raises(
         ValueError, match=r"at least two groups.*got 0 for all 3 samples of positive weight"
     ):
-        kh.AttentionRegressor(8, heads=kh.GaussianHeads(), scaling="none", query="given").fit(
-            sets, y, sample_weight=(groups == 0).astype(float), groups=groups
-        )
+        paper_regressor(8).fit(sets, y, sample_weight=(groups == 0).astype(float), groups=groups)

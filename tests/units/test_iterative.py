@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from layers import fit_layer
+from paper import paper_classifier, paper_regressor
 from ridges import design_path
 from sklearn.base import clone
 
@@ -190,41 +191,20 @@ def test_the_estimator_predicts_what_the_direct_one_does(sets, y, rng, n_heads, 
 
 
 def test_a_few_penalties_are_chosen_on_held_out_samples(sets, y):
-    model = kh.AttentionRegressor(
-        60,
-        alpha=[1e-3, 0.1, 1e4],
-        random_state=0,
-        solver="cg",
-        heads=kh.GaussianHeads(),
-        scaling="none",
-        query="given",
-    ).fit(sets, y)
+    model = paper_regressor(60, alpha=[1e-3, 0.1, 1e4], random_state=0, solver="cg").fit(sets, y)
     assert model.alpha_ == model.selection_.alphas[np.argmin(model.selection_.errors)] != 1e4
     assert model.selection_.error == model.selection_.errors.min()
     with pytest.raises(ValueError, match=r"alpha='loo' needs an n × n or a p × p matrix"):
-        kh.AttentionRegressor(
-            60, solver="cg", heads=kh.GaussianHeads(), scaling="none", query="given"
-        ).fit(sets, y)
+        paper_regressor(60, solver="cg").fit(sets, y)
     with pytest.raises(ValueError, match="finitely many heads"):
-        kh.AttentionRegressor(
-            float("inf"),
-            solver="cg",
-            alpha=1.0,
-            heads=kh.GaussianHeads(),
-            scaling="none",
-            query="given",
-        ).fit(sets, y)
+        paper_regressor(float("inf"), solver="cg", alpha=1.0).fit(sets, y)
     with pytest.raises(ValueError, match="'solver' parameter of AttentionRegressor must be"):
-        kh.AttentionRegressor(
-            60, solver="magic", heads=kh.GaussianHeads(), scaling="none", query="given"
-        ).fit(sets, y)
+        paper_regressor(60, solver="magic").fit(sets, y)
 
 
 def test_a_classifier_calibrates_on_held_out_samples(sets, y):
     label = np.where(y > np.median(y), "high", "low")
-    model = kh.AttentionClassifier(
-        60, alpha=0.1, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    )
+    model = paper_classifier(60, alpha=0.1, random_state=0)
     direct, large = (
         clone(model).fit(sets, label),
         clone(model).set_params(solver="cg").fit(sets, label),
@@ -237,19 +217,10 @@ def test_a_classifier_calibrates_on_held_out_samples(sets, y):
 
 
 def test_float32_reaches_its_own_tolerance(sets, y):
-    model = kh.AttentionRegressor(
-        60,
-        alpha=0.5,
-        random_state=0,
-        solver="cg",
-        dtype="float32",
-        heads=kh.GaussianHeads(),
-        scaling="none",
-        query="given",
-    ).fit(sets, y)
-    exact = kh.AttentionRegressor(
-        60, alpha=0.5, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, y)
+    model = paper_regressor(60, alpha=0.5, random_state=0, solver="cg", dtype="float32").fit(
+        sets, y
+    )
+    exact = paper_regressor(60, alpha=0.5, random_state=0).fit(sets, y)
     assert model.residual_ <= 1e-6
     assert np.abs(model.predict(sets) - exact.predict(sets)).max() < 1e-4 * np.ptp(y)
 
@@ -257,41 +228,16 @@ def test_float32_reaches_its_own_tolerance(sets, y):
 def test_a_residual_that_stays_is_told(sets, y, monkeypatch):
     monkeypatch.setattr(gradient_solver, "TOLERANCE", {"float64": 1e-30})
     with pytest.warns(ResidualWarning, match="relative residual of"):
-        kh.AttentionRegressor(
-            30,
-            alpha=0.1,
-            random_state=0,
-            solver="cg",
-            heads=kh.GaussianHeads(),
-            scaling="none",
-            query="given",
-        ).fit(sets, y)
+        paper_regressor(30, alpha=0.1, random_state=0, solver="cg").fit(sets, y)
 
 
 def test_memory_decides_when_nobody_does(sets, y, monkeypatch):
     assert not solvers.exceeds_memory(1000, 10**7, "float64")
     assert solvers.exceeds_memory(10**6, 10**6, "float32")
     monkeypatch.setattr(solvers, "exceeds_memory", lambda *_: True)
+    assert paper_regressor(30, alpha=0.1, random_state=0).fit(sets, y).solver_ == "cg"
     assert (
-        kh.AttentionRegressor(
-            30, alpha=0.1, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-        )
-        .fit(sets, y)
-        .solver_
-        == "cg"
-    )
-    assert (
-        kh.AttentionRegressor(
-            30,
-            alpha=0.1,
-            random_state=0,
-            solver="direct",
-            heads=kh.GaussianHeads(),
-            scaling="none",
-            query="given",
-        )
-        .fit(sets, y)
-        .solver_
+        paper_regressor(30, alpha=0.1, random_state=0, solver="direct").fit(sets, y).solver_
         == "dual"
     )
 

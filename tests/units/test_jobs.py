@@ -6,9 +6,9 @@ import random
 
 import numpy as np
 import pytest
+from paper import paper_regressor
 from ridges import gram_path
 
-import keyhole as kh
 from keyhole.attention.features import attention_features, mlp_features
 from keyhole.attention.heads import GaussianHeads, sample_mlp_weights
 from keyhole.attention.kernels import attention_kernel
@@ -115,12 +115,9 @@ def test_outcome_is_that_of_the_estimator(n_heads, seed):
     cell = Cell("attention", "corr * token", 3, 4, n_heads, 40, 40, 30, seed, 0)
     draw = Draw.of(cell)
     [(_, values, _)] = compute(Job((cell,)))
-    model = kh.AttentionRegressor(
+    model = paper_regressor(
         n_heads=math.inf if n_heads is None else n_heads,
-        heads=kh.GaussianHeads(),
         alpha=values["alpha"],
-        scaling="none",
-        query="given",
         random_state=draw.head_seed,
     ).fit(draw.train, draw.labels(cell))
     truth = read_target(cell.target, 3)(draw.test)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from paper import paper_regressor
 
 import keyhole as kh
 from keyhole.attention.heads import FittedHeads, HeadDistribution, Step, standard_normals
@@ -182,33 +183,14 @@ def test_estimators_leave_groups_out(n_heads, task):
     groups = np.array(list("abcde"))[
         np.repeat([0, 1, 2, 3, 4, 2], [20, 20, 17, 2, 20, 1])
     ]  # sizes differ
-    model = kh.AttentionRegressor(
-        n_heads,
-        alpha=[0.01, 1.0],
-        random_state=0,
-        heads=kh.GaussianHeads(),
-        scaling="none",
-        query="given",
-    ).fit(sets, y, groups=groups)
-    plain = kh.AttentionRegressor(
-        n_heads,
-        alpha=model.alpha_,
-        random_state=0,
-        heads=kh.GaussianHeads(),
-        scaling="none",
-        query="given",
-    ).fit(sets, y)
+    model = paper_regressor(n_heads, alpha=[0.01, 1.0], random_state=0).fit(sets, y, groups=groups)
+    plain = paper_regressor(n_heads, alpha=model.alpha_, random_state=0).fit(sets, y)
     np.testing.assert_allclose(model.predict(sets), plain.predict(sets), atol=1e-8)
     for group in "abcde":
         others = groups != group
-        refit = kh.AttentionRegressor(
-            n_heads,
-            alpha=model.alpha_,
-            random_state=0,
-            heads=kh.GaussianHeads(),
-            scaling="none",
-            query="given",
-        ).fit(sets[others], y[others])
+        refit = paper_regressor(n_heads, alpha=model.alpha_, random_state=0).fit(
+            sets[others], y[others]
+        )
         np.testing.assert_allclose(
             model.loo_predictions_[~others], refit.predict(sets[~others]), atol=1e-8
         )
@@ -273,13 +255,9 @@ def test_weights_of_zero_and_wrong_groups(task):
     ).fit(sets[8:], y[8:], groups=groups[8:])
     np.testing.assert_allclose(found.predict(sets), expected.predict(sets), atol=1e-7)
     with pytest.raises(ValueError, match="at least two groups"):
-        kh.AttentionRegressor(16, heads=kh.GaussianHeads(), scaling="none", query="given").fit(
-            sets, y, groups=np.zeros(80)
-        )
+        paper_regressor(16).fit(sets, y, groups=np.zeros(80))
     with pytest.raises(ValueError, match="`groups` must have one entry per set"):
-        kh.AttentionRegressor(16, heads=kh.GaussianHeads(), scaling="none", query="given").fit(
-            sets, y, groups=np.arange(3)
-        )
+        paper_regressor(16).fit(sets, y, groups=np.arange(3))
 
 
 def test_siblings_do_not_fool_the_penalty(rng):
@@ -288,12 +266,8 @@ def test_siblings_do_not_fool_the_penalty(rng):
     groups = np.repeat(np.arange(40), 4)
     sets = kh.SetBatch((families[groups] + 0.01 * rng.normal(size=(160, 3)))[:, None, :])
     y = rng.normal(size=40)[groups]  # a family's own number: nothing to learn
-    plain = kh.AttentionRegressor(
-        50, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, y)
-    grouped = kh.AttentionRegressor(
-        50, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, y, groups=groups)
+    plain = paper_regressor(50, random_state=0).fit(sets, y)
+    grouped = paper_regressor(50, random_state=0).fit(sets, y, groups=groups)
     assert plain.loo_error_ < 0.5 * y.var()
     assert grouped.loo_error_ > 0.8 * y.var()
     assert grouped.alpha_ > plain.alpha_

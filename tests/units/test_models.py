@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from paper import paper_classifier, paper_regressor
 from safetensors.numpy import load_file, save_file
 
 import keyhole as kh
@@ -140,9 +141,7 @@ def test_scales_of_coordinates_are_kept(rng, tmp_path):
 def test_classifiers_keep_their_labels(labels, heads, rng, tmp_path):
     train, test = sets_of(rng, query=False), sets_of(rng, query=False)
     y = labels[np.arange(40) % len(labels)]
-    model = kh.AttentionClassifier(
-        heads, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(train, y)
+    model = paper_classifier(heads, random_state=0).fit(train, y)
     loaded = assert_same(model, tmp_path / "m", test)
     assert loaded.classes_.dtype == labels.dtype
     assert loaded.temperature_ == model.temperature_
@@ -168,15 +167,7 @@ def test_groups_and_single_precision(rng, tmp_path):
     sets = sets_of(rng, 40, dtype=np.float32)
     groups = SetGroups(sets, [1, 3] * 10)
     for heads in (6, math.inf):
-        model = kh.AttentionRegressor(
-            heads,
-            dtype="float32",
-            pooling="sum",
-            random_state=0,
-            heads=kh.GaussianHeads(),
-            scaling="none",
-            query="given",
-        )
+        model = paper_regressor(heads, dtype="float32", pooling="sum", random_state=0)
         assert_same(model.fit(groups, rng.normal(size=20)), tmp_path / f"{heads}", groups)
 
 
@@ -202,9 +193,9 @@ def test_norm_balls_and_features(distribution, rng, tmp_path):
 
 @pytest.fixture
 def saved(rng, tmp_path):
-    model = kh.AttentionClassifier(
-        4, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets_of(rng), np.array(["a", "b"])[np.arange(40) % 2])
+    model = paper_classifier(4, random_state=0).fit(
+        sets_of(rng), np.array(["a", "b"])[np.arange(40) % 2]
+    )
     kh.save(
         model,
         tmp_path / "model",
@@ -576,14 +567,7 @@ def model_of(kind, rng):
     ball = {"group_radius": 5.0, "ball_radius": 2.0, "tol": 0.1, "random_state": 0}
     if kind == "groups":
         groups = SetGroups(sets, [1, 3, 2] * 2)
-        return kh.AttentionRegressor(
-            math.inf,
-            pooling="sum",
-            random_state=0,
-            heads=kh.GaussianHeads(),
-            scaling="none",
-            query="given",
-        ).fit(groups, y[:6]), groups
+        return paper_regressor(math.inf, pooling="sum", random_state=0).fit(groups, y[:6]), groups
     model = {
         "finite": lambda: kh.AttentionRegressor(
             3, scaling="standard", random_state=0, heads=kh.GaussianHeads(), query="given"
@@ -595,9 +579,9 @@ def model_of(kind, rng):
             3, heads=DISTRIBUTIONS["chosen"], random_state=0, scaling="none", query="given"
         ).fit(sets, words != "a"),
         "ball": lambda: kh.NormBallClassifier(3, **ball).fit(sets, words),
-        "streamed": lambda: kh.AttentionClassifier(
-            3, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-        ).partial_fit(sets, words, classes=["a", "b", "c"]),
+        "streamed": lambda: paper_classifier(3, random_state=0).partial_fit(
+            sets, words, classes=["a", "b", "c"]
+        ),
         "features": lambda: kh.AttentionFeatures(
             3, heads=DISTRIBUTIONS["array"], random_state=0
         ).fit(sets),
@@ -705,9 +689,7 @@ def test_a_streamed_model_goes_on_after_loading_where_it_was(kind, first, rng, t
 
 def test_the_lean_file_predicts_and_refuses_to_go_on(rng, tmp_path):
     sets, y, _ = parts_of(rng)
-    model = kh.AttentionRegressor(
-        8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).partial_fit(sets, y)
+    model = paper_regressor(8, random_state=0).partial_fit(sets, y)
     kh.save(model, tmp_path / "all")
     kh.save(model, tmp_path / "lean", keep="predict")
     lean = kh.load(tmp_path / "lean")
@@ -717,9 +699,7 @@ def test_the_lean_file_predicts_and_refuses_to_go_on(rng, tmp_path):
         lean.partial_fit(sets, y)
     assert lean.n_samples_seen_ == 60
     assert lean.fit_batches([(sets, y)]).n_samples_seen_ == 60  # a new start is no continuation
-    fitted = kh.AttentionRegressor(
-        3, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, y)
+    fitted = paper_regressor(3, random_state=0).fit(sets, y)
     kh.save(fitted, tmp_path / "fitted", keep="predict")
     assert not hasattr(kh.load(tmp_path / "fitted"), "loo_predictions_")
     with pytest.raises(ValueError, match="`keep` must be one of 'all', 'predict': got 'some'"):
@@ -727,9 +707,7 @@ def test_the_lean_file_predicts_and_refuses_to_go_on(rng, tmp_path):
 
 
 def test_what_could_not_be_loaded_is_not_saved(rng, tmp_path):
-    model = kh.AttentionClassifier(
-        4, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets_of(rng), np.arange(40) % 2)
+    model = paper_classifier(4, random_state=0).fit(sets_of(rng), np.arange(40) % 2)
     model.temperature_ = math.nan
     with pytest.raises(ValueError, match=r"saved only if it can be loaded.*temperature_"):
         kh.save(model, tmp_path / "m")
@@ -768,9 +746,7 @@ KEPT = ("stream", "with", "kept", "with")
 def test_every_sum_is_checked_at_load(where, junk, rng, tmp_path):
     sets, y, _ = parts_of(rng)
     kh.save(
-        kh.AttentionClassifier(
-            4, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-        ).partial_fit(sets, y > 0, classes=[False, True]),
+        paper_classifier(4, random_state=0).partial_fit(sets, y > 0, classes=[False, True]),
         tmp_path / "model",
     )
 

@@ -2,6 +2,7 @@ import pickle
 
 import numpy as np
 import pytest
+from paper import paper_regressor
 
 import keyhole as kh
 from keyhole.data.sets import SetBatch, concatenate
@@ -400,9 +401,7 @@ def test_a_list_of_batches_is_pointed_to_concatenate():
     for make in (
         kh.SetBatch,
         kh.SetBatch.from_tokens,
-        lambda X: kh.AttentionRegressor(
-            4, heads=kh.GaussianHeads(), scaling="none", query="given"
-        ).fit(X, np.ones(4)),
+        lambda X: paper_regressor(4).fit(X, np.ones(4)),
     ):
         with pytest.raises(
             TypeError,

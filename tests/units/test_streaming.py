@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paper import paper_classifier, paper_regressor
 from sklearn.base import clone
 
 import keyhole as kh
@@ -79,9 +80,7 @@ def test_batches_of_any_size_and_order_are_the_one_shot_fit(sets, y, rng, sizes,
 
 
 def test_a_generator_is_judged_by_generalised_cross_validation(sets, y):
-    model = kh.AttentionRegressor(
-        8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit_batches(b for b in batches(sets, y, [50]))
+    model = paper_regressor(8, random_state=0).fit_batches(b for b in batches(sets, y, [50]))
     assert model.selection_.method == "gcv"
     assert model.selection_.error == model.selection_.errors.min()
     with pytest.raises(AttributeError, match="another pass over the data"):
@@ -95,12 +94,8 @@ def test_a_generator_is_judged_by_generalised_cross_validation(sets, y):
 def test_both_errors_agree_where_leverages_are_alike(seed):
     sets = kh.targets.sphere_sets(800, n_keys=4, dim=3, seed=seed)
     y = kh.targets.TokenPower(2, 3)(sets) + 0.1 * np.random.default_rng(seed).standard_normal(800)
-    whole = kh.AttentionRegressor(
-        6, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, y)
-    streamed = kh.AttentionRegressor(
-        6, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).partial_fit(sets, y)
+    whole = paper_regressor(6, random_state=0).fit(sets, y)
+    streamed = paper_regressor(6, random_state=0).partial_fit(sets, y)
     streamed.solve()
     assert (whole.selection_.method, streamed.selection_.method) == ("loo", "gcv")
     # p = 24 of 800: errors differ by the spread of leverages about their mean of 3 %
@@ -108,9 +103,7 @@ def test_both_errors_agree_where_leverages_are_alike(seed):
 
 
 def test_partial_fit_goes_on_after_a_fit_in_batches(sets, y):
-    model = kh.AttentionRegressor(
-        8, random_state=0, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
-    )
+    model = paper_regressor(8, random_state=0, alpha=0.1)
     model.fit_batches(batches(sets[:90], y[:90], [30]))
     model.partial_fit(sets[90:], y[90:])
     same(model.predict(sets), clone(model).fit(sets, y).predict(sets))
@@ -124,9 +117,7 @@ def test_partial_fit_goes_on_after_a_fit_in_batches(sets, y):
 
 def test_several_outputs_and_float32(sets, y):
     both = np.column_stack([y, 1 - 2 * y])
-    model = kh.AttentionRegressor(
-        8, random_state=0, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
-    )
+    model = paper_regressor(8, random_state=0, alpha=0.1)
     whole = clone(model).fit(sets, both)
     streamed = clone(model).fit_batches(batches(sets, both, [40]))
     same(streamed.predict(sets), whole.predict(sets))
@@ -142,14 +133,8 @@ def test_classifier(sets, y, n_classes):
     label = np.array(["a", "b", "c"])[
         np.searchsorted(np.quantile(y, np.arange(1, n_classes) / n_classes), y)
     ]
-    model = kh.AttentionClassifier(
-        8,
-        random_state=0,
-        alpha=0.1,
-        class_weight={"a": 2.0, "b": 1.0, "c": 1.0},
-        heads=kh.GaussianHeads(),
-        scaling="none",
-        query="given",
+    model = paper_classifier(
+        8, random_state=0, alpha=0.1, class_weight={"a": 2.0, "b": 1.0, "c": 1.0}
     )
     whole = clone(model).fit(sets, label)
     parts = batches(sets, label, [20, 35])
@@ -167,9 +152,7 @@ def test_classifier(sets, y, n_classes):
 
 def test_classifier_refusals(sets, y):
     label = np.where(y > 0, "yes", "no")
-    model = kh.AttentionClassifier(
-        4, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    )
+    model = paper_classifier(4, random_state=0)
     with pytest.raises(ValueError, match="classes must be passed on the first call to partial_fit"):
         model.partial_fit(sets, label)
     with pytest.raises(
@@ -182,9 +165,7 @@ def test_classifier_refusals(sets, y):
     with pytest.raises(ValueError, match="must be the same in every call"):
         model.partial_fit(sets, label, classes=["no", "yes", "maybe"])
     with pytest.raises(ValueError, match="pass a dict of weights"):
-        kh.AttentionClassifier(
-            4, class_weight="balanced", heads=kh.GaussianHeads(), scaling="none", query="given"
-        ).partial_fit(sets, label, classes=["no", "yes"])
+        paper_classifier(4, class_weight="balanced").partial_fit(sets, label, classes=["no", "yes"])
 
 
 @pytest.mark.parametrize(
@@ -230,9 +211,7 @@ def test_a_learned_law_goes_into_batches(sets, y):
 
 
 def test_batches_must_be_batches(sets, y):
-    model = kh.AttentionRegressor(
-        4, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    )
+    model = paper_regressor(4, random_state=0)
     with pytest.raises(ValueError, match="at least one batch"):
         model.fit_batches([])
     with pytest.raises(TypeError, match="iterable of batches"):
@@ -254,9 +233,7 @@ def test_batches_must_be_batches(sets, y):
 
 def test_weights_of_zero_are_left_out(sets, y):
     weights = (np.arange(150) % 3 > 0).astype(float)
-    model = kh.AttentionRegressor(
-        6, random_state=0, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
-    )
+    model = paper_regressor(6, random_state=0, alpha=0.1)
     same(
         clone(model).fit_batches(batches(sets, y, [1, 50], weights)).predict(sets),
         clone(model).fit(sets[weights > 0], y[weights > 0]).predict(sets),
@@ -264,9 +241,7 @@ def test_weights_of_zero_are_left_out(sets, y):
 
 
 def test_a_stream_without_weight_has_no_fit(sets, y):
-    model = kh.AttentionRegressor(
-        4, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    )
+    model = paper_regressor(4, random_state=0)
     with pytest.raises(
         ValueError, match="one sample of positive weight, and two to choose a penalty: got 1"
     ):
@@ -275,9 +250,7 @@ def test_a_stream_without_weight_has_no_fit(sets, y):
 
 def test_too_many_columns_say_what_they_would_take(sets, y):
     with pytest.raises(MemoryError, match="solver='cg'"):
-        kh.AttentionRegressor(
-            1_000_000, heads=kh.GaussianHeads(), scaling="none", query="given"
-        ).partial_fit(sets, y)
+        paper_regressor(1_000_000).partial_fit(sets, y)
 
 
 class OneBuffer:
@@ -301,28 +274,20 @@ class OneBuffer:
 def test_batches_may_use_their_memory_again(seed):
     sets = kh.targets.sphere_sets(200, n_keys=4, dim=3, seed=seed)
     y = kh.targets.TokenPower(2, 3)(sets) + 0.1 * np.random.default_rng(seed).standard_normal(200)
-    whole = kh.AttentionRegressor(
-        8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, y)
-    streamed = kh.AttentionRegressor(
-        8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit_batches(OneBuffer(sets, y))
+    whole = paper_regressor(8, random_state=0).fit(sets, y)
+    streamed = paper_regressor(8, random_state=0).fit_batches(OneBuffer(sets, y))
     same(streamed.predict(sets), whole.predict(sets))
     same(streamed.loo_error_, whole.loo_error_, 1e-8)
 
 
 def test_prediction_yields(sets, y):
-    model = kh.AttentionRegressor(
-        6, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, y)
+    model = paper_regressor(6, random_state=0).fit(sets, y)
     parts = model.predict_batches(iter([sets[:40], (sets[40:], y[40:])]))
     np.testing.assert_array_equal(np.concatenate(list(parts)), model.predict(sets))
 
 
 def test_a_stream_can_be_pickled_midway(sets, y):
-    model = kh.AttentionRegressor(
-        6, random_state=0, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).partial_fit(sets[:80], y[:80])
+    model = paper_regressor(6, random_state=0, alpha=0.1).partial_fit(sets[:80], y[:80])
     model = pickle.loads(pickle.dumps(model)).partial_fit(sets[80:], y[80:])
     same(model.predict(sets), clone(model).fit(sets, y).predict(sets))
 
@@ -331,9 +296,7 @@ def test_from_parquet(sets, y):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "sets.parquet"
         write_parquet(path, [(sets, y)], row_group_size=47)
-        model = kh.AttentionRegressor(
-            8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-        )
+        model = paper_regressor(8, random_state=0)
         whole = clone(model).fit(sets, y)
         for source in (path, str(path), ParquetSets(path, batch_size=10)):
             streamed = clone(model).fit_batches(source)

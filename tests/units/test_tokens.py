@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from layers import token_losses
+from paper import paper_classifier, paper_regressor
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import keyhole as kh
@@ -96,16 +97,12 @@ def test_options_are_what_one_would_do_by_hand(n_heads, scaling, query, sets, y)
     scaled = model.tokens_.apply(sets)
     if query == "mean":
         np.testing.assert_allclose(scaled.query[3], scaled[3].tokens.mean(axis=0))
-    by_hand = kh.AttentionRegressor(
-        n_heads, alpha=0.1, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(scaled, y)
+    by_hand = paper_regressor(n_heads, alpha=0.1, random_state=0).fit(scaled, y)
     np.testing.assert_allclose(model.predict(sets), by_hand.predict(scaled), atol=1e-10)
 
 
 def test_defaults_change_nothing(sets, y):
-    model = kh.AttentionRegressor(
-        20, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, y)
+    model = paper_regressor(20, random_state=0).fit(sets, y)
     assert model.tokens_.apply(sets) is sets
     assert model.candidates_ == ()
     assert model.heads_ == kh.GaussianHeads()
@@ -115,9 +112,7 @@ def test_sums_learn_what_grows_with_the_set(rng):
     X = kh.SetBatch([rng.normal(size=(rng.integers(1, 9), 3)) for _ in range(200)])
     y = np.add.reduceat(np.square(X.tokens).sum(axis=1), X.offsets[:-1])
     total, mean = (
-        kh.AttentionRegressor(
-            60, pooling=how, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-        )
+        paper_regressor(60, pooling=how, random_state=0)
         .fit(X[:150], y[:150])
         .score(X[150:], y[150:])
         for how in ("sum", "mean")
@@ -156,17 +151,10 @@ def test_class_weights_are_sample_weights(sets, rng):
         ({"a": 3.0, "b": 1.0}, {"a": 3.0, "b": 1.0}),
     ):
         weights = np.array([by_class[label] for label in y])
-        by_option = kh.AttentionClassifier(
-            20,
-            class_weight=class_weight,
-            random_state=0,
-            heads=kh.GaussianHeads(),
-            scaling="none",
-            query="given",
-        ).fit(sets, y, own)
-        by_weight = kh.AttentionClassifier(
-            20, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-        ).fit(sets, y, own * weights)
+        by_option = paper_classifier(20, class_weight=class_weight, random_state=0).fit(
+            sets, y, own
+        )
+        by_weight = paper_classifier(20, random_state=0).fit(sets, y, own * weights)
         np.testing.assert_allclose(
             by_option.decision_function(sets), by_weight.decision_function(sets)
         )

@@ -7,6 +7,7 @@ import sys
 import mpmath
 import numpy as np
 import pytest
+from paper import paper_classifier, paper_regressor
 from ridges import gram_fixed
 from sklearn import config_context
 from sklearn.base import clone
@@ -360,19 +361,13 @@ def test_a_device_knows_plain_sets_only(rng, options):
 def test_classifier_follows_its_tensors(rng):
     sets = kh.targets.sphere_sets(90, 5, 4, seed=0)
     label = (kh.targets.TokenPower(2, dim=4)(sets) > 0.25).astype(int)
-    here = kh.AttentionClassifier(
-        n_heads=math.inf, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, label)
-    there = kh.AttentionClassifier(
-        n_heads=math.inf, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets.to("cpu"), label)
+    here = paper_classifier(n_heads=math.inf, alpha=0.1).fit(sets, label)
+    there = paper_classifier(n_heads=math.inf, alpha=0.1).fit(sets.to("cpu"), label)
     assert there.layer_.device == "cpu"
     assert np.abs(here.predict_proba(sets) - there.predict_proba(sets)).max() <= 1e-8
     keys = torch.tensor(sets.tokens.reshape(90, 5, 4))
     tensors = kh.SetBatch(keys, torch.tensor(sets.query))
-    again = kh.AttentionClassifier(
-        n_heads=math.inf, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(tensors, label)
+    again = paper_classifier(n_heads=math.inf, alpha=0.1).fit(tensors, label)
     assert np.abs(here.predict_proba(sets) - again.predict_proba(sets)).max() <= 1e-8
 
 
@@ -380,18 +375,8 @@ def test_classifier_follows_its_tensors(rng):
 def test_classifier_on_a_device_gives_the_same_labels(rng, n_heads):
     sets = kh.SetBatch(rng.normal(size=(60, 4, 3)))
     label = np.array(["a", "b", "c"])[np.arange(60) % 3]
-    here = kh.AttentionClassifier(
-        n_heads, alpha=0.1, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(sets, label)
-    there = kh.AttentionClassifier(
-        n_heads,
-        alpha=0.1,
-        random_state=0,
-        device="cpu",
-        heads=kh.GaussianHeads(),
-        scaling="none",
-        query="given",
-    ).fit(sets, label)
+    here = paper_classifier(n_heads, alpha=0.1, random_state=0).fit(sets, label)
+    there = paper_classifier(n_heads, alpha=0.1, random_state=0, device="cpu").fit(sets, label)
     assert there.layer_.device == "cpu"
     np.testing.assert_allclose(
         there.decision_function(sets), here.decision_function(sets), rtol=0, atol=1e-9
@@ -407,15 +392,11 @@ def test_a_device_that_is_not_there_is_named():
     with pytest.raises(
         ValueError, match="`device` must be 'cpu', 'cuda' or 'cuda:i', or None: got 'gpu'"
     ):
-        kh.AttentionRegressor(
-            device="gpu", n_heads=512, heads=kh.GaussianHeads(), scaling="none", query="given"
-        ).fit(sets, np.arange(10.0))
+        paper_regressor(device="gpu", n_heads=512).fit(sets, np.arange(10.0))
     with pytest.raises(
         ValueError, match="`device` must be one that torch sees here: got 'cuda:77'"
     ):
-        kh.AttentionRegressor(
-            device="cuda:77", n_heads=512, heads=kh.GaussianHeads(), scaling="none", query="given"
-        ).fit(sets, np.arange(10.0))
+        paper_regressor(device="cuda:77", n_heads=512).fit(sets, np.arange(10.0))
 
 
 def test_auto_is_numpy_without_a_gpu():
@@ -443,16 +424,12 @@ def test_norm_balls_and_batches_take_tensors_to_the_host(rng):
         (kh.NormBallRegressor(5, group_radius=1.0, ball_radius=1.0, random_state=0), y, {}),
         (kh.NormBallClassifier(5, group_radius=1.0, ball_radius=1.0, random_state=0), label, {}),
         (
-            kh.AttentionRegressor(
-                5, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-            ),
+            paper_regressor(5, random_state=0),
             y,
             {},
         ),
         (
-            kh.AttentionClassifier(
-                5, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-            ),
+            paper_classifier(5, random_state=0),
             label,
             {"classes": [False, True]},
         ),
@@ -466,16 +443,10 @@ def test_norm_balls_and_batches_take_tensors_to_the_host(rng):
         assert isinstance(found, np.ndarray)
         np.testing.assert_array_equal(found, wanted)
     alone = kh.SetGroups(moved, np.ones(30, dtype=int))
-    model = kh.AttentionRegressor(
-        5, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).partial_fit(alone, y)
+    model = paper_regressor(5, random_state=0).partial_fit(alone, y)
     np.testing.assert_allclose(
         model.predict(alone),
-        kh.AttentionRegressor(
-            5, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
-        )
-        .partial_fit(batch, y)
-        .predict(batch),
+        paper_regressor(5, random_state=0).partial_fit(batch, y).predict(batch),
     )
 
 
