@@ -117,14 +117,20 @@ class Choice:
 
 
 def choose(spec: LayerSpec, data: TrainingSet) -> Choice:
-    """Fill in everything that a specification leaves open.
+    """Choose the settings that a specification leaves open, apart from the penalty.
 
-    The scaling of least loss under the given query; where coordinates have units of their own,
-    standardised tokens unless another scaling is better by more than one standard error. Then the
-    mean of the keys as query, if its loss is less. Then a multiple of the identity as mean of the
-    heads, if that lowers the loss by more than one standard error, sample by sample; multiples grow
-    until one is worse than the one before. Heads that are learned are learned later, under the rule
-    that suits zero-mean heads.
+    1. The number of heads follows from predicted cost alone.
+    2. The scaling of tokens is the one of least loss under the first query. Where coordinates have
+       units of their own, tokens are standardised unless another scaling is better by more than one
+       standard error of the differences between losses of the same samples.
+    3. The mean of the keys becomes the query if its loss is less.
+    4. The mean of the heads becomes a multiple of the identity, or under softmax a multiple drawn
+       for each coordinate, if that is better by more than one such standard error. Multiples grow
+       until one is no better than the one before.
+    5. The scale of the sample-level features is chosen last.
+
+    Heads that are to be learned are learned later, by `keyhole.layer.fit`, under the scaling and
+    query that were chosen with ``spec.fixed_heads``.
     """
     # outputs of size one, so that no loss overflows; choices then do not depend on the units of y
     exponent = data.output_exponent()
@@ -143,13 +149,14 @@ def choose(spec: LayerSpec, data: TrainingSet) -> Choice:
             drafts.append(search.draft(scaling, search.queries[0], spec.fixed_heads))
         best = search.best_scaling(drafts)
 
-        # 2. another query, if its loss is less
+        # 2. another query, if its loss is less: both are equally simple, so that none has to be
+        # better by more than a standard error
         for query in search.queries[1:]:
             drafts.append(search.draft(best.spec.scaling, query, spec.fixed_heads))
             if is_lower(drafts[-1].loss, best.loss):
                 best = drafts[-1]
 
-        # 3. the head distribution: strengths grow until one is worse than the one before
+        # 3. the head distribution: strengths grow until one is no better than the last
         head_drafts = [best]
         for heads in search.strengths(best):
             draft = search.draft(best.spec.scaling, best.spec.query, heads, best.tokens)
@@ -235,14 +242,15 @@ class Draft:
 
 @dataclass(frozen=True)
 class CandidateSearch:
-    """A staged search over candidates, each drafted on the same few samples.
+    """A staged search over candidates, each drafted on the same samples: as many as are affordable.
 
     Attributes
     ----------
     spec : LayerSpec
-        What was asked for.
+        What was asked for, with its number of heads chosen.
     draft_spec : LayerSpec
-        What drafts are fitted with: few heads, an automatic grid of penalties, the direct solver.
+        What drafts are fitted with: as many heads as are affordable, an automatic grid of
+        penalties, the direct solver, extras of scale one.
     data, part : TrainingSet
         All samples, and those that drafts are fitted to.
     scalings, queries : tuples of str
@@ -251,10 +259,10 @@ class CandidateSearch:
         Whether the head distribution is open, and there may be a query that a mean could act on.
     is_final : bool
         Whether a draft is fitted as the final fit would be: all distinct samples, all heads,
-        nothing left to tune.
+        nothing left to tune, and not by conjugate gradients, because drafts are solved directly.
     has_all_rows : bool
-        Whether the draft's samples are those that were given, one by one, so that its results are
-        theirs.
+        Whether no sample was joined with a duplicate or left out, so that predictions of a draft
+        belong to the samples as they were given, in their order.
     """
 
     spec: LayerSpec
@@ -275,6 +283,7 @@ class CandidateSearch:
 
         None if nothing is open, or if there are too few samples to compare candidates by.
         """
+        # drafts are made by NumPy, also of samples that lie on a device
         data = data.with_samples(data.samples.numpy())
 
         # the candidates: an explicit setting is the only one
@@ -296,7 +305,7 @@ class CandidateSearch:
         n_drafts = len(scalings) + len(queries) - 1
         if chooses_heads and spec.activation in POINTWISE:
             n_drafts += 2
-        elif chooses_heads:
+        elif chooses_heads:  # softmax
             n_drafts += 3
         if n_drafts == 1:
             return None
@@ -344,7 +353,7 @@ class CandidateSearch:
         Where units are mixed, standardised tokens unless another is clearly better.
         """
         best = best_draft(drafts)
-        if best.overflow is not None:  # then all of them overflow
+        if best.overflow is not None:  # an infinite loss is the least: all of them overflow
             raise best.overflow
         if "standard" in self.scalings and has_mixed_units(self.part.samples.sets):
             standard = drafts[self.scalings.index("standard")]
@@ -352,31 +361,29 @@ class CandidateSearch:
                 return standard
         return best
 
-    def strengths(self, zero_mean: Draft) -> list[HeadDistribution]:
+    def strengths(self, base: Draft) -> list[HeadDistribution]:
         """Head distributions around growing multiples of the identity.
 
         The list is empty where there is nothing to choose.
         """
-        if not self._has_heads_to_try(zero_mean):
+        if not self._has_heads_to_try(base):
             return []
-        return [GaussianHeads(strength, pairs=self._pairs(zero_mean)) for strength in STRENGTHS]
+        return [GaussianHeads(strength, pairs=self._pairs(base)) for strength in STRENGTHS]
 
-    def drawn_strengths(self, zero_mean: Draft) -> list[HeadDistribution]:
+    def drawn_strengths(self, base: Draft) -> list[HeadDistribution]:
         """Under softmax, heads that draw a multiple for each coordinate."""
-        if self.spec.activation in POINTWISE or not self._has_heads_to_try(zero_mean):
+        if self.spec.activation in POINTWISE or not self._has_heads_to_try(base):
             return []
-        return [
-            GaussianHeads(DRAWN_STRENGTHS.mean, DRAWN_STRENGTHS.scale, pairs=self._pairs(zero_mean))
-        ]
+        return [GaussianHeads(DRAWN_STRENGTHS.mean, DRAWN_STRENGTHS.scale, pairs=self._pairs(base))]
 
-    def _has_heads_to_try(self, zero_mean: Draft) -> bool:
+    def _has_heads_to_try(self, base: Draft) -> bool:
         """Whether the head distribution is open, and there is a query that a mean could act on."""
-        has_query = self.data.samples.sets.query is not None or zero_mean.spec.query != "given"
+        has_query = self.data.samples.sets.query is not None or base.spec.query != "given"
         return self.chooses_heads and has_query
 
-    def _pairs(self, zero_mean: Draft) -> Any:
+    def _pairs(self, base: Draft) -> Any:
         """Coordinates of query and key that mean the same, where queries are the given ones."""
-        if zero_mean.spec.query != "given":
+        if base.spec.query != "given":
             return None
         return self.data.samples.sets.pairs
 
@@ -397,11 +404,11 @@ class CandidateSearch:
         return Draft(spec=spec, tokens=tokens, fitted=fitted)
 
     def is_better(self, new: Draft, old: Draft) -> bool:
-        """Whether the loss of a draft is lower by more than one standard error.
+        """Whether the loss of a draft is lower by more than one standard error, and than rounding.
 
         The standard error is that of the differences between the losses of the same samples.
         """
-        # without a fit there are no losses to compare sample by sample: its loss is infinite
+        # a draft that overflowed has an infinite loss, and none of every sample
         if old.fitted is None or new.fitted is None:
             return new.loss < old.loss
         gain, standard_error = improvement(
@@ -410,7 +417,7 @@ class CandidateSearch:
         return gain > max(standard_error, LOSS_ROUNDING * old.loss)
 
     def _sample_losses(self, draft: Draft) -> Float[np.ndarray, " n"]:
-        """The loss of every sample by the fit without it.
+        """The loss of every sample by the fit without it, or without its group.
 
         The loss is the squared error, or the log-loss at the best temperature.
         """

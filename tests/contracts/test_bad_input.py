@@ -144,7 +144,7 @@ def test_the_unit_of_weights_changes_no_prediction(unit, dtype, n_heads, sets):
     assert np.isfinite(found.predict_std(sets)).all()
 
 
-def test_the_unit_of_weights_changes_no_law(rng):
+def test_the_unit_of_weights_changes_no_learned_heads(rng):
     sets = kh.targets.sphere_sets(80, n_keys=3, dim=3, seed=0)
     y, weights = kh.targets.Correlation(3, 3)(sets), rng.uniform(0.5, 2.0, 80)
     expected, *others = [

@@ -78,7 +78,7 @@ def test_cross_validation_on_ragged_sets_equals_doing_it_by_hand(ragged):
     assert cross_val_predict(model, X, y, cv=folds).shape == y.shape
 
 
-def test_grid_search_reaches_into_the_law(ragged):
+def test_grid_search_reaches_into_the_heads(ragged):
     X, y = ragged
     model = paper_regressor(n_heads=16, random_state=0)
     search = GridSearchCV(model, {"heads__mean": [0.0, 1.0], "alpha": [0.01, "loo"]}, cv=3).fit(

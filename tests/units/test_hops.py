@@ -51,7 +51,7 @@ def sets(rng):
     )
 
 
-def test_two_facts_need_two_looks_and_are_shown(rng):
+def test_two_facts_need_two_hops_and_are_shown(rng):
     sets, y, thing, person = carried(rng, 300)
     two, one = (
         kh.AttentionClassifier(16, kh.LearnedHeads(**HEADS | {"hops": hops}), **OPTIONS).fit(

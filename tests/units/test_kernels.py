@@ -248,7 +248,7 @@ def test_laws_without_a_closed_form_name_the_remedy(rng):
         kh.attention_kernel(a, heads=kh.GaussianHeads(mean=np.eye(3)))
 
 
-def test_a_class_is_not_a_law(rng):
+def test_a_class_is_not_a_head_distribution(rng):
     with pytest.raises(
         TypeError, match=r"not its class: got GaussianHeads. Write GaussianHeads\(\)"
     ):

@@ -129,7 +129,7 @@ def test_estimators_fit_the_law_first(activation, n_means, task):
     assert model.heads_.reason
 
 
-def test_infinite_heads_take_a_learned_law(task):
+def test_infinite_heads_take_learned_heads(task):
     sets, y = task
     model = kh.AttentionRegressor(
         math.inf,
@@ -857,7 +857,7 @@ def test_every_sample_is_held_out_in_turn_where_there_are_few(monkeypatch, seed)
     )
 
 
-def test_what_is_learned_is_told_with_the_law(monkeypatch, task):
+def test_what_is_learned_is_told_with_the_heads(monkeypatch, task):
     """Few samples: the descent on all of them takes the steps of the best check, from where the
     search started.
     """

@@ -107,7 +107,7 @@ def test_extras_are_heard_by_everyone(rng):
     assert max(m.error for m in found.learners if m.family != "constant") < 0.2
 
 
-def test_a_law_is_learned_and_softmax_has_no_kernel(seed):
+def test_heads_are_learned_and_softmax_has_no_kernel(seed):
     """The query asks with its first coordinate, the keys answer with their second."""
     rng = np.random.default_rng(seed)
     keys, query = rng.uniform(-2, 2, size=(320, 2, 3)), rng.uniform(-2, 2, size=(320, 3))

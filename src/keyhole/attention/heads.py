@@ -32,9 +32,10 @@ Pairs = Sequence[Sequence[int]] | Int[np.ndarray, "_ 2"]
 
 @runtime_checkable
 class HeadDistribution(Protocol):
-    """A head distribution of W: anything with this method can be passed as ``heads``.
+    """The distribution of a query-key matrix W.
 
-    If queries have another dimension than the keys, ``query_dim`` is passed as well.
+    Anything with this method can be passed as ``heads``. If queries have another dimension than the
+    keys, ``query_dim`` is passed as well.
     """
 
     def sample(

@@ -42,7 +42,7 @@ def attention_kernel(
     r"""Return the exact kernel of infinitely many attention heads.
 
     K(x, x') = 1/(N N') Σ_ij m(x_0, x_i; x'_0, x'_j) <x~_i, x~'_j> with m = E[σ(u)σ(v)] over the
-    head distribution of W, where u = x~_0ᵀ W x~_i and v are jointly Gaussian: variances scale²
+    distribution of W, where u = x~_0ᵀ W x~_i and v are jointly Gaussian: variances scale²
     |x~_0|² |x~_i|², correlation ρ = cos(x~_0, x~'_0) cos(x~_i, x~'_j), means x~_0ᵀ W_0 x~_i. It is
     the limit of ΦΦᵀ as M grows.
 

@@ -550,15 +550,16 @@ def path_route(
     dtype: np.dtype[Any],
     memory_budget: int,
 ) -> GramRoute:
-    """Reduce a matrix that is weighed already, and judge every penalty.
+    """Reduce a matrix that is weighed already, for the leave-one-out errors of every penalty.
 
-    It is overwritten if it is of ``dtype``.
+    The matrix may be overwritten.
     """
     n = len(matrix)
     problem = weighing.problem
     rounding = max(rounding, float(np.finfo(dtype).eps))
 
-    # a band is enough, and faster for a large matrix, if no penalty can be below the floor
+    # a band is enough, and faster for a large matrix, if no penalty can be below the floor; an
+    # automatic grid starts above it
     banded = False
     if n >= MIN_ROWS_FOR_A_BAND:
         if problem.alphas is None:
@@ -568,7 +569,7 @@ def path_route(
             banded = bool(problem.alphas.min() >= max(TINY, floor_bound))
     reduce = to_band if banded else tridiagonalise
 
-    # the reduction, in ``dtype`` and in the matrix' own precision again where that overflows
+    # reduce in ``dtype``; if that overflows, again in the matrix' own precision
     form: Banded | Tridiagonal | None = None
     for precision in dict.fromkeys((dtype, matrix.dtype)):
         with np.errstate(over="ignore", invalid="ignore"):
@@ -581,13 +582,15 @@ def path_route(
             "it in float64, or divide it and the penalties by a common factor."
         )
 
-    # the numerical floor, and the penalties of an automatic grid, follow from λ_max
+    # the numerical floor, and the penalties of an automatic grid, follow from λ_max; what centring
+    # has removed was part of the sums that were rounded, and counts for the floor too
     largest = form.largest()
     scale = max(largest, weighing.removed)
     floor = numerical_floor(scale, n, rounding)
     alphas = problem.grid(largest, floor)
 
-    # above the floor: a sweep through the form, unless rounding made it indefinite
+    # above the floor: a sweep through the form gives 1 − h, the complements of the leverages,
+    # unless rounding made it indefinite; for the few rows of a small draft eigenvectors are faster
     above_floor = alphas.min() > 0 and alphas.min() >= floor
     small_draft = problem.draft and n <= MAX_ROWS_OF_A_SMALL_DRAFT
     if above_floor and not small_draft:

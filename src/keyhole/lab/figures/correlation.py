@@ -116,9 +116,9 @@ def section(config: Config, results: Results) -> Section:
         slug="correlation",
         title="Correlation-weighted functions",
         claim=(
-            "Heads with a non-zero mean, E W = W_0, learn correlation-weighted functions f_{2,q} = "
-            "(1/N) Σ ⟨x₀, xᵢ⟩^{q} ⟨β, xᵢ⟩ from fewer samples than heads of mean zero, and the more "
-            "so the higher q."
+            "Heads with a non-zero mean, E W = W_{0}, learn correlation-weighted functions "
+            "f_{2,q} = (1/N) Σ ⟨x₀, xᵢ⟩^{q} ⟨β, xᵢ⟩ from fewer samples than heads of mean zero, "
+            "and the more so the higher q."
         ),
         blocks=[_ratio_chart(config, ratios, rows), *charts, table],
         verdict=_verdict(config, ratios, deviation),
