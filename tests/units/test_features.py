@@ -6,6 +6,7 @@ import pytest
 from jaxtyping import config
 
 import keyhole as kh
+from keyhole._checks import FeatureOverflowError
 from keyhole.attention.activations import POINTWISE, SOFTMAX
 from keyhole.attention.features import (
     apply_values,
@@ -573,3 +574,17 @@ def test_zeros_in_all_queries_cost_nothing_and_change_no_bit(dtype, rng):
     np.testing.assert_array_equal(
         kh.attention_features(batch[:6], heads, "softmax", dtype=dtype), every[:6]
     )
+
+
+@pytest.mark.parametrize("activation", ["relu", "step", "linear", "softmax"])
+def test_tokens_whose_scores_overflow_are_refused_whatever_the_route(activation):
+    """ReLU of a score of minus infinity is zero: features were finite, and outputs were not."""
+    rng = np.random.default_rng(0)
+    tokens = 1e200 * np.abs(rng.normal(size=(3, 4, 2)))
+    batch = kh.SetBatch(list(tokens), tokens[:, 0])
+    heads = -np.ones((1, 3, 3))
+    values = rng.normal(size=(3, 1))
+    with pytest.raises(FeatureOverflowError, match=r"those of set 0 overflow"):
+        attention_features(batch, heads, activation)
+    with pytest.raises(FeatureOverflowError, match=r"those of set 0 overflow"):
+        apply_values(batch, heads, values, activation)

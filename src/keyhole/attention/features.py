@@ -79,7 +79,7 @@ class TiledLayer:
         else:
             used = slice(None)
 
-        return cls(
+        layer = cls(
             batch=batch,
             heads=heads,
             activation=activation,
@@ -91,6 +91,24 @@ class TiledLayer:
             # pickle are writable.
             offsets=batch.offsets.copy(),
         )
+        layer._check_score_range()
+        return layer
+
+    def _check_score_range(self) -> None:
+        """Raise if a set has a query and keys so large that their scores overflow.
+
+        ReLU turns a score of minus infinity into a weight of zero, so that features can be finite
+        where other routes to the same output are not. What is refused must not depend on the route.
+        """
+        # room for the size of the heads and for the sum over coordinates
+        limit = 1e-8 * float(np.finfo(self.dtype).max)
+        if _largest_size(self.queries) * _largest_size(self.keys) <= limit:
+            return
+        for i in range(len(self.batch)):
+            query = self.batch[i].seen_query().astype(np.float64)
+            keys = self.batch[i].extended_keys().astype(np.float64)
+            if _largest_size(query) * _largest_size(keys) > limit:
+                raise self.overflow(i)
 
     @property
     def width(self) -> int:
@@ -385,6 +403,11 @@ def narrow(batch: SetBatch, dtype: np.dtype[Any]) -> SetBatch:
             "`batch` do not. Scale them down, or use dtype='float64'."
         )
     return tokens
+
+
+def _largest_size(array: np.ndarray) -> float:
+    """The largest absolute value, without a copy of the array; 0 if there is none."""
+    return max(float(array.max(initial=0.0)), -float(array.min(initial=0.0)))
 
 
 # Up to so many outputs, contracting the features in cache beats a matrix product with features in
