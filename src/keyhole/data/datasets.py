@@ -96,7 +96,7 @@ def _in_folder(path: Path, wanted: Callable[[str], bool]) -> Iterator[TextFile]:
 def _in_zip(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Iterator[TextFile]:
     archive = stack.enter_context(zipfile.ZipFile(path))
     for info in archive.infolist():
-        if info.is_dir() or not wanted(info.filename):
+        if info.filename.endswith("/") or not wanted(info.filename):
             continue
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise _other_compression(path)

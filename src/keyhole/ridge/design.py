@@ -505,10 +505,12 @@ class PrincipalAxes:
         by_penalty = np.where(separate, shares * alphas * inverse, -inverse)
         complements = unexplained + squares @ by_penalty
 
-        # the rounding of an eigenvalue moves 1/λ, or 1/(λ + alpha), by noise times its square
+        # the rounding of an eigenvalue moves 1/λ, or 1/(λ + alpha), by noise times its square; that
+        # of a fitted value moves the residual, which is divided by 1 − h
         noise = self.rounding * self.largest
         slopes = np.square(np.where(separate, shares, inverse))
         hidden = 4 * self.rounding + squares @ (2 * noise * slopes)
+        hidden += self.rounding * self.amplification(alphas)
         return np.where(hidden > 0.1 * complements, 0.0, complements)
 
     def _axes_in(self, dtype: np.dtype) -> np.ndarray:
