@@ -22,8 +22,8 @@ from keyhole.attention.activations import check_activation, check_pointwise
 from keyhole.attention.heads import FittedHeads, GaussianHeads, HeadDraw, QueryKeyHeads, Step
 from keyhole.attention.learned import IdentityHeads, LearnedHeads, UnfittedHeads
 from keyhole.choose import Candidate
-from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups
-from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
+from keyhole.data.sets import SET_POOLINGS, PooledSets, SetBatch, SetGroups
+from keyhole.data.tokens import POOLINGS, QUERIES, SCALINGS, TokenRule
 from keyhole.estimators.selection import Selection
 from keyhole.ridge.design import DesignMoments
 from keyhole.solvers.layers import FiniteLayer, KernelLayer
@@ -733,7 +733,7 @@ RULES: dict[str, dict[str, Callable[[Any], Any]]] = {
         "fewer steps than none": lambda r: r.steps < 0,
     },
     "PooledSets": {
-        "an unknown pooling": lambda r: r.pooling not in POOLINGS,
+        "an unknown pooling": lambda r: r.pooling not in SET_POOLINGS,
         "pooled sets that are none": lambda r: (
             not isinstance(r.base, SetBatch if r.each else SetBatch | SetGroups)
         ),

@@ -60,8 +60,8 @@ class LayerSpec:
 
     heads: HeadDistribution | None = None
     n_heads: float | str = AUTO
-    activation: str = "relu"
-    pooling: str = "mean"
+    activation: str = AUTO
+    pooling: str = AUTO
     scaling: str = AUTO
     query: str = AUTO
     extras_scale: float | None = None
@@ -94,6 +94,17 @@ class LayerSpec:
         if self.heads is None or self.learns_heads:
             return GaussianHeads()
         return self.heads
+
+    def settings(self) -> dict[str, object]:
+        """What may be left open, by the names of the parameters of the estimators."""
+        return {
+            "activation": self.activation,
+            "pooling": self.pooling,
+            "scaling": self.scaling,
+            "query": self.query,
+            "heads": self.heads,
+            "n_heads": self.n_heads,
+        }
 
     def draw(self, heads: HeadDistribution, samples: Any) -> HeadDraw | HeadDistribution:
         """M heads for samples like these; or the distribution itself for infinitely many."""

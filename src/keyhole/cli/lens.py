@@ -82,7 +82,7 @@ def lens(
 ) -> None:
     """Look, print, write."""
     from keyhole.attention.activations import check_activation
-    from keyhole.data.sets import POOLINGS
+    from keyhole.data.tokens import POOLINGS
 
     answer_or_exit(lambda: check_activation(activation))
     if pooling not in POOLINGS:

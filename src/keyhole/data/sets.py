@@ -18,7 +18,7 @@ from keyhole._array import is_tensor
 from keyhole._checks import as_sequence, check_float_array, check_no_mask, check_pairs, is_table
 from keyhole.data import arrays
 
-POOLINGS = ("mean", "sum")
+SET_POOLINGS = ("mean", "sum")
 
 
 class SampleBatch:

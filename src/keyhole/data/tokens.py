@@ -18,6 +18,7 @@ from keyhole._checks import as_sequence, check_count, check_float_array
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
 
 SCALINGS = ("none", "sphere", "standard")
+POOLINGS = ("mean", "mean+size", "sum")
 QUERIES = ("given", "mean", "each")
 
 
@@ -36,8 +37,9 @@ class TokenRule:
     query : "given", "mean" or "each"
         "mean" replaces the query by the mean of the keys, after scaling; "each" makes every key the
         query in turn and pools the features over queries.
-    pooling : "mean" or "sum"
-        Over keys, over queries, and over the sets of a sample.
+    pooling : "mean", "mean+size" or "sum"
+        Over keys, over queries, and over the sets of a sample. "mean+size" averages, and makes the
+        number of keys a further sample-level feature, the last.
     centre, spread : arrays (d,) or None
         For "standard": a token becomes (x − centre) / spread.
     query_centre, query_spread : arrays (d_q,) or None
@@ -86,6 +88,8 @@ class TokenRule:
         """
         batch.check_query_rule(query)
         rule = cls(scaling=scaling, query=query, pooling=pooling)
+        if rule.counts_keys:
+            batch = with_size(batch)
 
         # sample-level features
         if batch.extras is not None:
@@ -107,6 +111,24 @@ class TokenRule:
                 centre, spread = standardisation(batch.query, batch.set_counts, weights)
                 rule = replace(rule, query_centre=centre, query_spread=spread)
         return rule
+
+    @property
+    def counts_keys(self) -> bool:
+        """Whether the number of keys is a sample-level feature, after those that are given."""
+        return self.pooling == "mean+size"
+
+    @property
+    def pooling_of_sets(self) -> str:
+        """What is done over keys: "mean" or "sum"."""
+        if self.counts_keys:
+            return "mean"
+        return self.pooling
+
+    def n_extras(self, n_given: int) -> int:
+        """How many sample-level features the layer sees of samples that have so many."""
+        if self.counts_keys:
+            return n_given + 1
+        return n_given
 
     def with_extras_scale(self, scale: float) -> TokenRule:
         """The same rule with extras of another scale."""
@@ -140,6 +162,8 @@ class TokenRule:
 
     def apply(self, batch: SampleBatch) -> SetBatch | PooledSets:
         """Scale, make queries, and pool."""
+        if self.counts_keys:
+            batch = with_size(batch)
         sets = self._scale(batch.sets)
         if self.query == "mean":
             sets = sets.with_query(_means_of_keys(sets))
@@ -152,7 +176,7 @@ class TokenRule:
         if batch.extras is not None and self.extras_centre is not None:
             extras = (batch.extras - self.extras_centre) / self.extras_spread
             samples = samples.with_extras(extras)
-        return samples.pooled(self.pooling, each=self.query == "each")
+        return samples.pooled(self.pooling_of_sets, each=self.query == "each")
 
     def _scale(self, batch: SetBatch) -> SetBatch:
         """Keys and queries after scaling."""

@@ -25,8 +25,7 @@ from keyhole._checks import check_choice, check_count, check_seed
 from keyhole.attention.activations import ACTIVATIONS, Activation
 from keyhole.attention.heads import HeadDistribution
 from keyhole.choose import choose, warn_if_long
-from keyhole.data.sets import POOLINGS
-from keyhole.data.tokens import QUERIES, SCALINGS
+from keyhole.data.tokens import POOLINGS, QUERIES, SCALINGS
 from keyhole.estimators import batches as in_batches
 from keyhole.estimators.base import (
     LESS_FOR_A_FIT,

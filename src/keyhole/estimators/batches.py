@@ -403,7 +403,8 @@ def add_batch(draft: Any, batch: Batch) -> None:
     # values that were solved for are those of fewer samples, and so is the scaling of extras
     for name in SOLVED:
         vars(draft).pop(name, None)
-    if draft.n_extras_in_:
+    recipe = draft.stream_.recipe
+    if recipe is not None and recipe.n_extras:
         vars(draft).pop("tokens_", None)
 
     # added to the sums when enough samples have gathered
@@ -531,7 +532,12 @@ def _trial_recipe(spec: LayerSpec, data: TrainingSet) -> LayerRecipe | None:
     query = spec.query
     if query == "auto":
         query = "given"
-    rule = TokenRule("none", query, spec.pooling).with_hops_of(spec.fixed_heads)
+    pooling = spec.pooling
+    if pooling == "auto":
+        pooling = "mean"
+    if spec.activation == "auto":
+        spec = replace(spec, activation="relu")
+    rule = TokenRule("none", query, pooling).with_hops_of(spec.fixed_heads)
     return _recipe(spec, rule, spec.fixed_heads, data, n_kept=0, n_extras=0)
 
 
@@ -560,7 +566,12 @@ def settle(draft: Any, data: TrainingSet) -> LayerRecipe:
     choice = choose(draft.stream_.spec, data)
     rule = choice.token_rule(data)
     recipe = _recipe(
-        choice.spec, rule, choice.spec.heads, data, n_kept=N_KEPT, n_extras=draft.n_extras_in_
+        choice.spec,
+        rule,
+        choice.spec.heads,
+        data,
+        n_kept=N_KEPT,
+        n_extras=rule.n_extras(draft.n_extras_in_),
     )
     draft.heads_ = choice.spec.heads
     draft.tokens_ = rule
@@ -720,7 +731,7 @@ def resume_stream(model: Any, sums: LayerSums) -> None:
         dtype=layer.dtype,
         fit_intercept=sums.moments.fit_intercept,  # that of the fit, whatever the parameter is now
         memory_budget=spec.memory_budget,
-        n_extras=model.n_extras_in_,
+        n_extras=model.tokens_.n_extras(model.n_extras_in_),
     )
 
     # what samples are like is known from those that were kept, if any were

@@ -27,8 +27,7 @@ from keyhole.attention.activations import SOFTMAX, check_activation
 from keyhole.attention.heads import GaussianHeads, HeadDraw
 from keyhole.attention.learned import LearnedHeads
 from keyhole.data.layout import Dataset
-from keyhole.data.sets import POOLINGS
-from keyhole.data.tokens import TokenRule, pass_hops
+from keyhole.data.tokens import POOLINGS, TokenRule, pass_hops
 from keyhole.estimators.attention import AttentionRegressor
 from keyhole.estimators.validation import as_samples
 from keyhole.lab.lens.choice import MOST, TokenChoice, has_mean, make_choice
