@@ -16,6 +16,9 @@ from typing import Any
 _SAID: set[str] = set()
 """Lines that were said in this process: once is enough."""
 
+_ANNOUNCED: set[int] = set()
+"""Loops that have run in this process, or are about to, by their identity."""
+
 
 def cached_njit(**options: Any) -> Callable[[Any], Any]:
     """numba's ``njit(cache=True)``, also where no cache can be written.
@@ -71,6 +74,10 @@ def announce_compilation(loop: Any) -> None:
 
     Compiling takes seconds, once per machine; a line is kinder than silence.
     """
+    # numba takes longer to say which signatures it has than some loops run
+    if id(loop) in _ANNOUNCED:
+        return
+    _ANNOUNCED.add(id(loop))
     if loop.signatures or loop.stats.cache_path is None:  # without a cache there was a line already
         return
     name = loop.__qualname__.replace("<", "").replace(">", "")  # as numba names its files

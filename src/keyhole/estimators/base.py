@@ -209,9 +209,13 @@ def _in_words(n_bytes: int) -> str:
     return f"{n_bytes / 2**30:.0f} GiB"
 
 
+MIN_MEMORY_BUDGET = 2**14
+"""Bytes below which blocks cost more in calls than they save in memory."""
+
+
 def memory_budget() -> int:
     """scikit-learn's ``working_memory``, in bytes: 1 GiB unless the user says otherwise."""
-    return int(get_config()["working_memory"] * 2**20)
+    return max(MIN_MEMORY_BUDGET, int(get_config()["working_memory"] * 2**20))
 
 
 def without_output_axis(array: np.ndarray, single: bool) -> np.ndarray:
