@@ -21,7 +21,8 @@ def fit_layer(
     """Solve for the values of ``heads`` (a HeadDraw, or a head distribution for infinitely
     many).
     """
-    spec = LayerSpec(alphas=alphas, **settings)
+    first = {"activation": "relu", "pooling": "mean"}
+    spec = LayerSpec(alphas=alphas, **(first | settings))
     data = TrainingSet(samples, outputs, weights, groups, ranks)
     return solve_values(spec, data, heads, draft=draft, keep_factor=keep_factor)
 

@@ -8,16 +8,20 @@ from typing import Any
 
 import keyhole as kh
 
+PAPER_LAYER = {
+    "heads": kh.GaussianHeads(),
+    "activation": "relu",
+    "pooling": "mean",
+    "scaling": "none",
+    "query": "given",
+}
+
 
 def paper_regressor(n_heads: Any = "auto", **settings: Any) -> kh.AttentionRegressor:
     """An `AttentionRegressor` that leaves tokens, queries and head distribution alone."""
-    return kh.AttentionRegressor(
-        n_heads, heads=kh.GaussianHeads(), scaling="none", query="given", **settings
-    )
+    return kh.AttentionRegressor(n_heads, **(PAPER_LAYER | settings))
 
 
 def paper_classifier(n_heads: Any = "auto", **settings: Any) -> kh.AttentionClassifier:
     """An `AttentionClassifier` that leaves tokens, queries and head distribution alone."""
-    return kh.AttentionClassifier(
-        n_heads, heads=kh.GaussianHeads(), scaling="none", query="given", **settings
-    )
+    return kh.AttentionClassifier(n_heads, **(PAPER_LAYER | settings))

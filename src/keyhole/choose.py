@@ -1,9 +1,9 @@
 """The one place where defaults are chosen: an open specification becomes a complete one.
 
-`choose` drafts the candidates on few samples and few heads, and compares their leave-one-out
-losses. What is chosen, one after the other: the number of heads (by predicted cost alone), the
-scaling of tokens, the query, the head distribution, the scale of extras. An explicit setting is
-never overridden.
+`choose` drafts candidates on few samples and few heads, and compares their leave-one-out losses.
+What is chosen, one after the other: the scaling of tokens, the pooling, the query, the head
+distribution, the activation; then the number of heads, by predicted cost alone, and the scale of
+extras. An explicit setting is never overridden.
 
 docs/choosing.md, "Default settings", says the same for users. `keyhole.textbook` chooses nothing;
 the leave-one-out losses that are compared here are means of squares of the e that its `ridge`
@@ -13,22 +13,24 @@ returns.
 from __future__ import annotations
 
 import math
-import warnings
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from keyhole._array import block_size, thread_count
+from keyhole._array import block_size
 from keyhole._checks import FeatureOverflowError
-from keyhole.attention.activations import POINTWISE
+from keyhole.attention.activations import SOFTMAX
 from keyhole.attention.features import attention_features
 from keyhole.attention.head_error import improvement
 from keyhole.attention.heads import GaussianHeads, HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel
+from keyhole.costs import AUTO_HEADS, can_be_exact, choose_n_heads, fit_seconds, keys_seen
 from keyhole.data.sets import DistinctSamples, SetBatch
-from keyhole.data.tokens import SCALINGS, TokenRule
+from keyhole.data.tokens import POOLINGS, SCALINGS, TokenRule
 from keyhole.layer import FittedLayer, fit, learn_tokens, with_ranks_if_drawn
 from keyhole.ridge.calibration import calibrate, class_scores, labels_of
 from keyhole.ridge.gram import ridge_gram
@@ -39,27 +41,27 @@ from keyhole.training import JoinedSamples, TrainingSet
 
 DRAFT_SAMPLES = (500, 350, 250, 180, 128)
 """Samples that settings are chosen by: the first of these numbers that lets all drafts together
-cost no more than one fit. Rules that five hundred cannot tell apart may as well be exchanged (on
-digits "standard" and "none" are)."""
+cost no more than `CHOICE_COST` fits. Rules that five hundred cannot tell apart may as well be
+exchanged (on digits "standard" and "none" are)."""
+
+CHOICE_COST = 2.0
+"""What all drafts together may cost, in fits to all samples."""
+
+CHOICE_SECONDS = 0.3
+"""Predicted seconds of one core that all drafts together may cost in any case."""
 
 MIN_DRAFT_SAMPLES = 8
 """Distinct samples below which nothing is chosen: tokens stay as they are."""
 
 DRAFT_HEADS = 64
-"""Heads at most that settings are chosen with."""
+"""Heads at least that settings are chosen with, unless the user asks for fewer."""
 
-AUTO_HEADS = 512
-"""Heads of ``n_heads="auto"`` where the exact kernel is not cheaper, and a fit takes at most
-`AUTO_SECONDS`.
-"""
+MOST_DRAFT_HEADS = 256
+"""Heads at most that settings are chosen with, where they are affordable: candidates that have no
+exact kernel are compared with some that have one."""
 
-AUTO_SECONDS = 120.0
-"""Predicted seconds of one core that a fit with automatic heads may take: else their number is
-halved, and again.
-"""
-
-MIN_AUTO_HEADS = 32
-"""The number of automatic heads is not halved below this."""
+GUARD = 2.0
+"""Standard errors by which a candidate must be better than the simpler one that it would replace."""
 
 STRENGTHS = (1.0, 3.0, 10.0, 30.0)
 """Multiples of the identity that are tried as mean of the heads where there is a query."""
@@ -67,6 +69,13 @@ STRENGTHS = (1.0, 3.0, 10.0, 30.0)
 DRAWN_STRENGTHS = GaussianHeads(mean=(0.3, 20.0), scale=0.1)
 """Heads that differ in the coordinates they compare, tried under softmax: there the multiple is how
 sharply a head selects keys. Chosen on the first 80 % of MovieLens; ReLU gains little by it."""
+
+SOFTMAX_SCALES = (0.5, 2.0, 8.0)
+"""Scales of zero-mean heads that are tried under softmax, from near an average to near a maximum,
+until one is no better than the one before."""
+
+EACH_COST = 4.0
+"""How much more a fit with every key as a query may cost than one without, to be tried at all."""
 
 LOSS_ROUNDING = 1e-6
 """Share of a loss below which a difference is rounding, and the candidate that comes first is kept:
@@ -86,18 +95,22 @@ EXTRAS_SCALES = (0.1, 1.0, 10.0, 100.0)
 do.
 """
 
-LONG_FIT_SECONDS = 60.0
-"""Predicted seconds above which a fit says so beforehand."""
-
 
 @dataclass(frozen=True)
 class Candidate:
-    """Settings that were tried, with their loss on the samples that were left out."""
+    """Settings that were tried, with their loss on the samples that were left out.
+
+    ``n_heads`` are those of the draft, and ``seconds`` what it took, by the clock.
+    """
 
     scaling: str
     query: str
     heads: HeadDistribution
     loss: float
+    activation: str = "relu"
+    pooling: str = "mean"
+    n_heads: float = math.inf
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -116,91 +129,86 @@ class Choice:
         return learn_tokens(self.spec, data)
 
 
-def choose(spec: LayerSpec, data: TrainingSet) -> Choice:
+def choose(
+    spec: LayerSpec, data: TrainingSet, tell: Callable[[Candidate], None] | None = None
+) -> Choice:
     """Choose the settings that a specification leaves open, apart from the penalty.
 
-    1. The number of heads follows from predicted cost alone.
-    2. The scaling of tokens is the one of least loss under the first query. Where coordinates have
-       units of their own, tokens are standardised unless another scaling is better by more than one
-       standard error of the differences between losses of the same samples.
-    3. The mean of the keys becomes the query if its loss is less.
-    4. The mean of the heads becomes a multiple of the identity, or under softmax a multiple drawn
-       for each coordinate, if that is better by more than one such standard error. Multiples grow
-       until one is no better than the one before.
-    5. The scale of the sample-level features is chosen last.
+    1. The scaling of tokens is the one of least loss under the first query. Where coordinates have
+       units of their own, tokens are standardised unless another scaling is clearly better.
+    2. Where sets differ in size, features are added up in the place of averages, or the number of
+       keys becomes a sample-level feature, if that is clearly better.
+    3. The mean of the keys becomes the query if its loss is less; each key in turn, where that is
+       affordable, if it is clearly better.
+    4. The mean of the heads becomes a multiple of the identity if that is clearly better. Multiples
+       grow until one is no better than the one before.
+    5. Softmax takes the place of ReLU if it is clearly better.
+    6. The number of heads follows from predicted cost alone, and the scale of the sample-level
+       features is chosen last.
 
-    Heads that are to be learned are learned later, by `keyhole.layer.fit`, under the scaling and
-    query that were chosen with ``spec.fixed_heads``.
+    "Clearly better" is better by more than `GUARD` standard errors of the differences between the
+    losses of the same samples. Heads that are to be learned are learned later, by
+    `keyhole.layer.fit`, under the settings that were chosen with ``spec.fixed_heads``.
+
+    ``tell`` is called with every candidate as soon as its loss is known.
     """
     # outputs of size one, so that no loss overflows; choices then do not depend on the units of y
     exponent = data.output_exponent()
     data = data.with_outputs_in_units(exponent)
     distinct = data.distinct()
 
-    # the number of heads needs no draft: predicted cost decides it
-    spec = replace(spec, n_heads=choose_n_heads(spec, data.samples, distinct.rows))
-    chosen = _first_settings(spec)
-    drafts: list[Draft] = []
-    final = None
-    search = CandidateSearch.of(spec, data, distinct)
+    # squared errors have the square of the units of y, the log-loss has none
+    loss_exponent = 0
+    if spec.criterion == "squared_error":
+        loss_exponent = 2 * exponent
+
+    chosen = first_settings(spec)
+    candidates: tuple[Candidate, ...] = ()
+    best = None
+    search = CandidateSearch.of(spec, data, distinct, loss_exponent, tell)
     if search is not None:
-        # 1. the scaling of tokens, under the first query
-        for scaling in search.scalings:
-            drafts.append(search.draft(scaling, search.queries[0], spec.fixed_heads))
-        best = search.best_scaling(drafts)
-
-        # 2. another query, if its loss is less: both are equally simple, so that none has to be
-        # better by more than a standard error
-        for query in search.queries[1:]:
-            drafts.append(search.draft(best.spec.scaling, query, spec.fixed_heads))
-            if is_lower(drafts[-1].loss, best.loss):
-                best = drafts[-1]
-
-        # 3. the head distribution: strengths grow until one is no better than the last
-        head_drafts = [best]
-        for heads in search.strengths(best):
-            draft = search.draft(best.spec.scaling, best.spec.query, heads, best.tokens)
-            head_drafts.append(draft)
-            if not is_lower(head_drafts[-1].loss, head_drafts[-2].loss):
-                break
-        for heads in search.drawn_strengths(best):
-            draft = search.draft(best.spec.scaling, best.spec.query, heads, best.tokens)
-            head_drafts.append(draft)
-        drafts += head_drafts[1:]
-
-        # zero-mean heads stay unless another distribution is better by more than a standard error
-        leader = best_draft(head_drafts)
-        if search.is_better(leader, best):
-            best = leader
-
+        best = choose_scaling(search)
+        best = choose_pooling(search, best)
+        best = choose_query(search, best)
+        best = choose_head_mean(search, best)
+        best = choose_activation(search, best)
+        candidates = tuple(search.candidates)
+        chosen = replace(
+            chosen,
+            scaling=best.spec.scaling,
+            pooling=best.spec.pooling,
+            query=best.spec.query,
+            activation=best.spec.activation,
+        )
         # heads that are to be learned stay as they are: they are learned under these settings
-        chosen = replace(chosen, scaling=best.spec.scaling, query=best.spec.query)
         if spec.heads is None:
             chosen = replace(chosen, heads=best.spec.heads)
 
-        # a draft that used all samples and all heads need not be fitted again
-        if search.is_final and search.has_all_rows:
+    # the number of heads, for the activation and the query that were chosen
+    chosen = replace(chosen, n_heads=final_n_heads(spec, chosen, data, distinct))
+
+    # a draft that used all samples and all heads need not be fitted again
+    final = None
+    if search is not None and best is not None:
+        if search.is_final(best, chosen) and search.has_all_rows:
             assert best.fitted is not None
             final = best.fitted.in_units(exponent)
 
-    # 4. the scale of extras, under the settings that were chosen
+    # the scale of extras, under the settings that were chosen
     if spec.extras_scale is None:
         chosen = replace(chosen, extras_scale=1.0)
-        if data.has_extras:
+        if has_extras(chosen, data):
             chosen = replace(chosen, extras_scale=choose_extras_scale(chosen, data))
-
-    # squared errors have the square of the units of y, the log-loss has none
-    if spec.criterion == "log_loss":
-        loss_exponent = 0
-    else:
-        loss_exponent = 2 * exponent
-    candidates = tuple(draft.candidate(loss_exponent) for draft in drafts)
     return Choice(spec=chosen, candidates=candidates, final=final)
 
 
-def _first_settings(spec: LayerSpec) -> LayerSpec:
+def first_settings(spec: LayerSpec) -> LayerSpec:
     """The specification with what is tried first in the place of what is open."""
     settings = spec
+    if settings.activation == AUTO:
+        settings = replace(settings, activation="relu")
+    if settings.pooling == AUTO:
+        settings = replace(settings, pooling="mean")
     if settings.scaling == AUTO:
         settings = replace(settings, scaling="none")
     if settings.query == AUTO:
@@ -208,6 +216,129 @@ def _first_settings(spec: LayerSpec) -> LayerSpec:
     if settings.heads is None:
         settings = replace(settings, heads=GaussianHeads())
     return settings
+
+
+def final_n_heads(
+    spec: LayerSpec, chosen: LayerSpec, data: TrainingSet, distinct: DistinctSamples
+) -> float:
+    """The number of heads of the final fit.
+
+    A query that is open costs as much as one that is given: the number must not depend on whether
+    the mean of the keys has won. Every key as a query costs more, and softmax has no exact kernel.
+    """
+    query = spec.query
+    if chosen.query == "each":
+        query = "each"
+    priced = replace(spec, activation=chosen.activation, query=query)
+    return choose_n_heads(priced, data.samples, distinct.rows)
+
+
+def has_extras(spec: LayerSpec, data: TrainingSet) -> bool:
+    """Whether the layer sees sample-level features: given ones, or the number of keys."""
+    return data.has_extras or spec.pooling == "mean+size"
+
+
+# ---- the stages ----------------------------------------------------------------------------------
+
+
+def choose_scaling(search: CandidateSearch) -> Draft:
+    """The scaling of least loss, under what is tried first of all else.
+
+    Where units are mixed, standardised tokens unless another scaling is clearly better.
+    """
+    first = search.first
+    drafts = [search.draft(replace(first, scaling=scaling)) for scaling in search.scalings]
+    best = best_draft(drafts)
+    if best.overflow is not None:  # an infinite loss is the least: all of them overflow
+        raise best.overflow
+    if "standard" in search.scalings and has_mixed_units(search.part.samples.sets):
+        standard = drafts[search.scalings.index("standard")]
+        if not search.is_better(best, standard):
+            return standard
+    return best
+
+
+def choose_pooling(search: CandidateSearch, best: Draft) -> Draft:
+    """Sums, or means beside the number of keys, if they are clearly better than means alone."""
+    drafts = []
+    for pooling in search.poolings[1:]:
+        # what a scaling removes, such as the lengths of tokens, may matter to sums alone
+        scalings: Sequence[str] = (best.spec.scaling,)
+        if pooling == "sum":
+            scalings = search.scalings
+        for scaling in scalings:
+            drafts.append(search.draft(replace(best.spec, pooling=pooling, scaling=scaling)))
+    return search.replaced(best, drafts)
+
+
+def choose_query(search: CandidateSearch, best: Draft) -> Draft:
+    """The mean of the keys, or each key in turn, as the query."""
+    if "mean" in search.queries[1:]:
+        # as simple as the constant query, so that it need not be better by a standard error
+        draft = search.draft(replace(best.spec, query="mean"))
+        if is_lower(draft.loss, best.loss):
+            best = draft
+    if "each" in search.queries[1:]:
+        draft = search.draft(replace(best.spec, query="each"))
+        best = search.replaced(best, [draft])
+    return best
+
+
+def choose_head_mean(search: CandidateSearch, best: Draft) -> Draft:
+    """A multiple of the identity as the mean of the heads, if that is clearly better than zero.
+
+    Multiples grow until one is no better than the one before. Under softmax, heads that draw a
+    multiple for each coordinate are tried as well.
+    """
+    if not search.may_have_mean(best):
+        return best
+    pairs = search.pairs(best)
+    drafts = [best]
+    for strength in STRENGTHS:
+        heads = GaussianHeads(strength, pairs=pairs)
+        drafts.append(search.draft(replace(best.spec, heads=heads)))
+        if not is_lower(drafts[-1].loss, drafts[-2].loss):
+            break
+    if best.spec.activation == SOFTMAX:
+        heads = GaussianHeads(DRAWN_STRENGTHS.mean, DRAWN_STRENGTHS.scale, pairs=pairs)
+        drafts.append(search.draft(replace(best.spec, heads=heads)))
+    return search.replaced(best, drafts[1:])
+
+
+def choose_activation(search: CandidateSearch, best: Draft) -> Draft:
+    """Softmax, if it is clearly better than what was chosen for the first activation."""
+    if not search.chooses_activation:
+        return best
+
+    # a softmax averages over keys by itself: sums are tried with the size beside the mean
+    pooling = best.spec.pooling
+    if pooling == "sum" and "mean+size" in search.poolings:
+        pooling = "mean+size"
+    query = best.spec.query
+    if query == "each" and query != search.spec.query:
+        query = "given"
+    base = replace(best.spec, activation=SOFTMAX, pooling=pooling, query=query)
+
+    # zero-mean heads of a few scales; or the heads that were asked for, as they are
+    if search.spec.heads is not None:
+        return search.replaced(best, [search.draft(base)])
+    drafts: list[Draft] = []
+    for scale in SOFTMAX_SCALES:
+        drafts.append(search.draft(replace(base, heads=GaussianHeads(scale=scale))))
+        if len(drafts) > 1 and not is_lower(drafts[-1].loss, drafts[-2].loss):
+            break
+
+    # other scalings of the tokens, at the scale of the heads that was best
+    best_heads = best_draft(drafts).spec.heads
+    for scaling in search.scalings:
+        if scaling != base.scaling:
+            drafts.append(search.draft(replace(base, scaling=scaling, heads=best_heads)))
+
+    # heads with a mean, on top of the best of these
+    leader = best_draft(drafts)
+    if leader.overflow is None and search.may_have_mean(leader):
+        drafts.append(choose_head_mean(search, leader))
+    return search.replaced(best, drafts)
 
 
 @dataclass(frozen=True)
@@ -230,54 +361,97 @@ class Draft:
             return math.inf
         return self.fitted.loss
 
-    def candidate(self, exponent: int) -> Candidate:
+    def candidate(self, exponent: int, seconds: float) -> Candidate:
         """What is reported of it, with its loss times 2^exponent."""
         assert self.spec.heads is not None
+        assert not isinstance(self.spec.n_heads, str)
         with np.errstate(over="ignore", under="ignore"):
             loss = float(np.ldexp(self.loss, exponent))
         return Candidate(
-            scaling=self.spec.scaling, query=self.spec.query, heads=self.spec.heads, loss=loss
+            scaling=self.spec.scaling,
+            query=self.spec.query,
+            heads=self.spec.heads,
+            loss=loss,
+            activation=self.spec.activation,
+            pooling=self.spec.pooling,
+            n_heads=self.spec.n_heads,
+            seconds=seconds,
         )
 
 
 @dataclass(frozen=True)
+class DraftSize:
+    """How large drafts are: samples, and heads with and without an exact kernel.
+
+    Attributes
+    ----------
+    n_samples : int
+    n_heads : int
+        Heads of candidates that have no kernel, or whose kernel would cost more.
+    may_be_exact : bool
+        Whether candidates that have a kernel are compared by it where that is cheaper.
+    seconds : float
+        What all drafts together take of one core, as predicted.
+    """
+
+    n_samples: int
+    n_heads: int
+    may_be_exact: bool
+    seconds: float
+
+
+@dataclass
 class CandidateSearch:
     """A staged search over candidates, each drafted on the same samples: as many as are affordable.
 
     Attributes
     ----------
     spec : LayerSpec
-        What was asked for, with its number of heads chosen.
-    draft_spec : LayerSpec
-        What drafts are fitted with: as many heads as are affordable, an automatic grid of
-        penalties, the direct solver, extras of scale one.
+        What was asked for.
+    first : LayerSpec
+        What is tried first of everything, as drafts are fitted: an automatic grid of penalties, the
+        direct solver, extras of scale one.
+    size : DraftSize
     data, part : TrainingSet
         All samples, and those that drafts are fitted to.
-    scalings, queries : tuples of str
+    scalings, poolings, queries : tuples of str
         What is tried, the default first.
-    chooses_heads : bool
-        Whether the head distribution is open, and there may be a query that a mean could act on.
-    is_final : bool
-        Whether a draft is fitted as the final fit would be: all distinct samples, all heads,
-        nothing left to tune, and not by conjugate gradients, because drafts are solved directly.
-    has_all_rows : bool
-        Whether no sample was joined with a duplicate or left out, so that predictions of a draft
-        belong to the samples as they were given, in their order.
+    chooses_heads, chooses_activation : bool
+        Whether the mean of the heads, and the activation, are open.
+    n_distinct : int
+        Distinct samples of positive weight among all of them.
+    loss_exponent : int
+        Losses that are reported are 2^exponent times as large.
+    tell : function, optional
+        Called with every candidate.
+    candidates : list of Candidate
+        What was tried so far.
     """
 
     spec: LayerSpec
-    draft_spec: LayerSpec
+    first: LayerSpec
+    size: DraftSize
     data: TrainingSet
     part: TrainingSet
     scalings: tuple[str, ...]
+    poolings: tuple[str, ...]
     queries: tuple[str, ...]
     chooses_heads: bool
-    is_final: bool
-    has_all_rows: bool
+    chooses_activation: bool
+    n_distinct: int
+    loss_exponent: int = 0
+    tell: Callable[[Candidate], None] | None = None
+    candidates: list[Candidate] = field(default_factory=list)
+    token_rules: dict[tuple[str, str, str], TokenRule] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
-        cls, spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples
+        cls,
+        spec: LayerSpec,
+        data: TrainingSet,
+        distinct: DistinctSamples,
+        loss_exponent: int = 0,
+        tell: Callable[[Candidate], None] | None = None,
     ) -> CandidateSearch | None:
         """A search for what a specification leaves open.
 
@@ -285,126 +459,158 @@ class CandidateSearch:
         """
         # drafts are made by NumPy, also of samples that lie on a device
         data = data.with_samples(data.samples.numpy())
-
-        # the candidates: an explicit setting is the only one
-        scalings: tuple[str, ...] = (spec.scaling,)
-        if spec.scaling == AUTO:
-            scalings = SCALINGS
-        queries: tuple[str, ...] = (spec.query,)
-        if spec.query == AUTO:
-            queries = ("given",)
-            if not data.samples.has_own_queries:
-                queries = ("given", "mean")
+        scalings = open_scalings(spec)
+        poolings = open_poolings(spec, data)
+        queries = open_queries(spec, data, distinct)
 
         # a mean of the heads multiplies query and key: without a query there is nothing to act on
         may_have_query = data.samples.sets.query is not None or queries[-1] != "given"
         chooses_heads = spec.heads is None and may_have_query
 
-        # the number of drafts to pay for: all scalings under the first query, further queries, at
-        # least two strengths of the mean, and under softmax the drawn strengths
+        # softmax has no exact kernel, and heads that are to be learned are learned for ReLU
+        chooses_activation = spec.activation == AUTO and not spec.is_exact and not spec.learns_heads
+
+        # the number of drafts to pay for
         n_drafts = len(scalings) + len(queries) - 1
-        if chooses_heads and spec.activation in POINTWISE:
+        if "sum" in poolings[1:]:
+            n_drafts += len(scalings)
+        if "mean+size" in poolings[1:]:
+            n_drafts += 1
+        if chooses_heads:
             n_drafts += 2
-        elif chooses_heads:  # softmax
+        if chooses_heads and spec.activation == SOFTMAX:
+            n_drafts += 1
+        if chooses_activation:
+            n_drafts += len(SOFTMAX_SCALES) + len(scalings) - 1
+        if chooses_activation and chooses_heads:
             n_drafts += 3
         if n_drafts == 1:
             return None
 
         # as many distinct samples as are cheap, but enough to compare candidates by
         counts = data.samples.token_counts[distinct.rows]
-        n_samples, n_heads = affordable_draft(spec, counts, data.samples.dim, n_drafts)
-        if n_samples < MIN_DRAFT_SAMPLES:
+        size = affordable_draft(spec, counts, data.samples.dim, n_drafts)
+        if size.n_samples < MIN_DRAFT_SAMPLES:
             return None
 
         # they are picked by rank, which depends on what a sample is: neither the order of the
         # samples, nor duplicates, nor rows of weight 0 change the choice
         picked = np.arange(len(distinct))
-        if n_samples < len(distinct):
+        if size.n_samples < len(distinct):
             ranks = data.with_ranks(distinct, spec.seed).ranks
             assert ranks is not None
-            picked = np.flatnonzero(ranks[distinct.rows] < n_samples)
+            picked = np.flatnonzero(ranks[distinct.rows] < size.n_samples)
 
         # duplicates are one sample of their joint weight
         joint_weights = None
         if distinct.weights is not None:
             joint_weights = distinct.weights[picked]
         part = replace(data[distinct.rows[picked]], weights=joint_weights)
-
-        # does a draft that uses all of this equal the final fit?
-        uses_everything = len(part) == len(distinct) and n_heads == spec.n_heads
-        nothing_left_to_fit = spec.alphas is None and not spec.learns_heads and not data.has_extras
         return cls(
             spec=spec,
-            draft_spec=replace(
-                spec, n_heads=n_heads, alphas=None, solver="direct", extras_scale=1.0
-            ),
+            first=replace(first_settings(spec), alphas=None, solver="direct", extras_scale=1.0),
+            size=size,
             data=data,
             part=part,
             scalings=scalings,
+            poolings=poolings,
             queries=queries,
             chooses_heads=chooses_heads,
-            is_final=uses_everything and nothing_left_to_fit and spec.solver != "cg",
-            has_all_rows=len(part) == len(data),
+            chooses_activation=chooses_activation,
+            n_distinct=len(distinct),
+            loss_exponent=loss_exponent,
+            tell=tell,
         )
 
-    def best_scaling(self, drafts: list[Draft]) -> Draft:
-        """The draft of least loss.
+    @property
+    def has_all_rows(self) -> bool:
+        """Whether the predictions of a draft belong to the samples as they were given.
 
-        Where units are mixed, standardised tokens unless another is clearly better.
+        So it is where none was joined with a duplicate or left out.
         """
-        best = best_draft(drafts)
-        if best.overflow is not None:  # an infinite loss is the least: all of them overflow
-            raise best.overflow
-        if "standard" in self.scalings and has_mixed_units(self.part.samples.sets):
-            standard = drafts[self.scalings.index("standard")]
-            if not self.is_better(best, standard):
-                return standard
-        return best
+        return len(self.part) == len(self.data)
 
-    def strengths(self, base: Draft) -> list[HeadDistribution]:
-        """Head distributions around growing multiples of the identity.
+    def draft(self, spec: LayerSpec) -> Draft:
+        """Fit one candidate to the draft's samples.
 
-        The list is empty where there is nothing to choose.
+        Its token rule is learned on all samples.
         """
-        if not self._has_heads_to_try(base):
-            return []
-        return [GaussianHeads(strength, pairs=self._pairs(base)) for strength in STRENGTHS]
+        began = time.perf_counter()
+        spec = replace(spec, heads=spec.fixed_heads, n_heads=self.draft_heads(spec))
+        tokens = self.token_rule(spec)
+        try:
+            fitted = fit(spec, self.part, tokens=tokens, draft=not self.may_be_final(spec))
+            draft = Draft(spec=spec, tokens=tokens, fitted=fitted)
+        except FeatureOverflowError as error:
+            draft = Draft(spec=spec, tokens=tokens, fitted=None, overflow=error)
+        candidate = draft.candidate(self.loss_exponent, time.perf_counter() - began)
+        self.candidates.append(candidate)
+        if self.tell is not None:
+            self.tell(candidate)
+        return draft
 
-    def drawn_strengths(self, base: Draft) -> list[HeadDistribution]:
-        """Under softmax, heads that draw a multiple for each coordinate."""
-        if self.spec.activation in POINTWISE or not self._has_heads_to_try(base):
-            return []
-        return [GaussianHeads(DRAWN_STRENGTHS.mean, DRAWN_STRENGTHS.scale, pairs=self._pairs(base))]
+    def token_rule(self, spec: LayerSpec) -> TokenRule:
+        """The token rule of a candidate; several candidates share one."""
+        key = (spec.scaling, spec.query, spec.pooling)
+        if key not in self.token_rules:
+            self.token_rules[key] = learn_tokens(spec, self.data)
+        return self.token_rules[key]
 
-    def _has_heads_to_try(self, base: Draft) -> bool:
+    def draft_heads(self, spec: LayerSpec) -> float:
+        """How many heads a candidate is drafted with; infinitely many where that is cheaper."""
+        if not (self.size.may_be_exact and can_be_exact(spec)):
+            return self.size.n_heads
+        n_tokens = keys_seen(self.part.samples.token_counts, spec.query)
+
+        def seconds(n_heads: float) -> float:
+            dim = self.part.samples.dim
+            return fit_seconds(len(self.part), n_tokens, dim, n_heads, has_query=True)
+
+        if seconds(math.inf) <= seconds(self.size.n_heads):
+            return math.inf
+        return self.size.n_heads
+
+    def may_be_final(self, spec: LayerSpec) -> bool:
+        """Whether a draft of these settings is fitted as the final fit would be.
+
+        All distinct samples, all heads, nothing left to tune, and not by conjugate gradients,
+        because drafts are solved directly.
+        """
+        uses_all_samples = len(self.part) == self.n_distinct
+        nothing_left = self.spec.alphas is None and not self.spec.learns_heads
+        tunes_extras = has_extras(spec, self.data) and self.spec.extras_scale != 1.0
+        if not uses_all_samples or not nothing_left or tunes_extras or self.spec.solver == "cg":
+            return False
+        if isinstance(self.spec.n_heads, str):
+            return spec.n_heads in (math.inf, AUTO_HEADS)
+        return spec.n_heads == self.spec.n_heads
+
+    def is_final(self, draft: Draft, chosen: LayerSpec) -> bool:
+        """Whether a draft is the final fit."""
+        return self.may_be_final(draft.spec) and draft.spec.n_heads == chosen.n_heads
+
+    def may_have_mean(self, base: Draft) -> bool:
         """Whether the head distribution is open, and there is a query that a mean could act on."""
         has_query = self.data.samples.sets.query is not None or base.spec.query != "given"
         return self.chooses_heads and has_query
 
-    def _pairs(self, base: Draft) -> Any:
+    def pairs(self, base: Draft) -> Any:
         """Coordinates of query and key that mean the same, where queries are the given ones."""
         if base.spec.query != "given":
             return None
         return self.data.samples.sets.pairs
 
-    def draft(
-        self, scaling: str, query: str, heads: HeadDistribution, tokens: TokenRule | None = None
-    ) -> Draft:
-        """Fit one candidate to the draft's samples.
-
-        Its token rule is learned on all samples, unless ``tokens`` is that rule already.
-        """
-        spec = replace(self.draft_spec, scaling=scaling, query=query, heads=heads)
-        if tokens is None:
-            tokens = learn_tokens(spec, self.data)
-        try:
-            fitted = fit(spec, self.part, tokens=tokens, draft=not self.is_final)
-        except FeatureOverflowError as error:
-            return Draft(spec=spec, tokens=tokens, fitted=None, overflow=error)
-        return Draft(spec=spec, tokens=tokens, fitted=fitted)
+    def replaced(self, best: Draft, drafts: Sequence[Draft]) -> Draft:
+        """The best of some drafts if it is clearly better than the best so far, else the latter."""
+        if not drafts:
+            return best
+        leader = best_draft(drafts)
+        if self.is_better(leader, best):
+            return leader
+        return best
 
     def is_better(self, new: Draft, old: Draft) -> bool:
-        """Whether the loss of a draft is lower by more than one standard error, and than rounding.
+        """Whether the loss of a draft is lower by more than `GUARD` standard errors.
 
         The standard error is that of the differences between the losses of the same samples.
         """
@@ -414,7 +620,7 @@ class CandidateSearch:
         gain, standard_error = improvement(
             self._sample_losses(old), self._sample_losses(new), self.part.weights, self.part.groups
         )
-        return gain > max(standard_error, LOSS_ROUNDING * old.loss)
+        return gain > max(GUARD * standard_error, LOSS_ROUNDING * old.loss)
 
     def _sample_losses(self, draft: Draft) -> Float[np.ndarray, " n"]:
         """The loss of every sample by the fit without it, or without its group.
@@ -433,6 +639,55 @@ class CandidateSearch:
         return np.asarray(losses[0])
 
 
+# ---- what is tried -------------------------------------------------------------------------------
+
+
+def open_scalings(spec: LayerSpec) -> tuple[str, ...]:
+    """The scalings of tokens to try; an explicit one alone."""
+    if spec.scaling != AUTO:
+        return (spec.scaling,)
+    return SCALINGS
+
+
+def open_poolings(spec: LayerSpec, data: TrainingSet) -> tuple[str, ...]:
+    """The poolings to try: where all samples have the same size, sums and means are the same."""
+    if spec.pooling != AUTO:
+        return (spec.pooling,)
+    sets = data.samples.sets
+    same_lengths = bool((sets.lengths == sets.lengths[0]).all())
+    same_counts = bool((data.samples.set_counts == data.samples.set_counts[0]).all())
+    if same_lengths and same_counts:
+        return ("mean",)
+    # devices know means only
+    if spec.device is not None:
+        return ("mean", "mean+size")
+    return POOLINGS
+
+
+def open_queries(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples) -> tuple[str, ...]:
+    """The queries to try: those of the samples, if they have any."""
+    if spec.query != AUTO:
+        return (spec.query,)
+    samples = data.samples
+    if samples.has_own_queries:
+        return ("given",)
+
+    # each key in turn, where that does not cost much more. Hops extend a query, and cannot then
+    has_hops = spec.learns_heads or bool(getattr(spec.heads, "hops_", ()))
+    if not samples.is_plain or spec.device is not None or has_hops:
+        return ("given", "mean")
+    counts = samples.token_counts[distinct.rows]
+
+    def seconds(query: str) -> float:
+        n_heads = choose_n_heads(replace(spec, query=query), samples, distinct.rows)
+        n_tokens = keys_seen(counts, query)
+        return fit_seconds(len(counts), n_tokens, samples.dim, n_heads, has_query=True)
+
+    if seconds("each") > EACH_COST * seconds("mean"):
+        return ("given", "mean")
+    return ("given", "mean", "each")
+
+
 def is_lower(loss: float, other: float) -> bool:
     """Whether a loss is lower than another by more than rounding."""
     if math.isinf(other):
@@ -440,7 +695,7 @@ def is_lower(loss: float, other: float) -> bool:
     return loss < other - LOSS_ROUNDING * abs(other)
 
 
-def best_draft(drafts: list[Draft]) -> Draft:
+def best_draft(drafts: Sequence[Draft]) -> Draft:
     """The draft of least loss; the first of those that differ by rounding alone."""
     best = drafts[0]
     for draft in drafts[1:]:
@@ -465,13 +720,16 @@ def has_mixed_units(sets: SetBatch) -> bool:
     return False
 
 
+# ---- what it costs -------------------------------------------------------------------------------
+
+
 def affordable_draft(
     spec: LayerSpec, token_counts: Int[np.ndarray, " n"], dim: int, n_drafts: int
-) -> tuple[int, float]:
+) -> DraftSize:
     """How many of n distinct samples, and how many heads, drafts are made with.
 
-    As many samples as let all drafts together cost what one fit does; by the exact kernel if that
-    is what is asked for and cheaper than few heads.
+    As many samples as let all drafts together cost no more than `CHOICE_COST` fits; then as many
+    heads as that leaves room for, between `DRAFT_HEADS` and `MOST_DRAFT_HEADS`.
     """
     n = len(token_counts)
     keys_per_sample = float(token_counts.sum()) / n
@@ -480,148 +738,47 @@ def affordable_draft(
         n_tokens = int(n_samples * keys_per_sample)
         return fit_seconds(n_samples, n_tokens, dim, n_heads, has_query=True)
 
-    # what one fit to all samples costs; an exact kernel, which may cost far more, counts as if it
-    # were AUTO_HEADS heads
-    assert not isinstance(spec.n_heads, str)
-    if spec.is_exact:
-        allowed = seconds(n, AUTO_HEADS)
-    else:
-        allowed = seconds(n, spec.n_heads)
+    # what fits to all samples cost; an exact kernel, which may cost far more, counts as if it were
+    # AUTO_HEADS heads
+    most_heads = AUTO_HEADS
+    if not isinstance(spec.n_heads, str) and not spec.is_exact:
+        most_heads = int(spec.n_heads)
+    allowed = max(CHOICE_SECONDS, CHOICE_COST * seconds(n, most_heads))
 
     # the first number of samples that keeps all drafts within that, or the least of them
-    few_heads = min(spec.n_heads, DRAFT_HEADS)
+    few_heads = min(most_heads, DRAFT_HEADS)
+    may_be_exact = spec.is_exact or isinstance(spec.n_heads, str)
     for limit in DRAFT_SAMPLES:
         n_samples = min(n, limit)
-        n_heads = few_heads
-        if spec.is_exact and seconds(n_samples, math.inf) <= seconds(n_samples, few_heads):
-            n_heads = math.inf
-        if n_drafts * seconds(n_samples, n_heads) <= allowed:
+        one_draft = seconds(n_samples, few_heads)
+        if may_be_exact:
+            one_draft = min(one_draft, seconds(n_samples, math.inf))
+        if n_drafts * one_draft <= allowed:
             break
-    return n_samples, n_heads
+
+    # more heads, while all drafts are affordable with them
+    n_heads = few_heads
+    while 2 * n_heads <= min(most_heads, MOST_DRAFT_HEADS):
+        if n_drafts * seconds(n_samples, 2 * n_heads) > allowed:
+            break
+        n_heads *= 2
+    return DraftSize(
+        n_samples=n_samples,
+        n_heads=n_heads,
+        may_be_exact=may_be_exact,
+        seconds=n_drafts * seconds(n_samples, n_heads),
+    )
 
 
 def choice_seconds(spec: LayerSpec, data: TrainingSet) -> float:
     """Seconds of one core that `choose` takes at most, predicted from sizes alone."""
-    distinct = data.distinct()
-    spec = replace(spec, n_heads=choose_n_heads(spec, data.samples, distinct.rows))
-    search = CandidateSearch.of(spec, data, distinct)
+    search = CandidateSearch.of(spec, data, data.distinct())
     if search is None:
         return 0.0
-    # at most: every strength of the mean, and the drawn strengths
-    n_drafts = len(search.scalings) + len(search.queries) - 1
-    if search.chooses_heads:
-        n_drafts += len(STRENGTHS) + 1
-    part = search.part.samples
-    n_tokens = int(part.token_counts.sum())
-    assert not isinstance(search.draft_spec.n_heads, str)
-    one_draft = fit_seconds(
-        len(search.part), n_tokens, part.dim, search.draft_spec.n_heads, has_query=True
-    )
-    return n_drafts * one_draft
+    return search.size.seconds
 
 
-def fit_seconds(n: int, n_tokens: int, dim: int, n_heads: float, *, has_query: bool) -> float:
-    """Seconds of one core that a fit takes, predicted from sizes alone.
-
-    ``n_heads=math.inf`` stands for the exact kernel.
-
-    Measured at d = 4 … 400 on one core (Zen 4): pairs of keys take 2.2 + 0.075 D ns, entries of W
-    that are drawn 30 ns, features 0.1 ns an operation, products of matrices a fifth of that, a path
-    of penalties n³/4 ns, and 6 ms all else.
-    """
-    # all terms are in nanoseconds
-    width = dim + 1
-    overhead = 6e6
-    path = 0.25 * float(n) ** 3
-
-    # the exact kernel: all pairs of keys, of which symmetry spares a half, then n × n matrices
-    if math.isinf(n_heads):
-        pairs = n_tokens**2 / 2 * (2.2 + 0.075 * width)
-        return 1e-9 * (pairs + path + overhead)
-
-    # M heads: without a query only one row of W is ever used, and drawn
-    p = n_heads * width
-    if has_query:
-        entries = width**2
-    else:
-        entries = width
-    features = n_heads * (30 * entries + 0.1 * (2 * n * entries + 4 * n_tokens * width))
-
-    # the smaller of the Gram matrices: ΦΦᵀ, n × n, or ΦᵀΦ, p × p
-    if p >= n:
-        solve = 0.02 * n**2 * p + path
-    else:
-        solve = 0.06 * n * p**2 + 0.5 * p**3
-    return 1e-9 * (overhead + features + solve)
-
-
-def choose_n_heads(spec: LayerSpec, samples: Any, rows: Int[np.ndarray, " r"]) -> float:
-    """The number of heads: as asked, or infinitely many, or M.
-
-    The exact kernel is taken where it exists and is predicted to be cheaper.
-
-    M is `AUTO_HEADS`, halved until a direct fit without a device is predicted to take
-    `AUTO_SECONDS` at most. Only the distinct samples, ``rows``, cost time.
-    """
-    if not isinstance(spec.n_heads, str):
-        return spec.n_heads
-    has_query = samples.sets.query is not None or spec.query != "given"
-    keys_per_sample = samples.token_counts[rows].astype(float)
-    if spec.query == "each":  # every key is a query in turn
-        keys_per_sample = keys_per_sample**2
-
-    def seconds(n_heads: float) -> float:
-        n_tokens = int(keys_per_sample.sum())
-        return fit_seconds(len(rows), n_tokens, samples.dim, n_heads, has_query=has_query)
-
-    # few enough heads for a fit within AUTO_SECONDS; "cg" and devices have costs of their own
-    n_heads = AUTO_HEADS
-    may_halve = spec.solver != "cg" and spec.device is None
-    while may_halve and n_heads > MIN_AUTO_HEADS and seconds(n_heads) > AUTO_SECONDS:
-        n_heads //= 2
-
-    # infinitely many heads, where they are the cheaper ones
-    can_be_exact = has_kernel(spec.heads) and spec.activation in POINTWISE and spec.solver != "cg"
-    if can_be_exact and seconds(math.inf) <= seconds(n_heads):
-        return math.inf
-    return n_heads
-
-
-def has_kernel(heads: Any) -> bool:
-    """Whether infinitely many heads of a distribution have an exact kernel.
-
-    ``heads=None`` stands for Gaussian heads, which have one.
-    """
-    if heads is None:
-        return True
-    is_learned = hasattr(heads, "fit")
-    draws_strengths = getattr(heads, "strength_range", None) is not None
-    if is_learned or draws_strengths:
-        return False
-    return hasattr(heads, "moments") or hasattr(heads, "components")
-
-
-def warn_if_long(spec: LayerSpec, data: TrainingSet) -> None:
-    """Say so before a fit that will take long."""
-    assert not isinstance(spec.n_heads, str)
-    if spec.device is not None:
-        return
-    n_tokens = int(data.samples.token_counts.sum())
-    core_seconds = fit_seconds(len(data), n_tokens, data.samples.dim, spec.n_heads, has_query=True)
-    seconds = core_seconds / thread_count()
-    if seconds <= LONG_FIT_SECONDS:
-        return
-    if spec.is_exact:
-        kind = "the exact kernel of infinitely many heads"
-        remedy = "a finite `n_heads`"
-    else:
-        kind = f"{spec.n_heads} heads"
-        remedy = "fewer heads, a fixed alpha"
-    warnings.warn(
-        f"this fit will take about {seconds:.0f} s: {kind} on {len(data)} samples of {n_tokens} "
-        f"keys in all. For less, use {remedy}, fewer samples, or a GPU.",
-        stacklevel=4,
-    )
+# ---- the scale of sample-level features ----------------------------------------------------------
 
 
 def extras_unit(spread: float, size: float, extras: float) -> float:

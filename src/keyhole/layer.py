@@ -145,7 +145,8 @@ def with_ranks_if_drawn(spec: LayerSpec, data: TrainingSet) -> TrainingSet:
     if spec.solver == "auto" and not spec.is_exact:
         n_features = int(spec.n_heads) * (data.samples.dim + 1)
         by_gradients = exceeds_memory(len(data), n_features, spec.dtype)
-    if by_gradients or data.groups is not None or data.has_extras:
+    has_extras = data.has_extras or spec.pooling == "mean+size"
+    if by_gradients or data.groups is not None or has_extras:
         return data.with_ranks(data.distinct())
     return data
 
@@ -240,15 +241,10 @@ def _with_a_kernel(heads: Any, activation: str) -> Any:
 
 def _check_complete(spec: LayerSpec) -> None:
     """Raise if something is left to choose."""
-    settings = {
-        "n_heads": spec.n_heads,
-        "scaling": spec.scaling,
-        "query": spec.query,
-        "pooling": spec.pooling,
-    }
-    open_settings = [name for name, value in settings.items() if value == AUTO]
-    if spec.heads is None:
-        open_settings.append("heads")
+    open_settings = []
+    for name, value in spec.settings().items():
+        if value is None or (isinstance(value, str) and value == AUTO):
+            open_settings.append(name)
     if open_settings:
         raise ValueError(
             f"a fit needs a complete specification, and {', '.join(open_settings)} are still to be "

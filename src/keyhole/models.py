@@ -555,7 +555,9 @@ def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:
     refuse_if(base.extras is not None, "training sets with extras, whose part is in the values")
     refuse_if(sets.dim != estimator.n_features_in_, "a kernel that does not fit the tokens")
 
-    same_pooling = sets.pooling == rule.pooling_of_sets and sets.each == (plain and rule.query == "each")
+    same_pooling = sets.pooling == rule.pooling_of_sets and sets.each == (
+        plain and rule.query == "each"
+    )
     # hops extend the query that is given, or the constant one
     uses_given_query = estimator.has_query_ and rule.query == "given"
     has_query = rule.query == "mean" or bool(rule.hops) or uses_given_query

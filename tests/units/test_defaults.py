@@ -12,7 +12,8 @@ from layers import token_losses
 
 import keyhole as kh
 from keyhole import choose as chooser
-from keyhole.choose import AUTO_HEADS, AUTO_SECONDS, choose_n_heads, fit_seconds
+from keyhole import costs
+from keyhole.costs import AUTO_HEADS, AUTO_SECONDS, choose_n_heads, fit_seconds
 from keyhole.cli.fit import fit as fit_command
 from keyhole.estimators import batches
 from keyhole.ridge.problem import N_ALPHAS
@@ -173,7 +174,7 @@ def test_few_samples_choose_nothing(rng):
 
 
 def test_a_long_fit_says_so_beforehand(bags, monkeypatch):
-    monkeypatch.setattr(chooser, "LONG_FIT_SECONDS", 0.0)
+    monkeypatch.setattr(costs, "LONG_FIT_SECONDS", 0.0)
     with pytest.warns(
         UserWarning, match=r"this fit will take about \d+ s: the exact kernel .* 60 samples"
     ):

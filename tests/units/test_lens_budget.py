@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.choose import choice_seconds, fit_seconds
+from keyhole.choose import choice_seconds
+from keyhole.costs import fit_seconds
 from keyhole.data.layout import Dataset
 from keyhole.lab.lens import LensConfig, choice, fits, look
 from keyhole.lab.lens.costs import Costs

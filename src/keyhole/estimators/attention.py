@@ -24,7 +24,8 @@ from sklearn.utils.validation import check_is_fitted
 from keyhole._checks import check_choice, check_count, check_seed
 from keyhole.attention.activations import ACTIVATIONS, Activation
 from keyhole.attention.heads import HeadDistribution
-from keyhole.choose import choose, warn_if_long
+from keyhole.choose import choose
+from keyhole.costs import warn_if_long
 from keyhole.data.tokens import POOLINGS, QUERIES, SCALINGS
 from keyhole.estimators import batches as in_batches
 from keyhole.estimators.base import (
@@ -44,6 +45,7 @@ from keyhole.estimators.classes import (
     without_weightless,
 )
 from keyhole.estimators.explanations import weights_of_hops
+from keyhole.estimators.report import say, settings_line, summary_of, tell_candidate
 from keyhole.estimators.selection import Selection
 from keyhole.estimators.uncertainty import (
     Calibration,
@@ -96,16 +98,17 @@ class AttentionModel(SetModel):
         ],
         "heads": [HasMethods("sample"), None],
         "alpha": [StrOptions({"loo"}), Interval(Real, 0, None, closed="left"), "array-like"],
-        "activation": [StrOptions(set(ACTIVATIONS))],
+        "activation": [StrOptions({*ACTIVATIONS, "auto"})],
         "fit_intercept": ["boolean"],
         "random_state": ["random_state", np.random.Generator],
         "dtype": [StrOptions({"float64", "float32"}), type, np.dtype],
-        "pooling": [StrOptions(set(POOLINGS))],
+        "pooling": [StrOptions({*POOLINGS, "auto"})],
         "scaling": [StrOptions({*SCALINGS, "auto"})],
         "query": [StrOptions({*QUERIES, "auto"})],
         "device": [str, None],
         "solver": [StrOptions({"auto", "direct", "cg"})],
         "extras_scale": [StrOptions({"loo"}), Interval(Real, 0, None, closed="neither")],
+        "verbose": ["verbose"],
     }
 
     heads_: HeadDistribution
@@ -150,7 +153,7 @@ class AttentionModel(SetModel):
         # settings, then values; a draft that used everything is the fit already
         spec = self.layer_spec(samples)
         with explained_memory_errors("fit", samples, spec.n_heads, LESS_FOR_A_FIT):
-            choice = choose(spec, data)
+            choice = choose(spec, data, tell=tell_candidate if self.verbose else None)
             fitted = choice.final
             if fitted is None:
                 warn_if_long(choice.spec, data)
@@ -162,7 +165,47 @@ class AttentionModel(SetModel):
         self.candidates_ = choice.candidates
         self._store_training(fitted, data)
         self._store_left_out(fitted, data, labels=y)
+        if self.verbose:
+            say(f"chosen: {settings_line(self)}")
         return self
+
+    @property
+    def chosen_params_(self) -> dict[str, Any]:
+        """The settings that a fit has used, for ``set_params``: another fit then chooses nothing.
+
+        The penalty is not among them, because the best one depends on the number of samples. Heads
+        that are learned are learned again.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import keyhole as kh
+        >>> x = np.random.default_rng(0).uniform(-1, 1, size=(50, 3, 1))
+        >>> model = kh.AttentionRegressor(random_state=0).fit(x, x.max(axis=1)[:, 0])
+        >>> twin = kh.AttentionRegressor(random_state=0).set_params(**model.chosen_params_)
+        >>> twin.fit(x, x.max(axis=1)[:, 0]).candidates_
+        ()
+        """
+        check_is_fitted(self)
+        model = self._snapshot()
+        rule = model.tokens_
+        heads = model.heads_
+        if hasattr(model.heads, "fit"):
+            heads = model.heads
+        return {
+            "heads": heads,
+            "n_heads": model.n_heads_,
+            "activation": model.layer_.activation,
+            "pooling": rule.pooling,
+            "scaling": rule.scaling,
+            "query": rule.query,
+            "extras_scale": float(rule.extras_scale),
+        }
+
+    def summary(self) -> str:
+        """Return what was tried, its loss and its cost, and what was chosen: a table to print."""
+        check_is_fitted(self)
+        return summary_of(self._snapshot())
 
     def _training_outputs(
         self, y: Any, samples: Any, weights: np.ndarray | None
@@ -552,32 +595,36 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     heads : head distribution, optional
         ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>. None is
         ``kh.GaussianHeads()``, or a multiple of the identity as its mean where there is a query and
-        the leave-one-out loss is lower by more than one standard error; under softmax also heads
-        that draw a multiple for each coordinate, ``kh.GaussianHeads((0.3, 20.0), 0.1)``.
+        that is clearly better; under softmax also heads that draw a multiple for each coordinate,
+        ``kh.GaussianHeads((0.3, 20.0), 0.1)``.
         ``kh.LearnedHeads()`` is fitted to the training set.
     alpha : "loo", number or sequence of numbers
         Ridge penalty; "loo" chooses from an automatic grid, a sequence from itself, both by exact
         leave-one-out.
-    activation : "relu", "softmax", "linear", "square", "step" or "exp"
-        "relu" has weights ReLU(s)/N, "softmax" softmax weights over the set.
+    activation : "relu", "softmax", "linear", "square", "step", "exp" or "auto"
+        "relu" has weights ReLU(s)/N, "softmax" softmax weights over the set. "auto" is ReLU unless
+        softmax, at one of three scales of the heads, is clearly better: by more than two standard
+        errors of the leave-one-out losses of the same samples.
     fit_intercept : bool
     random_state : int, RandomState, Generator or None
         An integer s means the heads ``heads.sample(n_heads, d, s)``.
     dtype : "float64" or "float32"
         Precision of the features and their Gram matrix. Kernels are always float64, except those of
         a device.
-    pooling : "mean" or "sum"
+    pooling : "mean", "mean+size", "sum" or "auto"
         Whether features are averaged over keys (and queries, and sets of a sample) or added up, for
-        targets that grow with the set.
+        targets that grow with the set. "mean+size" averages, and has the number of keys as a
+        sample-level feature. "auto" averages unless, where sets differ in size, another is clearly
+        better.
     scaling : "none", "sphere", "standard" or "auto"
         What is done to tokens first, learned on the training sets: each to length one; or every
         coordinate centred and divided by √d times its standard deviation; "auto" takes the one of
-        least leave-one-out loss, on 128 to 500 samples, so that choosing takes about as long as one
-        fit.
+        least leave-one-out loss. All that is automatic is chosen on 128 to 500 samples, so that
+        choosing takes about as long as two fits.
     query : "given", "mean", "each" or "auto"
         The query of each set, or the constant one; the mean of its keys; each key in turn, features
-        pooled over queries. "auto" tries "given" and "mean" on sets without a query. In batches all
-        that is automatic is settled on the first 1024 samples, or on fewer if values are asked for
+        pooled over queries. "auto" tries "given" and "mean" on sets without a query, and "each"
+        where it is affordable. In batches all that is automatic is settled on the first 1024 samples, or on fewer if values are asked for
         before that, and kept.
     device : None, "auto", "cuda", "cuda:1", … or "cpu"
         Where torch fits and predicts (docs/gpu.md); "auto" is the first GPU, if any. None follows
@@ -594,6 +641,8 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         by its root mean square). s is this number, or the one of least leave-one-out squared error
         among four, on at most 500 samples; in batches by generalised cross-validation.
         ``tokens_.extras_scale`` is s, ``layer_.extras_values`` are the coefficients.
+    verbose : bool
+        Whether to print every candidate that is tried, and what was chosen.
 
     Attributes
     ----------
@@ -662,17 +711,18 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         n_heads: int | float | Literal["auto"] = "auto",
         heads: HeadDistribution | None = None,
         alpha: float | Sequence[float] | np.ndarray | Literal["loo"] = "loo",
-        activation: Activation = "relu",
+        activation: Activation | Literal["auto"] = "auto",
         fit_intercept: bool = True,
         random_state: int | np.random.RandomState | np.random.Generator | None = None,
         *,
         dtype: Literal["float64", "float32"] | type | np.dtype = "float64",
-        pooling: Literal["mean", "sum"] = "mean",
+        pooling: Literal["mean", "mean+size", "sum", "auto"] = "auto",
         scaling: Literal["none", "sphere", "standard", "auto"] = "auto",
         query: Literal["given", "mean", "each", "auto"] = "auto",
         device: str | None = None,
         solver: Literal["auto", "direct", "cg"] = "auto",
         extras_scale: float | Literal["loo"] = "loo",
+        verbose: bool | int = False,
     ) -> None:
         self.n_heads = n_heads
         self.heads = heads
@@ -687,6 +737,7 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         self.device = device
         self.solver = solver
         self.extras_scale = extras_scale
+        self.verbose = verbose
 
     def _has_one_output(self) -> bool:
         return self.single_output_
@@ -832,6 +883,8 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         As for `AttentionRegressor`.
     extras_scale : "loo" or number
         As for `AttentionRegressor`.
+    verbose : bool
+        As for `AttentionRegressor`.
     class_weight : None, "balanced" or dict
         Weight of the samples of each class; "balanced" gives every class that has weight the same
         total weight.
@@ -890,12 +943,12 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         n_heads: int | float | Literal["auto"] = "auto",
         heads: HeadDistribution | None = None,
         alpha: float | Sequence[float] | np.ndarray | Literal["loo"] = "loo",
-        activation: Activation = "relu",
+        activation: Activation | Literal["auto"] = "auto",
         fit_intercept: bool = True,
         random_state: int | np.random.RandomState | np.random.Generator | None = None,
         *,
         dtype: Literal["float64", "float32"] | type | np.dtype = "float64",
-        pooling: Literal["mean", "sum"] = "mean",
+        pooling: Literal["mean", "mean+size", "sum", "auto"] = "auto",
         scaling: Literal["none", "sphere", "standard", "auto"] = "auto",
         query: Literal["given", "mean", "each", "auto"] = "auto",
         device: str | None = None,
@@ -903,6 +956,7 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         extras_scale: float | Literal["loo"] = "loo",
         class_weight: dict[Any, float] | Literal["balanced"] | None = None,
         criterion: Literal["log_loss", "squared_error"] = "log_loss",
+        verbose: bool | int = False,
     ) -> None:
         self.n_heads = n_heads
         self.heads = heads
@@ -917,6 +971,7 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         self.device = device
         self.solver = solver
         self.extras_scale = extras_scale
+        self.verbose = verbose
         self.class_weight = class_weight
         self.criterion = criterion
 

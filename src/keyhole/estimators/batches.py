@@ -27,7 +27,8 @@ from sklearn.utils.validation import column_or_1d
 
 from keyhole._checks import check_choice
 from keyhole.attention.heads import HeadDraw
-from keyhole.choose import AUTO_HEADS, choose
+from keyhole.choose import choose
+from keyhole.costs import AUTO_HEADS
 from keyhole.data.batches import Batch, as_batch, as_source
 from keyhole.data.tokens import TokenRule
 from keyhole.estimators.base import without_output_axis

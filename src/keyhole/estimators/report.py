@@ -1,0 +1,104 @@
+"""What a fit has tried and chosen, in words: `summary` of a fitted model, and lines as it goes."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+from keyhole.choose import Candidate
+from keyhole.costs import AUTO_HEADS, AUTO_SECONDS
+
+COLUMNS = ("activation", "pooling", "scaling", "query", "heads", "drawn", "loss", "seconds")
+"""Titles of the table of candidates."""
+
+
+def summary_of(model: Any) -> str:
+    """The settings that were chosen, and every candidate with its loss and its cost."""
+    lines = [f"{type(model).__name__}: {settings_line(model)}"]
+    lines += [f"penalty {model.alpha_:.3g}, by {selection_words(model)}"]
+    reason = why_fewer_heads(model)
+    if reason is not None:
+        lines.append(reason)
+    if not model.candidates_:
+        lines.append("Nothing was left to choose, or there were too few samples to choose by.")
+        return "\n".join(lines)
+
+    # the candidates in the order in which they were tried
+    lines += ["", f"{len(model.candidates_)} candidates, leave-one-out loss on the same samples:"]
+    rows = [COLUMNS]
+    rows += [candidate_cells(candidate) for candidate in model.candidates_]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def settings_line(model: Any) -> str:
+    """The settings that a fitted model has, in one line."""
+    rule = model.tokens_
+    n_heads = "infinitely many heads"
+    if not math.isinf(model.n_heads_):
+        n_heads = f"{int(model.n_heads_)} heads"
+    return (
+        f"{model.layer_.activation} weights, pooling {rule.pooling}, scaling {rule.scaling}, "
+        f"query {rule.query}, {n_heads} of {model.heads_!r}"
+    )
+
+
+def selection_words(model: Any) -> str:
+    """How the penalty was chosen, and the loss at it."""
+    selection = model.selection_
+    if len(selection.alphas) == 1:
+        return "its parameter"
+    methods = {
+        "loo": "leave-one-out",
+        "gcv": "generalised cross-validation",
+        "holdout": "a tenth held out",
+    }
+    criterion = selection.criterion.replace("_", " ")
+    return f"{methods[selection.method]}, {criterion} {selection.scores[selection.best]:.4g}"
+
+
+def why_fewer_heads(model: Any) -> str | None:
+    """The reason where an automatic number of heads is less than usual; None where it is not."""
+    is_automatic = isinstance(model.n_heads, str)
+    if not is_automatic or not model.n_heads_ < AUTO_HEADS:
+        return None
+    return (
+        f"{int(model.n_heads_)} heads in the place of {AUTO_HEADS}: with more, a fit is predicted "
+        f"to take over {AUTO_SECONDS:.0f} s of one core, or its sums to be too large. Set `n_heads` "
+        "to have more."
+    )
+
+
+def candidate_cells(candidate: Candidate) -> tuple[str, ...]:
+    """One row of the table."""
+    drawn = "all"
+    if not math.isinf(candidate.n_heads):
+        drawn = str(int(candidate.n_heads))
+    return (
+        candidate.activation,
+        candidate.pooling,
+        candidate.scaling,
+        candidate.query,
+        repr(candidate.heads),
+        drawn,
+        f"{candidate.loss:.4g}",
+        f"{candidate.seconds:.2f}",
+    )
+
+
+def tell_candidate(candidate: Candidate) -> None:
+    """Print one candidate as soon as its loss is known."""
+    activation, pooling, scaling, query, heads, drawn, loss, seconds = candidate_cells(candidate)
+    say(
+        f"tried {activation}, pooling {pooling}, scaling {scaling}, query {query}, {heads} "
+        f"({drawn} drawn): loss {loss} in {seconds} s"
+    )
+
+
+def say(words: str) -> None:
+    """Print a line at once, on standard output as other estimators with ``verbose`` do."""
+    print(words, file=sys.stdout, flush=True)  # noqa: T201
