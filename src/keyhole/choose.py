@@ -30,7 +30,7 @@ from keyhole.attention.heads import GaussianHeads, HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel
 from keyhole.costs import AUTO_HEADS, can_be_exact, choose_n_heads, fit_seconds, keys_seen
 from keyhole.data.sets import DistinctSamples, SetBatch
-from keyhole.data.tokens import POOLINGS, SCALINGS, TokenRule
+from keyhole.data.tokens import ADDS_FEATURES, POOLINGS, SCALINGS, TokenRule
 from keyhole.layer import FittedLayer, fit, learn_tokens, with_ranks_if_drawn
 from keyhole.ridge.calibration import calibrate, class_scores, labels_of
 from keyhole.ridge.gram import ridge_gram
@@ -61,7 +61,7 @@ MOST_DRAFT_HEADS = 256
 exact kernel are compared with some that have one."""
 
 GUARD = 2.0
-"""Standard errors by which a candidate must be better than the simpler one that it would replace."""
+"""Standard errors by which a candidate must be better than a simpler one that it would replace."""
 
 STRENGTHS = (1.0, 3.0, 10.0, 30.0)
 """Multiples of the identity that are tried as mean of the heads where there is a query."""
@@ -75,7 +75,9 @@ SOFTMAX_SCALES = (0.5, 2.0, 8.0)
 until one is no better than the one before."""
 
 EACH_COST = 4.0
-"""How much more a fit with every key as a query may cost than one without, to be tried at all."""
+EACH_SECONDS = 5.0
+"""What a fit with every key as a query may cost to be tried at all: so many times a fit without, or
+so many predicted seconds of one core."""
 
 LOSS_ROUNDING = 1e-6
 """Share of a loss below which a difference is rounding, and the candidate that comes first is kept:
@@ -136,8 +138,8 @@ def choose(
 
     1. The scaling of tokens is the one of least loss under the first query. Where coordinates have
        units of their own, tokens are standardised unless another scaling is clearly better.
-    2. Where sets differ in size, features are added up in the place of averages, or the number of
-       keys becomes a sample-level feature, if that is clearly better.
+    2. Features are added up in the place of averages, or the number of keys, or statistics of the
+       keys, become sample-level features, if that is clearly better.
     3. The mean of the keys becomes the query if its loss is less; each key in turn, where that is
        affordable, if it is clearly better.
     4. The mean of the heads becomes a multiple of the identity if that is clearly better. Multiples
@@ -234,8 +236,8 @@ def final_n_heads(
 
 
 def has_extras(spec: LayerSpec, data: TrainingSet) -> bool:
-    """Whether the layer sees sample-level features: given ones, or the number of keys."""
-    return data.has_extras or spec.pooling == "mean+size"
+    """Whether the layer sees sample-level features: given ones, or some made of the keys."""
+    return data.has_extras or spec.pooling in ADDS_FEATURES
 
 
 # ---- the stages ----------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ def choose_scaling(search: CandidateSearch) -> Draft:
 
 
 def choose_pooling(search: CandidateSearch, best: Draft) -> Draft:
-    """Sums, or means beside the number of keys, if they are clearly better than means alone."""
+    """Sums, or means beside the size or statistics of a set, if clearly better than means alone."""
     drafts = []
     for pooling in search.poolings[1:]:
         # what a scaling removes, such as the lengths of tokens, may matter to sums alone
@@ -310,7 +312,7 @@ def choose_activation(search: CandidateSearch, best: Draft) -> Draft:
     if not search.chooses_activation:
         return best
 
-    # a softmax averages over keys by itself: sums are tried with the size beside the mean
+    # a softmax averages over keys by itself: in the place of sums it has the size beside the mean
     pooling = best.spec.pooling
     if pooling == "sum" and "mean+size" in search.poolings:
         pooling = "mean+size"
@@ -474,8 +476,7 @@ class CandidateSearch:
         n_drafts = len(scalings) + len(queries) - 1
         if "sum" in poolings[1:]:
             n_drafts += len(scalings)
-        if "mean+size" in poolings[1:]:
-            n_drafts += 1
+        n_drafts += len([pooling for pooling in poolings[1:] if pooling in ADDS_FEATURES])
         if chooses_heads:
             n_drafts += 2
         if chooses_heads and spec.activation == SOFTMAX:
@@ -650,17 +651,22 @@ def open_scalings(spec: LayerSpec) -> tuple[str, ...]:
 
 
 def open_poolings(spec: LayerSpec, data: TrainingSet) -> tuple[str, ...]:
-    """The poolings to try: where all samples have the same size, sums and means are the same."""
+    """The poolings to try."""
     if spec.pooling != AUTO:
         return (spec.pooling,)
+
+    # of one key alone there are no statistics; where all samples have the same size, sums and means
+    # are the same, and the size says nothing
     sets = data.samples.sets
+    if bool((data.samples.token_counts == 1).all()):
+        return ("mean",)
     same_lengths = bool((sets.lengths == sets.lengths[0]).all())
     same_counts = bool((data.samples.set_counts == data.samples.set_counts[0]).all())
     if same_lengths and same_counts:
-        return ("mean",)
+        return ("mean", "mean+statistics")
     # devices know means only
     if spec.device is not None:
-        return ("mean", "mean+size")
+        return ("mean", *ADDS_FEATURES)
     return POOLINGS
 
 
@@ -683,7 +689,7 @@ def open_queries(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples) 
         n_tokens = keys_seen(counts, query)
         return fit_seconds(len(counts), n_tokens, samples.dim, n_heads, has_query=True)
 
-    if seconds("each") > EACH_COST * seconds("mean"):
+    if seconds("each") > max(EACH_SECONDS, EACH_COST * seconds("mean")):
         return ("given", "mean")
     return ("given", "mean", "each")
 

@@ -366,7 +366,7 @@ def _check_extras(estimator: Any) -> None:
     """Raise unless the layer has values, and the rule a centre, for every column of extras."""
     if isinstance(estimator, AttentionFeatures):
         return
-    n_extras = estimator.tokens_.n_extras(estimator.n_extras_in_)
+    n_extras = estimator.tokens_.n_extras(estimator.n_extras_in_, estimator.n_features_in_)
     for part in (estimator.layer_.extras_values, estimator.tokens_.extras_centre):
         length = 0 if part is None else len(part)
         if length != n_extras:
@@ -484,7 +484,7 @@ def _resume(estimator: Any, sums: Any) -> None:
     # moments: as many features and outputs as the layer, of no more samples than were seen
     n_columns = -1
     if isinstance(layer, FiniteLayer):
-        n_extras = estimator.tokens_.n_extras(estimator.n_extras_in_)
+        n_extras = estimator.tokens_.n_extras(estimator.n_extras_in_, estimator.n_features_in_)
         n_columns = layer.values[..., 0].size + n_extras
     if moments.cross.shape != (n_columns, n_outputs):
         raise ValueError(f"sums of shape {moments.cross.shape}, which are not those of the layer")
@@ -555,9 +555,8 @@ def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:
     refuse_if(base.extras is not None, "training sets with extras, whose part is in the values")
     refuse_if(sets.dim != estimator.n_features_in_, "a kernel that does not fit the tokens")
 
-    same_pooling = sets.pooling == rule.pooling_of_sets and sets.each == (
-        plain and rule.query == "each"
-    )
+    has_each_query = plain and rule.query == "each"
+    same_pooling = sets.pooling == rule.pooling_of_sets and sets.each == has_each_query
     # hops extend the query that is given, or the constant one
     uses_given_query = estimator.has_query_ and rule.query == "given"
     has_query = rule.query == "mean" or bool(rule.hops) or uses_given_query

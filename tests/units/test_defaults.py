@@ -13,8 +13,8 @@ from layers import token_losses
 import keyhole as kh
 from keyhole import choose as chooser
 from keyhole import costs
-from keyhole.costs import AUTO_HEADS, AUTO_SECONDS, choose_n_heads, fit_seconds
 from keyhole.cli.fit import fit as fit_command
+from keyhole.costs import AUTO_HEADS, AUTO_SECONDS, choose_n_heads, fit_seconds
 from keyhole.estimators import batches
 from keyhole.ridge.problem import N_ALPHAS
 from keyhole.spec import LayerSpec

@@ -18,7 +18,9 @@ from keyhole._checks import as_sequence, check_count, check_float_array
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
 
 SCALINGS = ("none", "sphere", "standard")
-POOLINGS = ("mean", "mean+size", "sum")
+POOLINGS = ("mean", "mean+size", "mean+statistics", "sum")
+ADDS_FEATURES = ("mean+size", "mean+statistics")
+"""Poolings that average, and make sample-level features of the keys."""
 QUERIES = ("given", "mean", "each")
 
 
@@ -37,9 +39,10 @@ class TokenRule:
     query : "given", "mean" or "each"
         "mean" replaces the query by the mean of the keys, after scaling; "each" makes every key the
         query in turn and pools the features over queries.
-    pooling : "mean", "mean+size" or "sum"
+    pooling : "mean", "mean+size", "mean+statistics" or "sum"
         Over keys, over queries, and over the sets of a sample. "mean+size" averages, and makes the
-        number of keys a further sample-level feature, the last.
+        number of keys a further sample-level feature, the last; "mean+statistics" has the mean,
+        standard deviation, least and largest value of each coordinate of the keys after it.
     centre, spread : arrays (d,) or None
         For "standard": a token becomes (x − centre) / spread.
     query_centre, query_spread : arrays (d_q,) or None
@@ -88,8 +91,7 @@ class TokenRule:
         """
         batch.check_query_rule(query)
         rule = cls(scaling=scaling, query=query, pooling=pooling)
-        if rule.counts_keys:
-            batch = with_size(batch)
+        batch = rule._with_set_features(batch)
 
         # sample-level features
         if batch.extras is not None:
@@ -113,22 +115,30 @@ class TokenRule:
         return rule
 
     @property
-    def counts_keys(self) -> bool:
-        """Whether the number of keys is a sample-level feature, after those that are given."""
-        return self.pooling == "mean+size"
-
-    @property
     def pooling_of_sets(self) -> str:
         """What is done over keys: "mean" or "sum"."""
-        if self.counts_keys:
+        if self.pooling in ADDS_FEATURES:
             return "mean"
         return self.pooling
 
-    def n_extras(self, n_given: int) -> int:
-        """How many sample-level features the layer sees of samples that have so many."""
-        if self.counts_keys:
+    def n_extras(self, n_given: int, dim: int) -> int:
+        """How many sample-level features the layer sees of samples with ``n_given`` of their own.
+
+        ``dim`` is the dimension of the keys.
+        """
+        if self.pooling == "mean+size":
             return n_given + 1
+        if self.pooling == "mean+statistics":
+            return n_given + 1 + 4 * dim
         return n_given
+
+    def _with_set_features(self, batch: SampleBatch) -> SampleBatch:
+        """The samples with the sample-level features that the pooling makes of their sets."""
+        if self.pooling == "mean+size":
+            return with_size(batch)
+        if self.pooling == "mean+statistics":
+            return with_statistics(batch)
+        return batch
 
     def with_extras_scale(self, scale: float) -> TokenRule:
         """The same rule with extras of another scale."""
@@ -162,8 +172,7 @@ class TokenRule:
 
     def apply(self, batch: SampleBatch) -> SetBatch | PooledSets:
         """Scale, make queries, and pool."""
-        if self.counts_keys:
-            batch = with_size(batch)
+        batch = self._with_set_features(batch)
         sets = self._scale(batch.sets)
         if self.query == "mean":
             sets = sets.with_query(_means_of_keys(sets))
@@ -333,6 +342,48 @@ def with_size(samples: Any) -> Any:
     if samples.extras is None:
         return samples.with_extras(sizes)
     return samples.with_extras(np.hstack([samples.extras, sizes]))
+
+
+def with_statistics(samples: Any) -> Any:
+    """The same samples with statistics of their keys as further sample-level features.
+
+    They are the number of keys, then the mean, the standard deviation, the least and the largest
+    value of every coordinate. What a maximum or a spread decides is then a linear function.
+
+    Parameters
+    ----------
+    samples : SetBatch or SetGroups
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> with_statistics(SetBatch([np.array([[1.0], [3.0]])])).extras
+    array([[2., 2., 1., 1., 3.]])
+    """
+    sizes = samples.token_counts
+    starts = np.cumsum(sizes) - sizes
+    tokens = np.asarray(samples.sets.numpy().tokens, dtype=np.float64)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    least = np.minimum.reduceat(tokens, starts, axis=0)
+    largest = np.maximum.reduceat(tokens, starts, axis=0)
+    mean = _sums_of_sorted(tokens, owner, starts) / sizes[:, None]
+    deviations = np.square(tokens - mean[owner])
+    variance = _sums_of_sorted(deviations, owner, starts) / sizes[:, None]
+    statistics = np.hstack([sizes[:, None], mean, np.sqrt(variance), least, largest])
+    if samples.extras is None:
+        return samples.with_extras(statistics)
+    return samples.with_extras(np.hstack([samples.extras, statistics]))
+
+
+def _sums_of_sorted(
+    values: Float[np.ndarray, "t d"], owner: Int[np.ndarray, " t"], starts: Int[np.ndarray, " n"]
+) -> Float[np.ndarray, "n d"]:
+    """Σ over the keys of each sample, to the last bit the same for any order of the keys."""
+    sums = np.empty((len(starts), values.shape[1]))
+    for column in range(values.shape[1]):
+        order = np.lexsort((values[:, column], owner))
+        sums[:, column] = np.add.reduceat(values[order, column], starts)
+    return sums
 
 
 def _means_of_keys(sets: SetBatch) -> Float[np.ndarray, "n d"]:

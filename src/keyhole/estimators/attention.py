@@ -611,11 +611,11 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     dtype : "float64" or "float32"
         Precision of the features and their Gram matrix. Kernels are always float64, except those of
         a device.
-    pooling : "mean", "mean+size", "sum" or "auto"
+    pooling : "mean", "mean+size", "mean+statistics", "sum" or "auto"
         Whether features are averaged over keys (and queries, and sets of a sample) or added up, for
         targets that grow with the set. "mean+size" averages, and has the number of keys as a
-        sample-level feature. "auto" averages unless, where sets differ in size, another is clearly
-        better.
+        sample-level feature; "mean+statistics" has the mean, standard deviation, least and largest
+        value of every coordinate as well. "auto" averages unless another is clearly better.
     scaling : "none", "sphere", "standard" or "auto"
         What is done to tokens first, learned on the training sets: each to length one; or every
         coordinate centred and divided by √d times its standard deviation; "auto" takes the one of
@@ -624,8 +624,8 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     query : "given", "mean", "each" or "auto"
         The query of each set, or the constant one; the mean of its keys; each key in turn, features
         pooled over queries. "auto" tries "given" and "mean" on sets without a query, and "each"
-        where it is affordable. In batches all that is automatic is settled on the first 1024 samples, or on fewer if values are asked for
-        before that, and kept.
+        where it is affordable. In batches all that is automatic is settled on the first 1024
+        samples, or on fewer if values are asked for before that, and kept.
     device : None, "auto", "cuda", "cuda:1", … or "cpu"
         Where torch fits and predicts (docs/gpu.md); "auto" is the first GPU, if any. None follows
         ``X``: torch where it holds tensors, NumPy otherwise. Fitted attributes and predictions are
@@ -716,7 +716,7 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         random_state: int | np.random.RandomState | np.random.Generator | None = None,
         *,
         dtype: Literal["float64", "float32"] | type | np.dtype = "float64",
-        pooling: Literal["mean", "mean+size", "sum", "auto"] = "auto",
+        pooling: Literal["mean", "mean+size", "mean+statistics", "sum", "auto"] = "auto",
         scaling: Literal["none", "sphere", "standard", "auto"] = "auto",
         query: Literal["given", "mean", "each", "auto"] = "auto",
         device: str | None = None,
@@ -948,7 +948,7 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         random_state: int | np.random.RandomState | np.random.Generator | None = None,
         *,
         dtype: Literal["float64", "float32"] | type | np.dtype = "float64",
-        pooling: Literal["mean", "mean+size", "sum", "auto"] = "auto",
+        pooling: Literal["mean", "mean+size", "mean+statistics", "sum", "auto"] = "auto",
         scaling: Literal["none", "sphere", "standard", "auto"] = "auto",
         query: Literal["given", "mean", "each", "auto"] = "auto",
         device: str | None = None,
