@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -80,9 +81,9 @@ EACH_SECONDS = 5.0
 so many predicted seconds of one core."""
 
 LOSS_ROUNDING = 1e-6
-"""Share of a loss below which a difference is rounding, and the candidate that comes first is kept:
-on tokens of length one "none" and "sphere" are the same rule, and the order of the samples decides
-the last digits of their losses."""
+"""Share of the variance of y below which a difference of losses is not worth a choice, and the
+candidate that comes first is kept: on tokens of length one "none" and "sphere" are the same rule,
+and the order of the samples decides the last digits of their losses."""
 
 MIXED_UNITS = 100.0
 """Factor between the sizes of the largest coordinate and of the median one from which on
@@ -159,9 +160,10 @@ def choose(
     data = data.with_outputs_in_units(exponent)
     distinct = data.distinct()
 
-    # squared errors have the square of the units of y, the log-loss has none
+    # squared errors of one output have the square of its units; log-losses, and errors of several
+    # outputs, each in units of its variance, have none
     loss_exponent = 0
-    if spec.criterion == "squared_error":
+    if spec.criterion == "squared_error" and data.outputs.shape[1] == 1:
         loss_exponent = 2 * exponent
 
     chosen = first_settings(spec)
@@ -170,10 +172,10 @@ def choose(
     search = CandidateSearch.of(spec, data, distinct, loss_exponent, tell)
     if search is not None:
         best = choose_scaling(search)
-        best = choose_pooling(search, best)
-        best = choose_query(search, best)
-        best = choose_head_mean(search, best)
-        best = choose_activation(search, best)
+        for stage in (choose_pooling, choose_query, choose_head_mean, choose_activation):
+            # a loss of nothing leaves nothing to gain
+            if best.loss > search.negligible:
+                best = stage(search, best)
         candidates = tuple(search.candidates)
         chosen = replace(
             chosen,
@@ -250,7 +252,7 @@ def choose_scaling(search: CandidateSearch) -> Draft:
     """
     first = search.first
     drafts = [search.draft(replace(first, scaling=scaling)) for scaling in search.scalings]
-    best = best_draft(drafts)
+    best = search.best(drafts)
     if best.overflow is not None:  # an infinite loss is the least: all of them overflow
         raise best.overflow
     if "standard" in search.scalings and has_mixed_units(search.part.samples.sets):
@@ -278,7 +280,7 @@ def choose_query(search: CandidateSearch, best: Draft) -> Draft:
     if "mean" in search.queries[1:]:
         # as simple as the constant query, so that it need not be better by a standard error
         draft = search.draft(replace(best.spec, query="mean"))
-        if is_lower(draft.loss, best.loss):
+        if search.is_lower(draft, best):
             best = draft
     if "each" in search.queries[1:]:
         draft = search.draft(replace(best.spec, query="each"))
@@ -299,7 +301,7 @@ def choose_head_mean(search: CandidateSearch, best: Draft) -> Draft:
     for strength in STRENGTHS:
         heads = GaussianHeads(strength, pairs=pairs)
         drafts.append(search.draft(replace(best.spec, heads=heads)))
-        if not is_lower(drafts[-1].loss, drafts[-2].loss):
+        if not search.is_lower(drafts[-1], drafts[-2]):
             break
     if best.spec.activation == SOFTMAX:
         heads = GaussianHeads(DRAWN_STRENGTHS.mean, DRAWN_STRENGTHS.scale, pairs=pairs)
@@ -327,17 +329,17 @@ def choose_activation(search: CandidateSearch, best: Draft) -> Draft:
     drafts: list[Draft] = []
     for scale in SOFTMAX_SCALES:
         drafts.append(search.draft(replace(base, heads=GaussianHeads(scale=scale))))
-        if len(drafts) > 1 and not is_lower(drafts[-1].loss, drafts[-2].loss):
+        if len(drafts) > 1 and not search.is_lower(drafts[-1], drafts[-2]):
             break
 
     # other scalings of the tokens, at the scale of the heads that was best
-    best_heads = best_draft(drafts).spec.heads
+    best_heads = search.best(drafts).spec.heads
     for scaling in search.scalings:
         if scaling != base.scaling:
             drafts.append(search.draft(replace(base, scaling=scaling, heads=best_heads)))
 
     # heads with a mean, on top of the best of these
-    leader = best_draft(drafts)
+    leader = search.best(drafts)
     if leader.overflow is None and search.may_have_mean(leader):
         drafts.append(choose_head_mean(search, leader))
     return search.replaced(best, drafts)
@@ -531,6 +533,41 @@ class CandidateSearch:
         """
         return len(self.part) == len(self.data)
 
+    @cached_property
+    def variances(self) -> Float[np.ndarray, " t"]:
+        """The variance of each output of the draft's samples; 1 of one that does not vary."""
+        problem = RidgeProblem.of(
+            self.part.outputs, fit_intercept=self.spec.fit_intercept, weights=self.part.weights
+        )
+        spread = problem.spread
+        return np.where(spread > 0, np.square(spread), 1.0)
+
+    @property
+    def negligible(self) -> float:
+        """A difference of losses that is not worth a choice.
+
+        That is `LOSS_ROUNDING` of the variance of y; log-losses, and errors of several outputs in
+        units of their variances, have no units.
+        """
+        has_units = self.spec.criterion == "squared_error" and self.part.outputs.shape[1] == 1
+        if has_units:
+            return LOSS_ROUNDING * float(self.variances[0])
+        return LOSS_ROUNDING
+
+    def is_lower(self, new: Draft, old: Draft) -> bool:
+        """Whether the loss of a draft is lower by more than is negligible."""
+        if math.isinf(old.loss):
+            return new.loss < old.loss
+        return new.loss < old.loss - self.negligible
+
+    def best(self, drafts: Sequence[Draft]) -> Draft:
+        """The draft of least loss; the first of those whose difference is negligible."""
+        best = drafts[0]
+        for draft in drafts[1:]:
+            if self.is_lower(draft, best):
+                best = draft
+        return best
+
     def draft(self, spec: LayerSpec) -> Draft:
         """Fit one candidate to the draft's samples.
 
@@ -605,7 +642,7 @@ class CandidateSearch:
         """The best of some drafts if it is clearly better than the best so far, else the latter."""
         if not drafts:
             return best
-        leader = best_draft(drafts)
+        leader = self.best(drafts)
         if self.is_better(leader, best):
             return leader
         return best
@@ -621,7 +658,7 @@ class CandidateSearch:
         gain, standard_error = improvement(
             self._sample_losses(old), self._sample_losses(new), self.part.weights, self.part.groups
         )
-        return gain > max(GUARD * standard_error, LOSS_ROUNDING * old.loss)
+        return gain > max(GUARD * standard_error, self.negligible)
 
     def _sample_losses(self, draft: Draft) -> Float[np.ndarray, " n"]:
         """The loss of every sample by the fit without it, or without its group.
@@ -632,7 +669,10 @@ class CandidateSearch:
         assert draft.fitted is not None
         predictions = draft.fitted.predictions
         if self.spec.criterion != "log_loss":
-            return np.asarray(np.square(outputs - predictions).mean(axis=1))
+            squares = np.square(outputs - predictions)
+            if outputs.shape[1] > 1:  # each in units of its own variance
+                squares = squares / self.variances
+            return np.asarray(squares.mean(axis=1))
         # calibrate takes several sets of scores at once; here there is one
         scores = class_scores(predictions)[None]
         weights = self.part.weights_or_ones()
@@ -692,22 +732,6 @@ def open_queries(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples) 
     if seconds("each") > max(EACH_SECONDS, EACH_COST * seconds("mean")):
         return ("given", "mean")
     return ("given", "mean", "each")
-
-
-def is_lower(loss: float, other: float) -> bool:
-    """Whether a loss is lower than another by more than rounding."""
-    if math.isinf(other):
-        return loss < other
-    return loss < other - LOSS_ROUNDING * abs(other)
-
-
-def best_draft(drafts: Sequence[Draft]) -> Draft:
-    """The draft of least loss; the first of those that differ by rounding alone."""
-    best = drafts[0]
-    for draft in drafts[1:]:
-        if is_lower(draft.loss, best.loss):
-            best = draft
-    return best
 
 
 def has_mixed_units(sets: SetBatch) -> bool:
