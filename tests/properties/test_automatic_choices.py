@@ -6,9 +6,11 @@ samples that choices are made by.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from paper import PAPER_LAYER
 
 import keyhole as kh
 
@@ -66,12 +68,16 @@ def choices(model):
     for rounding.
     """
     rule = model.tokens_
-    names = {"scaling": rule.scaling, "query": rule.query}
+    names = {
+        "scaling": rule.scaling,
+        "pooling": rule.pooling,
+        "query": rule.query,
+        "activation": model.layer_.activation,
+    }
     numbers = {"extras scale": rule.extras_scale}
     for candidate in getattr(model, "candidates_", ()):
-        numbers[f"loss of {candidate.scaling}, {candidate.query}, {candidate.heads}"] = (
-            candidate.loss
-        )
+        settings = replace(candidate, loss=0.0, seconds=0.0)
+        numbers[f"loss of {settings}"] = candidate.loss
     if hasattr(model, "n_heads_"):
         names["heads"] = model.n_heads_
         numbers["alpha"] = model.alpha_
@@ -243,13 +249,7 @@ def test_infinitely_many_heads_or_finitely_many_are_chosen_by_distinct_samples(r
     """
     sets, y = draw_samples(rng, 40, queries=False)
     rows = np.repeat(np.arange(40), 60)
-    options = {
-        "heads": kh.GaussianHeads(),
-        "scaling": "none",
-        "query": "given",
-        "alpha": 1.0,
-        "random_state": 0,
-    }
+    options = {**PAPER_LAYER, "alpha": 1.0, "random_state": 0}
     assert kh.AttentionRegressor(**options).fit(sets, y).n_heads_ == math.inf
     assert kh.AttentionRegressor(**options).fit(sets[rows], y[rows]).n_heads_ == math.inf
     zeros = (np.arange(len(rows)) < 40).astype(float)
@@ -261,7 +261,13 @@ def test_a_head_distribution_that_overflows_is_passed_over(seed, monkeypatch):
     monkeypatch.setattr("keyhole.choose.STRENGTHS", (1000.0,))
     sets = kh.targets.sphere_sets(40, n_keys=4, dim=3, seed=seed)
     y = sets.tokens[::4, 0].copy()
-    settings = {"activation": "exp", "scaling": "none", "query": "given", "random_state": 0}
+    settings = {
+        "activation": "exp",
+        "pooling": "mean",
+        "scaling": "none",
+        "query": "given",
+        "random_state": 0,
+    }
     around_identity = kh.AttentionRegressor(8, kh.GaussianHeads(mean=1000.0), **settings)
     with pytest.raises(ValueError, match=r"overflow|squares below"):
         around_identity.fit(sets, y)

@@ -9,12 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from layers import token_losses
+from paper import paper_regressor
 
 import keyhole as kh
 from keyhole import choose as chooser
 from keyhole import costs
-from keyhole.costs import AUTO_HEADS, AUTO_SECONDS, choose_n_heads, fit_seconds
 from keyhole.cli.fit import fit as fit_command
+from keyhole.costs import AUTO_HEADS, AUTO_SECONDS, choose_n_heads, fit_seconds
 from keyhole.estimators import batches
 from keyhole.ridge.problem import N_ALPHAS
 from keyhole.spec import LayerSpec
@@ -178,9 +179,7 @@ def test_a_long_fit_says_so_beforehand(bags, monkeypatch):
     with pytest.warns(
         UserWarning, match=r"this fit will take about \d+ s: the exact kernel .* 60 samples"
     ):
-        kh.AttentionRegressor(math.inf, kh.GaussianHeads(), scaling="none", query="given").fit(
-            bags, bags.lengths
-        )
+        paper_regressor(math.inf).fit(bags, bags.lengths)
 
 
 def test_the_command_line_has_no_defaults_of_its_own():

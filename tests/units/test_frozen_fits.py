@@ -12,7 +12,13 @@ import pytest
 import keyhole as kh
 from keyhole.estimators.uncertainty import PlainJackknifeWarning
 
-FIXED = {"scaling": "none", "query": "given", "random_state": 0}
+FIXED = {
+    "activation": "relu",
+    "pooling": "mean",
+    "scaling": "none",
+    "query": "given",
+    "random_state": 0,
+}
 """Tokens as they are: what is kept of them then may share memory with what was given."""
 
 MODELS = {

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from layers import token_losses
-from paper import paper_classifier, paper_regressor
+from paper import PAPER_LAYER, paper_classifier, paper_regressor
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import keyhole as kh
@@ -91,9 +91,9 @@ def test_weights_scale_as_copies_do(sets):
 @pytest.mark.parametrize("scaling", ["sphere", "standard"])
 @pytest.mark.parametrize("query", ["given", "mean"])
 def test_options_are_what_one_would_do_by_hand(n_heads, scaling, query, sets, y):
-    model = kh.AttentionRegressor(
-        n_heads, scaling=scaling, query=query, alpha=0.1, random_state=0, heads=kh.GaussianHeads()
-    ).fit(sets, y)
+    model = paper_regressor(n_heads, scaling=scaling, query=query, alpha=0.1, random_state=0).fit(
+        sets, y
+    )
     scaled = model.tokens_.apply(sets)
     if query == "mean":
         np.testing.assert_allclose(scaled.query[3], scaled[3].tokens.mean(axis=0))
@@ -169,7 +169,7 @@ def test_unknown_options_are_named(option, value, sets):
     with pytest.raises(ValueError, match=option):
         kh.AttentionClassifier(
             8,
-            **{"heads": kh.GaussianHeads(), "scaling": "none", "query": "given", **{option: value}},
+            **{**PAPER_LAYER, **{option: value}},
         ).fit(sets, y)
 
 
@@ -183,20 +183,16 @@ def test_missing_tokens_are_an_error_unless_dropped():
 
 @parametrize_with_checks(
     [
-        kh.AttentionRegressor(
-            n_heads=3,
-            alpha=0.1,
-            pooling="sum",
-            scaling="standard",
-            query="mean",
-            heads=kh.GaussianHeads(),
-        ),
-        kh.AttentionRegressor(
-            n_heads=math.inf, alpha=0.1, scaling="sphere", query="each", heads=kh.GaussianHeads()
-        ),
+        paper_regressor(n_heads=3, alpha=0.1, pooling="sum", scaling="standard", query="mean"),
+        paper_regressor(n_heads=math.inf, alpha=0.1, scaling="sphere", query="each"),
         kh.AttentionClassifier(n_heads=8, scaling="auto", query="auto", heads=kh.GaussianHeads()),
         kh.AttentionClassifier(
-            n_heads=8, heads=kh.LearnedHeads(steps=2, n_heads=4), scaling="none", query="given"
+            n_heads=8,
+            heads=kh.LearnedHeads(steps=2, n_heads=4),
+            scaling="none",
+            query="given",
+            activation="relu",
+            pooling="mean",
         ),
     ]
 )
