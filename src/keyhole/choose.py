@@ -61,7 +61,7 @@ MOST_DRAFT_HEADS = 256
 exact kernel are compared with some that have one."""
 
 GUARD = 2.0
-"""Standard errors by which a candidate must be better than the simpler one that it would replace."""
+"""Standard errors by which a candidate must be better than a simpler one to replace it."""
 
 STRENGTHS = (1.0, 3.0, 10.0, 30.0)
 """Multiples of the identity that are tried as mean of the heads where there is a query."""
@@ -460,7 +460,7 @@ class CandidateSearch:
         # drafts are made by NumPy, also of samples that lie on a device
         data = data.with_samples(data.samples.numpy())
         scalings = open_scalings(spec)
-        poolings = open_poolings(spec, data)
+        poolings = open_poolings(spec, data, distinct)
         queries = open_queries(spec, data, distinct)
 
         # a mean of the heads multiplies query and key: without a query there is nothing to act on
@@ -649,13 +649,22 @@ def open_scalings(spec: LayerSpec) -> tuple[str, ...]:
     return SCALINGS
 
 
-def open_poolings(spec: LayerSpec, data: TrainingSet) -> tuple[str, ...]:
-    """The poolings to try: where all samples have the same size, sums and means are the same."""
+def open_poolings(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples) -> tuple[str, ...]:
+    """The poolings to try: where all samples have the same size, sums and means are the same.
+
+    Rows of weight 0 are not among the distinct samples, and may have any size.
+    """
     if spec.pooling != AUTO:
         return (spec.pooling,)
-    sets = data.samples.sets
-    same_lengths = bool((sets.lengths == sets.lengths[0]).all())
-    same_counts = bool((data.samples.set_counts == data.samples.set_counts[0]).all())
+
+    # how many sets the distinct samples have, and how many keys each of these sets
+    set_counts = data.samples.set_counts
+    is_distinct = np.zeros(len(set_counts), bool)
+    is_distinct[distinct.rows] = True
+    lengths = data.samples.sets.lengths[np.repeat(is_distinct, set_counts)]
+    set_counts = set_counts[is_distinct]
+    same_lengths = bool((lengths == lengths[0]).all())
+    same_counts = bool((set_counts == set_counts[0]).all())
     if same_lengths and same_counts:
         return ("mean",)
     # devices know means only

@@ -159,6 +159,27 @@ def test_one_row_of_weight_zero_does_not_coarsen_the_penalties(name, rng):
     )
 
 
+@pytest.mark.parametrize("in_groups", [False, True])
+def test_the_size_of_a_row_of_weight_zero_does_not_open_the_pooling(in_groups, rng):
+    """Samples of one size have no sums to try, whatever the size of rows that are not there."""
+    keys = [rng.normal(size=(4, 3)) for _ in range(BELOW)]
+    keys += [rng.normal(size=(2, 3)), rng.normal(size=(9, 3))]
+    sets = kh.SetBatch(keys)
+    counts = np.ones(BELOW + 2, int)
+    if in_groups:
+        # pairs of sets, and one sample of the last two
+        counts = np.full(BELOW // 2 + 1, 2)
+        sets = kh.SetGroups(sets, counts)
+    y = rng.normal(size=len(sets))
+    n_weighted = BELOW // counts[0]
+    weights = (np.arange(len(sets)) < n_weighted).astype(float)
+    model = kh.AttentionRegressor(16, random_state=0).fit(sets, y, weights)
+    check_same_choices(
+        model, kh.AttentionRegressor(16, random_state=0).fit(sets[:n_weighted], y[:n_weighted])
+    )
+    assert {candidate.pooling for candidate in model.candidates_} == {"mean"}
+
+
 @pytest.mark.parametrize("fit_intercept", [True, False])
 @pytest.mark.parametrize("n", [BELOW, ABOVE])
 def test_the_scale_of_extras_is_chosen_alike(n, fit_intercept, rng):

@@ -624,8 +624,8 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     query : "given", "mean", "each" or "auto"
         The query of each set, or the constant one; the mean of its keys; each key in turn, features
         pooled over queries. "auto" tries "given" and "mean" on sets without a query, and "each"
-        where it is affordable. In batches all that is automatic is settled on the first 1024 samples, or on fewer if values are asked for
-        before that, and kept.
+        where it is affordable. In batches all that is automatic is settled on the first 1024
+        samples, or on fewer if values are asked for before that, and kept.
     device : None, "auto", "cuda", "cuda:1", … or "cpu"
         Where torch fits and predicts (docs/gpu.md); "auto" is the first GPU, if any. None follows
         ``X``: torch where it holds tensors, NumPy otherwise. Fitted attributes and predictions are

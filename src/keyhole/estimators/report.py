@@ -68,8 +68,8 @@ def why_fewer_heads(model: Any) -> str | None:
         return None
     return (
         f"{int(model.n_heads_)} heads in the place of {AUTO_HEADS}: with more, a fit is predicted "
-        f"to take over {AUTO_SECONDS:.0f} s of one core, or its sums to be too large. Set `n_heads` "
-        "to have more."
+        f"to take over {AUTO_SECONDS:.0f} s of one core, or its sums to be too large. Set "
+        "`n_heads` to have more."
     )
 
 
