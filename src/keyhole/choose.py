@@ -374,7 +374,7 @@ class Draft:
             loss=loss,
             activation=self.spec.activation,
             pooling=self.spec.pooling,
-            n_heads=self.spec.n_heads,
+            n_heads=float(self.spec.n_heads),
             seconds=seconds,
         )
 
