@@ -56,6 +56,7 @@ OTHER_PARAMETERS = {
     "extras_scale": 3.0,
     "class_weight": "balanced",
     "criterion": "squared_error",
+    "verbose": True,
     "group_radius": 9.0,
     "ball_radius": 9.0,
     "complexity": 2.0,

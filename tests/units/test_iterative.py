@@ -341,7 +341,7 @@ def test_a_gram_matrix_and_its_factors_may_take_four_fifths_of_the_memory(
 def test_features_are_centred_by_the_mean_of_some_samples(sets, dtype):
     heads = HeadDraw(kh.GaussianHeads(1.0), 9, 3, 0)
     features = kh.attention_features(sets, heads, dtype=dtype).astype(np.float64)
-    spec = LayerSpec(dtype=dtype)
+    spec = LayerSpec(activation="relu", pooling="mean", dtype=dtype)
     found = solvers.mean_feature(sets, heads, spec)
     assert (found == found.astype(dtype)).all(), "as it is in the precision of the features"
     off = np.abs(found - features.mean(axis=0))
