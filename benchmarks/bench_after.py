@@ -170,6 +170,8 @@ def cost() -> Iterator[harness.Row]:
         "heads": kh.GaussianHeads(),
         "scaling": "none",
         "query": "given",
+        "activation": "relu",
+        "pooling": "mean",
         "random_state": 0,
     }
     for heads, n_keys, dim in ((512, 20, 16), (math.inf, 10, 8)):
@@ -241,6 +243,8 @@ def mapie() -> Iterator[harness.Row]:
         "heads": kh.GaussianHeads(),
         "scaling": "none",
         "query": "given",
+        "activation": "relu",
+        "pooling": "mean",
         "random_state": 0,
     }
     alpha = kh.AttentionRegressor(math.inf, **settings).fit(X[:300], y[:300]).alpha_

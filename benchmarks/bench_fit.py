@@ -49,6 +49,8 @@ def path_rows(
             heads=kh.GaussianHeads(),
             scaling="none",
             query="given",
+            activation="relu",
+            pooling="mean",
         ),
         "float32": kh.AttentionRegressor(
             n_heads,
@@ -58,6 +60,8 @@ def path_rows(
             heads=kh.GaussianHeads(),
             scaling="none",
             query="given",
+            activation="relu",
+            pooling="mean",
         ),
     }
     rival = RidgeCV(alphas=ALPHAS)
@@ -106,6 +110,8 @@ def fixed_rows(
             heads=kh.GaussianHeads(),
             scaling="none",
             query="given",
+            activation="relu",
+            pooling="mean",
         )
         rival = Ridge(alpha=1.0)
         target = y.astype(dtype)

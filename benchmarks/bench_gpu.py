@@ -396,6 +396,8 @@ def bench_ridge(n: int, seed: int) -> None:
             "heads": kh.GaussianHeads(),
             "scaling": "none",
             "query": "given",
+            "activation": "relu",
+            "pooling": "mean",
             **options,
         }
     ).fit(sets[:1000], y[:1000])  # compile, and make handles
@@ -405,6 +407,8 @@ def bench_ridge(n: int, seed: int) -> None:
             "heads": kh.GaussianHeads(),
             "scaling": "none",
             "query": "given",
+            "activation": "relu",
+            "pooling": "mean",
             **{**options, "device": None, "dtype": "float64"},
         }
     ).fit(sets[:1000], y[:1000])
@@ -419,6 +423,8 @@ def bench_ridge(n: int, seed: int) -> None:
             "heads": kh.GaussianHeads(),
             "scaling": "none",
             "query": "given",
+            "activation": "relu",
+            "pooling": "mean",
             **options,
         }
     ).fit(sets[:n], y[:n])
@@ -454,6 +460,8 @@ def bench_ridge(n: int, seed: int) -> None:
             "heads": kh.GaussianHeads(),
             "scaling": "none",
             "query": "given",
+            "activation": "relu",
+            "pooling": "mean",
             **options,
         }
     ).fit(sets[without], y[without])
@@ -515,6 +523,8 @@ def bench_path(n: int, seed: int) -> None:
         heads=kh.GaussianHeads(),
         scaling="none",
         query="given",
+        activation="relu",
+        pooling="mean",
     ).fit(sets, y)
     report(
         "30 Cholesky factorisations, kernel included",

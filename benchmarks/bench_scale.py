@@ -119,7 +119,14 @@ def estimator(given: argparse.Namespace, **options: Any) -> kh.AttentionRegresso
         given.heads,
         random_state=0,
         dtype=given.dtype,
-        **{"heads": kh.GaussianHeads(), "scaling": "none", "query": "given", **options},
+        **{
+            "heads": kh.GaussianHeads(),
+            "scaling": "none",
+            "query": "given",
+            "activation": "relu",
+            "pooling": "mean",
+            **options,
+        },
     )
 
 
@@ -133,6 +140,8 @@ def load_loops(given: argparse.Namespace) -> None:
         heads=kh.GaussianHeads(),
         scaling="none",
         query="given",
+        activation="relu",
+        pooling="mean",
     ).partial_fit(batch, batch.query[:, 0])
     model.predict(batch)
 
@@ -302,6 +311,8 @@ def child_cg(given: argparse.Namespace) -> dict[str, Any]:
         heads=kh.GaussianHeads(),
         scaling="none",
         query="given",
+        activation="relu",
+        pooling="mean",
     ).fit(train[:200], y[:200])
     del small
     model = kh.AttentionRegressor(
@@ -313,6 +324,8 @@ def child_cg(given: argparse.Namespace) -> dict[str, Any]:
         heads=kh.GaussianHeads(),
         scaling="none",
         query="given",
+        activation="relu",
+        pooling="mean",
     )
     start = time.perf_counter()
     model.fit(train, y)
@@ -343,6 +356,8 @@ def child_direct(given: argparse.Namespace) -> dict[str, Any]:
         heads=kh.GaussianHeads(),
         scaling="none",
         query="given",
+        activation="relu",
+        pooling="mean",
     )
     model.fit(train, y)
     seconds = time.perf_counter() - start
@@ -394,6 +409,8 @@ def child_dask(given: argparse.Namespace) -> dict[str, Any]:
         heads=kh.GaussianHeads(),
         scaling="none",
         query="given",
+        activation="relu",
+        pooling="mean",
     )
     answer: dict[str, Any] = {}
     for workers in (1, 2):
@@ -464,6 +481,8 @@ def child_slopes(given: argparse.Namespace) -> dict[str, Any]:
             heads=kh.GaussianHeads(),
             scaling="none",
             query="given",
+            activation="relu",
+            pooling="mean",
         )
         recipe_of = model.partial_fit(batch[:64], np.zeros(64)).stream_.recipe
         answer[f"features {name}"] = best_of(
@@ -516,6 +535,8 @@ def child_accuracy(given: argparse.Namespace) -> dict[str, Any]:
             heads=kh.GaussianHeads(),
             scaling="none",
             query="given",
+            activation="relu",
+            pooling="mean",
         )
         for part in range(0, 20_000, 2000):
             model.partial_fit(batch[part : part + 2000], y[part : part + 2000])
@@ -524,7 +545,14 @@ def child_accuracy(given: argparse.Namespace) -> dict[str, Any]:
     (exact, direct), (gram, predictions) = found["float64"], found["float32"]
     whole = (
         kh.AttentionRegressor(
-            32, alpha=1.0, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+            32,
+            alpha=1.0,
+            random_state=0,
+            heads=kh.GaussianHeads(),
+            scaling="none",
+            query="given",
+            activation="relu",
+            pooling="mean",
         )
         .fit(batch, y)
         .predict(batch[:1000])

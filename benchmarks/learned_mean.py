@@ -66,6 +66,7 @@ def main() -> None:
         scaling="none",
         query="given",
         criterion="squared_error",
+        pooling="mean",
     )
     began = time.perf_counter()
     model.fit(problem.X[train], problem.y[train], groups=problem.groups[train])

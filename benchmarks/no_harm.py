@@ -38,7 +38,13 @@ def errors(target: kh.targets.TokenPower, n: int, seed: int) -> list[float]:
         kh.LearnedHeads(hops="auto"),
     ):
         model = kh.AttentionRegressor(
-            HEADS, distribution, random_state=seed, scaling="none", query="given"
+            HEADS,
+            distribution,
+            random_state=seed,
+            scaling="none",
+            query="given",
+            activation="relu",
+            pooling="mean",
         ).fit(train, y)
         found.append(float(np.mean((model.predict(test) - truth) ** 2)))
     return found

@@ -32,7 +32,13 @@ def cases(device: str | None) -> dict[str, Callable[[], Work]]:
     """Name → setup, which returns the work that is timed. Runs inside a work tree."""
     import keyhole as kh
 
-    paper = {"heads": kh.GaussianHeads(), "scaling": "none", "query": "given"}
+    paper = {
+        "heads": kh.GaussianHeads(),
+        "scaling": "none",
+        "query": "given",
+        "activation": "relu",
+        "pooling": "mean",
+    }
 
     def sets(n: int, ragged: bool = False) -> Any:
         if not ragged:
@@ -127,7 +133,13 @@ def cases(device: str | None) -> dict[str, Callable[[], Work]]:
     def stored() -> Work:
         batch = sets(500)
         model = kh.AttentionRegressor(
-            500, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+            500,
+            random_state=0,
+            heads=kh.GaussianHeads(),
+            scaling="none",
+            query="given",
+            activation="relu",
+            pooling="mean",
         ).fit(batch, target(batch))
         path = Path(tempfile.mkdtemp()) / "model.keyhole"
 

@@ -378,7 +378,7 @@ class Draft:
             loss=loss,
             activation=self.spec.activation,
             pooling=self.spec.pooling,
-            n_heads=self.spec.n_heads,
+            n_heads=float(self.spec.n_heads),
             seconds=seconds,
         )
 
@@ -464,7 +464,7 @@ class CandidateSearch:
         # drafts are made by NumPy, also of samples that lie on a device
         data = data.with_samples(data.samples.numpy())
         scalings = open_scalings(spec)
-        poolings = open_poolings(spec, data)
+        poolings = open_poolings(spec, data, distinct)
         queries = open_queries(spec, data, distinct)
 
         # a mean of the heads multiplies query and key: without a query there is nothing to act on
@@ -690,18 +690,27 @@ def open_scalings(spec: LayerSpec) -> tuple[str, ...]:
     return SCALINGS
 
 
-def open_poolings(spec: LayerSpec, data: TrainingSet) -> tuple[str, ...]:
-    """The poolings to try."""
+def open_poolings(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples) -> tuple[str, ...]:
+    """The poolings to try.
+
+    Rows of weight 0 are not among the distinct samples, and may have any size.
+    """
     if spec.pooling != AUTO:
         return (spec.pooling,)
 
+    # how many sets the distinct samples have, and how many keys each of these sets
+    set_counts = data.samples.set_counts
+    is_distinct = np.zeros(len(set_counts), bool)
+    is_distinct[distinct.rows] = True
+    lengths = data.samples.sets.lengths[np.repeat(is_distinct, set_counts)]
+    set_counts = set_counts[is_distinct]
+
     # of one key alone there are no statistics; where all samples have the same size, sums and means
     # are the same, and the size says nothing
-    sets = data.samples.sets
-    if bool((data.samples.token_counts == 1).all()):
+    same_lengths = bool((lengths == lengths[0]).all())
+    same_counts = bool((set_counts == set_counts[0]).all())
+    if same_lengths and same_counts and lengths[0] * set_counts[0] == 1:
         return ("mean",)
-    same_lengths = bool((sets.lengths == sets.lengths[0]).all())
-    same_counts = bool((data.samples.set_counts == data.samples.set_counts[0]).all())
     if same_lengths and same_counts:
         return ("mean", "mean+statistics")
     # devices know means only

@@ -132,9 +132,7 @@ def test_weights_of_a_stream_and_of_classes_are_named_too(sets, labels):
 @pytest.mark.parametrize("n_heads", [2, 20, math.inf])
 def test_the_unit_of_weights_changes_no_prediction(unit, dtype, n_heads, sets):
     y, weights = sets.query[:, 0], np.geomspace(1e-3, 1e3, 12)
-    model = kh.AttentionRegressor(
-        n_heads, kh.GaussianHeads(), scaling="none", query="given", random_state=0, dtype=dtype
-    )
+    model = paper_regressor(n_heads, random_state=0, dtype=dtype)
     expected = model.fit(sets, y, sample_weight=weights).predict(sets)
     found = model.fit(sets, y, sample_weight=unit * weights)
     allowed = 1e-6 if dtype == "float64" else 1e-2
@@ -245,7 +243,12 @@ def test_kernels_that_do_not_exist_name_the_remedy(sets, labels):
         paper_regressor(math.inf, activation="softmax").fit(sets, labels)
     with pytest.raises((TypeError, ValueError), match=r"closed.form"):
         kh.AttentionRegressor(
-            math.inf, heads=kh.QueryKeyHeads(2), scaling="none", query="given"
+            math.inf,
+            heads=kh.QueryKeyHeads(2),
+            scaling="none",
+            query="given",
+            activation="relu",
+            pooling="mean",
         ).fit(sets, labels)
 
 

@@ -26,6 +26,7 @@ LEVEL = {
     "theory": 5,
     "spec": 5,
     "training": 5,
+    "costs": 6,
     "solvers": 6,
     "refits": 7,
     "layer": 7,

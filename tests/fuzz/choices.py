@@ -38,7 +38,8 @@ def choice_base(rng: Random) -> dict[str, Any]:
         alpha=("loo",),
         dtype=("float64",),
         container=("sets", "sets", "sets", "sets", "groups"),
-        activation=("relu", "relu", "softmax", *draw.ACTIVATIONS),
+        activation=("auto", "auto", "auto", "relu", "softmax", *draw.ACTIVATIONS),
+        pooling=("auto", "auto", "mean", "mean+size", "sum"),
     )
     settings["n"] = rng.choice(LARGE if rng.random() < 0.3 else SMALL)
     settings["groups"] = rng.random() < 0.2
@@ -264,7 +265,10 @@ def differ_in_choices(with_left: Any, with_right: Any) -> bool:
         return False
     names = [name for name in left if left[name] != right[name]]
     losses = draw.losses_of_rules(with_left)
-    rules = [(choice["scaling"], choice["query"]) for choice in (left, right)]
+    rules = [
+        (choice["activation"], choice["pooling"], choice["scaling"], choice["query"])
+        for choice in (left, right)
+    ]
     if rules[0] != rules[1] and all(rule in losses for rule in rules):
         one, other = losses[rules[0]], losses[rules[1]]
         if abs(one - other) <= 1e-6 * max(one, other):
@@ -277,7 +281,7 @@ def differ_in_choices(with_left: Any, with_right: Any) -> bool:
 
 
 def shown(losses: dict[Any, float]) -> str:
-    return ", ".join(f"{scaling}/{query} {loss:.6g}" for (scaling, query), loss in losses.items())
+    return ", ".join(f"{'/'.join(rule)} {loss:.6g}" for rule, loss in losses.items())
 
 
 def is_edge_of_rounding(models: tuple[Any, Any], places: list[int]) -> bool:

@@ -28,7 +28,8 @@ def batch_base(rng: Random) -> dict[str, Any]:
     settings = draw.draw_settings(
         rng,
         n_heads=(2, 8, 16, 64, "inf", "inf", "inf"),
-        activation=draw.ACTIVATIONS,
+        activation=(*draw.ACTIVATIONS, "auto"),
+        pooling=("mean", "mean", "sum", "mean+size", "auto"),
         scaling=("none", "none", "sphere", "standard", "auto"),
         query=("given", "given", "mean", "each", "auto"),
         heads=("gaussian", "gaussian", "biased", "query-key", "auto"),

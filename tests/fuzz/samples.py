@@ -62,7 +62,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "activation": ("relu", "relu", *ACTIVATIONS),
     "fit_intercept": (True, True, False),
     "dtype": ("float64", "float64", "float64", "float32"),
-    "pooling": ("mean", "mean", "sum"),
+    "pooling": ("mean", "mean", "sum", "mean+size"),
     "scaling": ("none", "none", "sphere", "standard"),
     "query": ("given", "given", "mean", "each"),
     "alpha": ("loo", "loo", "fixed", "several"),
@@ -114,6 +114,8 @@ def settle(settings: dict[str, Any]) -> dict[str, Any]:
             settings["n_heads"] = 8
     if settings["estimator"] in ("features", "ball"):
         settings["container"] = "sets"
+        if settings["activation"] == "auto":
+            settings["activation"] = "relu"
         if settings["scaling"] == "auto":
             settings["scaling"] = "standard"
         if settings["query"] == "auto":
@@ -353,6 +355,8 @@ def scores(model: Any, sets: Any) -> np.ndarray:
 def choices_of(model: Any) -> dict[str, Any]:
     """What a fit chose, or was told: all that decides features, apart from the random numbers."""
     return {
+        "activation": model.layer_.activation,
+        "pooling": model.tokens_.pooling,
         "scaling": model.tokens_.scaling,
         "query": model.tokens_.query,
         "heads": repr(model.heads_),
@@ -361,10 +365,11 @@ def choices_of(model: Any) -> dict[str, Any]:
 
 
 def losses_of_rules(model: Any) -> dict[Any, float]:
-    """The leave-one-out loss of every (scaling, query) that was tried."""
+    """The loss of every (activation, pooling, scaling, query) that was tried."""
     losses: dict[Any, float] = {}
     for candidate in model.candidates_:
-        losses.setdefault((candidate.scaling, candidate.query), candidate.loss)
+        rule = candidate.activation, candidate.pooling, candidate.scaling, candidate.query
+        losses.setdefault(rule, candidate.loss)
     return losses
 
 

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
+from paper import PAPER_LAYER
 
 import keyhole as kh
 
@@ -288,23 +289,9 @@ def estimator(config, alpha):
     if config.route.startswith("torch"):
         options["device"] = "cpu"
     if "classes" not in config.outputs:
-        return kh.AttentionRegressor(
-            **{
-                "n_heads": 512,
-                "heads": kh.GaussianHeads(),
-                "scaling": "none",
-                "query": "given",
-                **options,
-            }
-        )
+        return kh.AttentionRegressor(**{**PAPER_LAYER, "n_heads": 512, **options})
     return kh.AttentionClassifier(
-        **{
-            "n_heads": 512,
-            "heads": kh.GaussianHeads(),
-            "scaling": "none",
-            "query": "given",
-            **options,
-        },
+        **{**PAPER_LAYER, "n_heads": 512, **options},
         class_weight="balanced" if "balanced" in config.outputs else None,
     )
 

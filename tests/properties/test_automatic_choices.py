@@ -6,9 +6,11 @@ samples that choices are made by.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from paper import PAPER_LAYER
 
 import keyhole as kh
 
@@ -66,12 +68,16 @@ def choices(model):
     for rounding.
     """
     rule = model.tokens_
-    names = {"scaling": rule.scaling, "query": rule.query}
+    names = {
+        "scaling": rule.scaling,
+        "pooling": rule.pooling,
+        "query": rule.query,
+        "activation": model.layer_.activation,
+    }
     numbers = {"extras scale": rule.extras_scale}
     for candidate in getattr(model, "candidates_", ()):
-        numbers[f"loss of {candidate.scaling}, {candidate.query}, {candidate.heads}"] = (
-            candidate.loss
-        )
+        settings = replace(candidate, loss=0.0, seconds=0.0)
+        numbers[f"loss of {settings}"] = candidate.loss
     if hasattr(model, "n_heads_"):
         names["heads"] = model.n_heads_
         numbers["alpha"] = model.alpha_
@@ -151,6 +157,27 @@ def test_one_row_of_weight_zero_does_not_coarsen_the_penalties(name, rng):
     check_same_choices(
         MODELS[name]().fit(sets, y, weights), MODELS[name]().fit(sets[:BELOW], y[:BELOW])
     )
+
+
+@pytest.mark.parametrize("in_groups", [False, True])
+def test_the_size_of_a_row_of_weight_zero_does_not_open_the_pooling(in_groups, rng):
+    """Samples of one size have no sums to try, whatever the size of rows that are not there."""
+    keys = [rng.normal(size=(4, 3)) for _ in range(BELOW)]
+    keys += [rng.normal(size=(2, 3)), rng.normal(size=(9, 3))]
+    sets = kh.SetBatch(keys)
+    counts = np.ones(BELOW + 2, int)
+    if in_groups:
+        # pairs of sets, and one sample of the last two
+        counts = np.full(BELOW // 2 + 1, 2)
+        sets = kh.SetGroups(sets, counts)
+    y = rng.normal(size=len(sets))
+    n_weighted = BELOW // counts[0]
+    weights = (np.arange(len(sets)) < n_weighted).astype(float)
+    model = kh.AttentionRegressor(16, random_state=0).fit(sets, y, weights)
+    check_same_choices(
+        model, kh.AttentionRegressor(16, random_state=0).fit(sets[:n_weighted], y[:n_weighted])
+    )
+    assert {candidate.pooling for candidate in model.candidates_} == {"mean"}
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])
@@ -243,13 +270,7 @@ def test_infinitely_many_heads_or_finitely_many_are_chosen_by_distinct_samples(r
     """
     sets, y = draw_samples(rng, 40, queries=False)
     rows = np.repeat(np.arange(40), 60)
-    options = {
-        "heads": kh.GaussianHeads(),
-        "scaling": "none",
-        "query": "given",
-        "alpha": 1.0,
-        "random_state": 0,
-    }
+    options = {**PAPER_LAYER, "alpha": 1.0, "random_state": 0}
     assert kh.AttentionRegressor(**options).fit(sets, y).n_heads_ == math.inf
     assert kh.AttentionRegressor(**options).fit(sets[rows], y[rows]).n_heads_ == math.inf
     zeros = (np.arange(len(rows)) < 40).astype(float)
@@ -261,7 +282,13 @@ def test_a_head_distribution_that_overflows_is_passed_over(seed, monkeypatch):
     monkeypatch.setattr("keyhole.choose.STRENGTHS", (1000.0,))
     sets = kh.targets.sphere_sets(40, n_keys=4, dim=3, seed=seed)
     y = sets.tokens[::4, 0].copy()
-    settings = {"activation": "exp", "scaling": "none", "query": "given", "random_state": 0}
+    settings = {
+        "activation": "exp",
+        "pooling": "mean",
+        "scaling": "none",
+        "query": "given",
+        "random_state": 0,
+    }
     around_identity = kh.AttentionRegressor(8, kh.GaussianHeads(mean=1000.0), **settings)
     with pytest.raises(ValueError, match=r"overflow|squares below"):
         around_identity.fit(sets, y)

@@ -110,9 +110,15 @@ def test_of_sums_a_contribution_is_the_effect_of_removal(n_heads, distribution, 
     """And of means it is not: the others then weigh more."""
     extras = rng.standard_normal((12, 2))
     sets, y = draw(rng, extras=extras), rng.standard_normal(12)
-    options = {"scaling": "standard", "query": "given", "random_state": 0, "alpha": 0.1}
+    options = {
+        "activation": "relu",
+        "scaling": "standard",
+        "query": "given",
+        "random_state": 0,
+        "alpha": 0.1,
+    }
     model = kh.AttentionRegressor(n_heads, distribution, pooling="sum", **options).fit(sets, y)
-    shares = kh.AttentionRegressor(n_heads, distribution, **options).fit(sets, y)
+    shares = kh.AttentionRegressor(n_heads, distribution, pooling="mean", **options).fit(sets, y)
     i = int(np.argmax(sets.lengths))
     keys = sets[i].tokens
     for k, part in enumerate(model.contributions(sets[i])[0]):

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from paper import paper_regressor
+from paper import PAPER_LAYER, paper_regressor
 from sklearn.linear_model import Ridge
 
 import keyhole as kh
@@ -57,13 +57,7 @@ def fit(route, sets, y, **options):
         pytest.importorskip("torch", reason="the torch route is tested where torch is installed")
     weights = options.pop("weights", None)
     model = kh.AttentionRegressor(
-        **{
-            "n_heads": 512,
-            "heads": kh.GaussianHeads(),
-            "scaling": "none",
-            "query": "given",
-            **{**ROUTES[route], "random_state": 0, **options},
-        }
+        **{**PAPER_LAYER, "n_heads": 512, **{**ROUTES[route], "random_state": 0, **options}}
     )
     if route != "stream":
         return model.fit(sets, y, sample_weight=weights)
@@ -141,13 +135,7 @@ def test_leave_one_out_is_refits(route, rng):
     together = np.arange(24) // 2 if route == "groups" else None
     options = {**ROUTES["dual" if route == "groups" else route], "random_state": 0, "alpha": 0.5}
     model = kh.AttentionRegressor(
-        **{
-            "n_heads": 512,
-            "heads": kh.GaussianHeads(),
-            "scaling": "none",
-            "query": "given",
-            **options,
-        },
+        **{**PAPER_LAYER, "n_heads": 512, **options},
         extras_scale=1.3,
     ).fit(sets, y, groups=together)
     # the refits have to scale the columns as all samples do
@@ -262,15 +250,25 @@ def test_mistakes_are_named(rng):
 
 
 SAVED = {
-    "dual": lambda: kh.AttentionRegressor(
-        30, random_state=0, scaling="standard", heads=kh.GaussianHeads(), query="given"
-    ),
+    "dual": lambda: paper_regressor(30, random_state=0, scaling="standard"),
     "kernel": lambda: paper_regressor(math.inf, extras_scale=2.0),
     "learned": lambda: kh.AttentionRegressor(
-        16, heads=kh.LearnedHeads(steps=2, n_heads=8), random_state=0, scaling="none", query="given"
+        16,
+        heads=kh.LearnedHeads(steps=2, n_heads=8),
+        random_state=0,
+        scaling="none",
+        query="given",
+        activation="relu",
+        pooling="mean",
     ),
     "identity": lambda: kh.AttentionRegressor(
-        16, heads=kh.IdentityHeads(n_heads=8), random_state=0, scaling="none", query="given"
+        16,
+        heads=kh.IdentityHeads(n_heads=8),
+        random_state=0,
+        scaling="none",
+        query="given",
+        activation="relu",
+        pooling="mean",
     ),
     "ball": lambda: kh.NormBallRegressor(8, group_radius=20.0, ball_radius=20.0, random_state=0),
     "features": lambda: kh.AttentionFeatures(8, random_state=0),
@@ -297,24 +295,10 @@ def test_streams_go_on_after_loading(rng, tmp_path):
     sets, y = draw(rng)
     labels = np.where(y > np.median(y), "high", "low")
     options = {"n_heads": 4, "random_state": 0, "alpha": 0.1, "extras_scale": 1.0}
-    whole = kh.AttentionClassifier(
-        **{
-            "n_heads": 512,
-            "heads": kh.GaussianHeads(),
-            "scaling": "none",
-            "query": "given",
-            **options,
-        }
-    ).fit(sets, labels)
-    stream = kh.AttentionClassifier(
-        **{
-            "n_heads": 512,
-            "heads": kh.GaussianHeads(),
-            "scaling": "none",
-            "query": "given",
-            **options,
-        }
-    ).partial_fit(sets[:25], labels[:25], classes=["high", "low"])
+    whole = kh.AttentionClassifier(**{**PAPER_LAYER, "n_heads": 512, **options}).fit(sets, labels)
+    stream = kh.AttentionClassifier(**{**PAPER_LAYER, "n_heads": 512, **options}).partial_fit(
+        sets[:25], labels[:25], classes=["high", "low"]
+    )
     kh.save(stream, tmp_path / "model")
     again = kh.load(tmp_path / "model").partial_fit(sets[25:], labels[25:])
     np.testing.assert_allclose(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from configurations import CHOICES, Configuration, Plain, fit, penalties, pose
 from layers import fit_layer
+from paper import PAPER_LAYER, paper_regressor
 
 import keyhole as kh
 from keyhole.data.sets import first_occurrences
@@ -240,7 +241,7 @@ def plain(model, sets, coverage):
 
 def test_without_a_factor_the_jackknife_is_plain_and_says_so(tmp_path, rng):
     sets, y = draw(rng)
-    options = {"heads": kh.GaussianHeads(), "scaling": "none", "query": "given", "random_state": 0}
+    options = {**PAPER_LAYER, "random_state": 0}
     whole = kh.AttentionRegressor(5, alpha=1.0, **options).fit(sets, y)
     kh.save(whole, tmp_path / "lean", keep="predict")
     lean = kh.load(tmp_path / "lean")
@@ -345,8 +346,7 @@ def test_variances_of_weighted_samples_are_those_of_fits_without_them(seed, rng,
         rng.uniform(0.3, 3.0, 12),
     )
     groups = np.repeat(np.arange(6), 2) if grouped else None
-    options = {"scaling": "none", "query": "given", "fit_intercept": False, "random_state": seed}
-    model = kh.AttentionRegressor(n_heads, kh.GaussianHeads(), 0.1, **options)
+    model = paper_regressor(n_heads, alpha=0.1, fit_intercept=False, random_state=seed)
     model.fit(sets, sets.query[:, 0], sample_weight=weights, groups=groups)
     assert grouped or model.solver_ == {2: "primal", 60: "dual", math.inf: "kernel"}[n_heads]
     if math.isinf(n_heads):
@@ -364,9 +364,7 @@ def test_variances_of_weighted_samples_are_those_of_fits_without_them(seed, rng,
 
 def test_standard_errors_are_those_of_a_mean(seed, rng):
     sets = kh.targets.sphere_sets(12, n_keys=3, dim=3, seed=seed)
-    model = kh.AttentionRegressor(
-        20, kh.GaussianHeads(), 0.1, scaling="none", query="given", random_state=0
-    )
+    model = paper_regressor(20, alpha=0.1, random_state=0)
     numbers = rng.normal(size=12)
     mean, error = model.fit(sets, sets.query[:, 0]).training_.refits().mean_and_error(numbers)
     assert (mean, error) == pytest.approx(

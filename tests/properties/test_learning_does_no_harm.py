@@ -24,7 +24,13 @@ def errors(target, distribution, seed, n=200, noise=0.3):
     found = []
     for chosen in (kh.GaussianHeads(), distribution):
         model = kh.AttentionRegressor(
-            64, heads=chosen, random_state=seed, scaling="none", query="given"
+            64,
+            heads=chosen,
+            random_state=seed,
+            scaling="none",
+            query="given",
+            activation="relu",
+            pooling="mean",
         ).fit(train, y)
         found.append(np.mean((model.predict(test) - truth) ** 2))
     return found, model.heads_
@@ -78,6 +84,7 @@ def test_a_law_is_learned_where_there_is_one(seed):
             random_state=seed,
             scaling="none",
             query="given",
+            pooling="mean",
         ).fit(train, y)
         scores[name] = np.mean((model.predict(test) - truth) ** 2)
     assert model.heads_.chosen == "learned"

@@ -4,7 +4,7 @@ temperature at a time.
 
 import numpy as np
 import pytest
-from paper import paper_classifier
+from paper import PAPER_LAYER, paper_classifier
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 from sklearn.linear_model import Ridge
@@ -134,36 +134,16 @@ def test_a_classifier_tells_the_log_loss_it_chose_by(rng, n_heads):
 def test_batches_and_hold_out_choose_by_the_same_measure(rng):
     sets, y = classes_of(rng, 80)
     options = {"n_heads": 8, "alpha": ALPHAS, "random_state": 0}
-    whole = kh.AttentionClassifier(
-        **{
-            "n_heads": 512,
-            "heads": kh.GaussianHeads(),
-            "scaling": "none",
-            "query": "given",
-            **options,
-        }
-    ).fit(sets, y)
+    whole = kh.AttentionClassifier(**{**PAPER_LAYER, "n_heads": 512, **options}).fit(sets, y)
     for selection in ("loo", "gcv"):
-        model = kh.AttentionClassifier(
-            **{
-                "n_heads": 512,
-                "heads": kh.GaussianHeads(),
-                "scaling": "none",
-                "query": "given",
-                **options,
-            }
-        ).fit_batches([(sets[:50], y[:50]), (sets[50:], y[50:])], selection=selection)
+        model = kh.AttentionClassifier(**{**PAPER_LAYER, "n_heads": 512, **options}).fit_batches(
+            [(sets[:50], y[:50]), (sets[50:], y[50:])], selection=selection
+        )
         assert model.selection_.method == selection
         np.testing.assert_allclose(model.selection_.scores, whole.selection_.scores, rtol=1e-6)
         assert model.alpha_ == whole.alpha_
     held = kh.AttentionClassifier(
-        **{
-            "n_heads": 512,
-            "heads": kh.GaussianHeads(),
-            "scaling": "none",
-            "query": "given",
-            **options,
-        },
+        **{**PAPER_LAYER, "n_heads": 512, **options},
         solver="cg",
     ).fit(sets, y)
     assert held.selection_.method == "holdout"

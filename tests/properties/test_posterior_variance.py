@@ -6,6 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 from configurations import solve
+from paper import paper_regressor
 
 import keyhole as kh
 
@@ -58,9 +59,7 @@ def exact_variances(x, alpha):
 def noise_free_fit(seed, alpha):
     """The exact kernel fitted to sin(3x) on a line, and all tokens."""
     x = np.random.default_rng([seed, 6]).uniform(-1, 1, size=(N_TRAINING + N_NEW, 1))
-    model = kh.AttentionRegressor(
-        math.inf, kh.GaussianHeads(), alpha, scaling="none", query="given", random_state=0
-    )
+    model = paper_regressor(math.inf, alpha=alpha, random_state=0)
     return model.fit(x[:N_TRAINING], np.sin(3 * x[:N_TRAINING, 0])), x
 
 
@@ -92,9 +91,7 @@ def test_a_variance_is_at_least_what_the_penalty_makes_it(seed, n_heads, groups)
     """
     rng = np.random.default_rng([seed, 7])
     x = rng.uniform(-1, 1, size=(N_TRAINING, 2))
-    model = kh.AttentionRegressor(
-        n_heads, kh.GaussianHeads(), scaling="none", query="given", random_state=0
-    )
+    model = paper_regressor(n_heads, random_state=0)
     model.fit(x, np.sin(3 * x[:, 0]), groups=groups)
     refits = model.training_.refits()
     ready = model.tokens_.apply(kh.SetBatch(x[:, None, :]))
@@ -113,15 +110,7 @@ def test_far_above_the_kernel_variances_are_those_of_the_kernel(seed, n_heads, g
     rng = np.random.default_rng([seed, 8])
     x = rng.uniform(-1, 1, size=(N_TRAINING, 2))
     groups = np.arange(N_TRAINING) // 2 if grouped else None
-    model = kh.AttentionRegressor(
-        n_heads,
-        kh.GaussianHeads(),
-        alpha,
-        fit_intercept=False,
-        scaling="none",
-        query="given",
-        random_state=0,
-    )
+    model = paper_regressor(n_heads, alpha=alpha, fit_intercept=False, random_state=0)
     model.fit(x, x[:, 0], groups=groups)
     sets = kh.SetBatch(x[:, None, :])
     if math.isinf(n_heads):
@@ -141,16 +130,9 @@ def test_a_kernel_of_many_sizes_ranks_small_samples_too(seed):
     sizes = kh.attention_kernel(
         kh.SetBatch(x[:, None, :]), None, kh.GaussianHeads(), "exp"
     ).diagonal()
-    options = {
-        "activation": "exp",
-        "fit_intercept": False,
-        "scaling": "none",
-        "query": "given",
-        "random_state": 0,
-    }
-    model = kh.AttentionRegressor(math.inf, kh.GaussianHeads(), sizes.max(), **options).fit(
-        x, x[:, 0]
-    )
+    model = paper_regressor(
+        math.inf, alpha=sizes.max(), activation="exp", fit_intercept=False, random_state=0
+    ).fit(x, x[:, 0])
     small = np.zeros((1, 3))
     own = kh.attention_kernel(kh.SetBatch(small[:, None, :]), None, kh.GaussianHeads(), "exp")[0, 0]
     assert model.novelty(small)[0] == pytest.approx((sizes < own).mean(), abs=1e-12)
@@ -167,8 +149,7 @@ def test_a_penalty_that_we_chose_has_variances(seed, grouped):
     features = kh.attention_features(sets, heads.sample(60, 2, 0))
     centred = features - features.mean(axis=0)
     y = centred @ rng.normal(size=centred.shape[1])
-    options = {"scaling": "none", "query": "given", "random_state": 0}
-    model = kh.AttentionRegressor(60, heads, **options).fit(sets, y, groups=groups)
+    model = paper_regressor(60, heads=heads, random_state=0).fit(sets, y, groups=groups)
     # v(x) = min over h with Σ h = 1 of |φ(x) − Σ_i h_i φ_i|² + α |h|², in long doubles
     gram = centred.astype(np.longdouble) @ centred.astype(np.longdouble).T
     expected = longdouble_variances(gram, model.alpha_)

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from paper import paper_regressor
+from paper import PAPER_LAYER, paper_regressor
 from scipy.integrate import quad
 from scipy.special import ndtr
 
@@ -225,33 +225,26 @@ def candidates(rng, n=60):
 
 ESTIMATORS = {
     "primal": lambda: paper_regressor(4, random_state=0),
-    "dual": lambda: kh.AttentionRegressor(
-        40, random_state=0, scaling="standard", heads=kh.GaussianHeads(), query="given"
-    ),
+    "dual": lambda: paper_regressor(40, random_state=0, scaling="standard"),
     "kernel": lambda: kh.AttentionRegressor(
-        math.inf, heads=kh.GaussianHeads(mean=1.0, pairs=[(4, 1)]), scaling="none", query="given"
-    ),
-    "cg": lambda: kh.AttentionRegressor(
-        30,
-        random_state=0,
-        solver="cg",
-        alpha=1e-2,
-        scaling="sphere",
-        heads=kh.GaussianHeads(),
+        math.inf,
+        heads=kh.GaussianHeads(mean=1.0, pairs=[(4, 1)]),
+        scaling="none",
         query="given",
+        activation="relu",
+        pooling="mean",
     ),
-    "made of keys": lambda: kh.AttentionRegressor(
-        20, random_state=0, query="mean", scaling="standard", heads=kh.GaussianHeads()
-    ),
-    "each": lambda: kh.AttentionRegressor(
-        math.inf, query="each", scaling="standard", heads=kh.GaussianHeads()
-    ),
+    "cg": lambda: paper_regressor(30, random_state=0, solver="cg", alpha=0.01, scaling="sphere"),
+    "made of keys": lambda: paper_regressor(20, random_state=0, query="mean", scaling="standard"),
+    "each": lambda: paper_regressor(math.inf, query="each", scaling="standard"),
     "identity": lambda: kh.AttentionRegressor(
         30,
         heads=kh.IdentityHeads(n_heads=16, pairs=[(4, 1)]),
         random_state=0,
         scaling="none",
         query="given",
+        activation="relu",
+        pooling="mean",
     ),
     "learned": lambda: kh.AttentionRegressor(
         16,
@@ -259,9 +252,17 @@ ESTIMATORS = {
         random_state=0,
         scaling="none",
         query="given",
+        activation="relu",
+        pooling="mean",
     ),
     "query-key": lambda: kh.AttentionRegressor(
-        16, heads=kh.QueryKeyHeads(2), random_state=0, scaling="none", query="given"
+        16,
+        heads=kh.QueryKeyHeads(2),
+        random_state=0,
+        scaling="none",
+        query="given",
+        activation="relu",
+        pooling="mean",
     ),
     "ball": lambda: kh.NormBallRegressor(8, group_radius=1.0, ball_radius=1.0, random_state=0),
 }
@@ -293,17 +294,19 @@ def test_streamed_is_whole(groups, rng):
         "random_state": 3,
         "scaling": "sphere",
     }
-    whole = kh.AttentionRegressor(
-        6, **{"heads": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
-    ).fit(sets, y)
-    stream = kh.AttentionRegressor(
-        6, **{"heads": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
-    )
+    whole = kh.AttentionRegressor(6, **{**PAPER_LAYER, **options}).fit(sets, y)
+    stream = kh.AttentionRegressor(6, **{**PAPER_LAYER, **options})
     for rows in (slice(0, 11), slice(11, 20), slice(20, None)):
         stream.partial_fit(sets[rows], y[rows])
     np.testing.assert_allclose(stream.predict(sets), whole.predict(sets), rtol=1e-8, atol=1e-10)
     kernel = kh.AttentionRegressor(
-        math.inf, heads=kh.GaussianHeads(mean=1.0), alpha=0.01, scaling="none", query="given"
+        math.inf,
+        heads=kh.GaussianHeads(mean=1.0),
+        alpha=0.01,
+        scaling="none",
+        query="given",
+        activation="relu",
+        pooling="mean",
     ).fit(sets, y)
     heads = kh.AttentionRegressor(
         3000,
@@ -312,6 +315,8 @@ def test_streamed_is_whole(groups, rng):
         random_state=1,
         scaling="none",
         query="given",
+        activation="relu",
+        pooling="mean",
     ).fit(sets, y)
     assert np.std(kernel.predict(sets) - heads.predict(sets)) < 0.2 * np.std(y)
 
@@ -320,17 +325,10 @@ def test_queries_are_scaled_on_their_own(rng):
     sets, y = candidates(rng)
     moved = kh.SetBatch([one.tokens * [1, 10, 3] for one in sets], sets.query * 100 + 7)
     fits = [
-        kh.AttentionRegressor(math.inf, scaling="standard", heads=kh.GaussianHeads(), query="given")
-        .fit(x, y)
-        .predict(x)
-        for x in (sets, moved)
+        paper_regressor(math.inf, scaling="standard").fit(x, y).predict(x) for x in (sets, moved)
     ]
     np.testing.assert_allclose(fits[1], fits[0], rtol=1e-7, atol=1e-9)
-    rule = (
-        kh.AttentionRegressor(9, scaling="standard", heads=kh.GaussianHeads(), query="given")
-        .fit(moved, y)
-        .tokens_
-    )
+    rule = paper_regressor(9, scaling="standard").fit(moved, y).tokens_
     np.testing.assert_allclose(rule.query_centre, moved.query.mean(axis=0))
     np.testing.assert_allclose(rule.query_spread, moved.query.std(axis=0) * math.sqrt(ASKED))
 

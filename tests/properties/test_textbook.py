@@ -17,7 +17,13 @@ from keyhole.attention.activations import gaussian_moment
 DIM = 3
 N_SAMPLES = 23
 ALPHA = 0.3
-PAPER = {"scaling": "none", "query": "given", "random_state": 5}
+PAPER = {
+    "activation": "relu",
+    "pooling": "mean",
+    "scaling": "none",
+    "query": "given",
+    "random_state": 5,
+}
 """The paper's layer: tokens as they are, and heads of a fixed seed."""
 
 ZERO = np.zeros((DIM + 1, DIM + 1))

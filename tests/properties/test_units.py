@@ -13,6 +13,8 @@ import keyhole as kh
 Regressor = kh.AttentionRegressor
 PLAIN = {
     "heads": kh.GaussianHeads(),
+    "activation": "relu",
+    "pooling": "mean",
     "scaling": "none",
 }  # a small penalty is solved for in float32 under these
 ROUTES = {

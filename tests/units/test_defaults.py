@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from layers import token_losses
+from paper import paper_regressor
 
 import keyhole as kh
 from keyhole import choose as chooser
@@ -21,7 +22,7 @@ from keyhole.spec import LayerSpec
 
 
 def best_rule(model):
-    """The scaling and the query of least loss."""
+    """The scaling and the query of least loss, under the pooling and the activation tried first."""
     losses = token_losses(model)
     return min(losses, key=losses.get)
 
@@ -38,13 +39,115 @@ def first_sign(bags):
 def test_no_settings_is_every_setting_automatic(bags):
     y = np.abs(bags.tokens[bags.offsets[:-1], 0])
     model = kh.AttentionRegressor(random_state=0).fit(bags, y)
-    named = kh.AttentionRegressor("auto", None, scaling="auto", query="auto", random_state=0).fit(
-        bags, y
-    )
+    named = kh.AttentionRegressor(
+        "auto",
+        None,
+        activation="auto",
+        pooling="auto",
+        scaling="auto",
+        query="auto",
+        random_state=0,
+    ).fit(bags, y)
     np.testing.assert_array_equal(model.predict(bags), named.predict(bags))
+    assert model.candidates_ == named.candidates_
+
+
+def never_better(*_losses):
+    """No gain, and a standard error of one: nothing is ever clearly better."""
+    return 0.0, 1.0
+
+
+def always_better(*_losses):
+    """A gain, and no standard error: everything is clearly better than what came before."""
+    return math.inf, 0.0
+
+
+def test_what_is_tried_in_which_order(bags, monkeypatch):
+    """Every stage varies one setting of the best so far; without a doubt removed, of the first."""
+    monkeypatch.setattr("keyhole.choose.improvement", never_better)
+    y = np.abs(bags.tokens[bags.offsets[:-1], 0])
+    model = kh.AttentionRegressor(16, heads=kh.GaussianHeads(), random_state=0).fit(bags, y)
+    tried = [(c.activation, c.pooling, c.scaling, c.query) for c in model.candidates_]
+    scaling = model.tokens_.scaling
+    query = model.tokens_.query
+    assert tried == [
+        # scalings
+        ("relu", "mean", "none", "given"),
+        ("relu", "mean", "sphere", "given"),
+        ("relu", "mean", "standard", "given"),
+        # poolings; sums under every scaling
+        ("relu", "mean+size", scaling, "given"),
+        ("relu", "sum", "none", "given"),
+        ("relu", "sum", "sphere", "given"),
+        ("relu", "sum", "standard", "given"),
+        # queries
+        ("relu", "mean", scaling, "mean"),
+        ("relu", "mean", scaling, "each"),
+        # the activation
+        ("softmax", "mean", scaling, query),
+    ]
+    assert model.layer_.activation == "relu"
+    assert model.tokens_.pooling == "mean"
+    assert query in ("given", "mean"), "the mean need only have less loss"
+
+
+def test_heads_under_softmax_are_tried_at_growing_scales(bags, monkeypatch):
+    """And with a mean where there is a query; a mean of zero is the first of each stage."""
+    monkeypatch.setattr("keyhole.choose.improvement", never_better)
+    y = np.abs(bags.tokens[bags.offsets[:-1], 0])
+    sets = bags.with_query(np.ones((60, 3)))
+    model = kh.AttentionRegressor(16, scaling="standard", random_state=0).fit(sets, y)
+    relu = [c.heads for c in model.candidates_ if c.activation == "relu" and c.pooling == "mean"]
+    softmax = [c.heads for c in model.candidates_ if c.activation == "softmax"]
+
+    # multiples grow until one is no better than the one before
+    assert relu[0] == kh.GaussianHeads()
+    strengths = [heads.mean for heads in relu[1:]]
+    assert strengths == list(chooser.STRENGTHS[: len(strengths)])
+    scales = [heads.scale for heads in softmax if np.all(heads.mean == 0.0)]
+    assert scales == list(chooser.SOFTMAX_SCALES[: len(scales)])
+    assert len(scales) >= 2
+    assert softmax[-1] == chooser.DRAWN_STRENGTHS
+    assert model.heads_ == kh.GaussianHeads()
+
+
+def test_what_is_clearly_better_replaces_the_simpler_setting(bags, monkeypatch):
+    monkeypatch.setattr("keyhole.choose.improvement", always_better)
+    y = np.abs(bags.tokens[bags.offsets[:-1], 0])
+    model = kh.AttentionRegressor(16, random_state=0).fit(bags, y)
+    assert model.layer_.activation == "softmax"
+    # a softmax averages by itself: it has the number of keys beside it in the place of sums
+    assert model.tokens_.pooling == "mean+size"
+
+
+def test_sums_are_found_where_the_target_is_one(bags):
+    y = np.add.reduceat(np.square(bags.tokens).sum(axis=1), bags.offsets[:-1])
+    model = kh.AttentionRegressor(random_state=0).fit(bags, y)
+    assert model.tokens_.pooling in ("sum", "mean+size")
+
+
+def test_sets_of_one_size_have_no_sums_to_try(rng):
+    x = rng.normal(size=(40, 4, 2))
+    model = kh.AttentionRegressor(8, random_state=0).fit(x, x[:, :, 0].mean(axis=1))
+    assert {candidate.pooling for candidate in model.candidates_} == {"mean"}
+
+
+@pytest.mark.parametrize("open_setting", ["activation", "pooling", "scaling", "query"])
+def test_a_setting_that_was_given_is_the_only_one_tried(open_setting, bags):
+    given = {"activation": "step", "pooling": "sum", "scaling": "sphere", "query": "mean"}
+    given.pop(open_setting)
+    y = np.abs(bags.tokens[bags.offsets[:-1], 0])
+    model = kh.AttentionRegressor(8, kh.GaussianHeads(), random_state=0, **given).fit(bags, y)
+    assert len(model.candidates_) > 1
+    for name, value in given.items():
+        assert {getattr(candidate, name) for candidate in model.candidates_} == {value}
+
+
+def test_few_keys_take_the_exact_kernel(bags):
+    y = np.abs(bags.tokens[bags.offsets[:-1], 0])
+    model = kh.AttentionRegressor(activation="relu", pooling="mean", random_state=0).fit(bags, y)
     assert model.n_heads_ == math.inf
     assert model.solver_ == "kernel"
-    assert model.tokens_.scaling == best_rule(model)[0]
 
 
 def test_a_query_that_points_at_keys_makes_the_law_lean_on_the_identity(seed):
@@ -69,7 +172,10 @@ def test_what_all_samples_chose_by_is_not_fitted_again(bags, monkeypatch):
     model = kh.AttentionClassifier(math.inf, kh.GaussianHeads(), random_state=0).fit(
         bags, first_sign(bags)
     )
-    assert counted == [60] * len(model.candidates_) == [60] * 4
+    n_fits = len(model.candidates_)
+    if model.tokens_.pooling == "mean+size":
+        n_fits += 1  # the scale of the number of keys is chosen last
+    assert counted == [60] * n_fits
 
 
 def test_drafts_are_coarse_and_a_fit_that_is_kept_is_not(bags, monkeypatch):
@@ -83,24 +189,21 @@ def test_drafts_are_coarse_and_a_fit_that_is_kept_is_not(bags, monkeypatch):
     monkeypatch.setattr(chooser, "fit", noting_fit)
     monkeypatch.setattr("keyhole.estimators.attention.fit", noting_fit)
     y = first_sign(bags)
-    assert (
-        len(
-            kh.AttentionClassifier(math.inf, kh.GaussianHeads(), random_state=0)
-            .fit(bags, y)
-            .selection_.alphas
-        )
-        == N_ALPHAS
-    )
-    assert drafts == [False] * 4
-    assert (
-        len(
-            kh.AttentionClassifier(100, kh.GaussianHeads(), random_state=0)
-            .fit(bags, y)
-            .selection_.alphas
-        )
-        == N_ALPHAS
-    )
-    assert drafts[4:] == [True] * 4 + [None]
+
+    # the exact kernel of all samples is kept, unless the scale of an extra is still to be chosen
+    model = kh.AttentionClassifier(math.inf, kh.GaussianHeads(), pooling="mean", random_state=0)
+    model.fit(bags, y)
+    assert len(model.selection_.alphas) == N_ALPHAS
+    assert drafts == [math.isfinite(candidate.n_heads) for candidate in model.candidates_]
+    drafts.clear()
+    model.set_params(pooling="mean+size").fit(bags, y)
+    assert drafts == [True] * len(model.candidates_) + [None]
+
+    # fewer heads than those of the fit are never kept
+    drafts.clear()
+    model.set_params(n_heads=100, pooling="auto").fit(bags, y)
+    assert len(model.selection_.alphas) == N_ALPHAS
+    assert drafts == [True] * len(model.candidates_) + [None]
 
 
 @pytest.mark.parametrize(
@@ -178,9 +281,7 @@ def test_a_long_fit_says_so_beforehand(bags, monkeypatch):
     with pytest.warns(
         UserWarning, match=r"this fit will take about \d+ s: the exact kernel .* 60 samples"
     ):
-        kh.AttentionRegressor(math.inf, kh.GaussianHeads(), scaling="none", query="given").fit(
-            bags, bags.lengths
-        )
+        paper_regressor(math.inf).fit(bags, bags.lengths)
 
 
 def test_the_command_line_has_no_defaults_of_its_own():

@@ -45,7 +45,13 @@ def test_importance_is_the_error_of_refits_on_permuted_samples(grouped, rng):
     y = np.array([k[:, 0].max() for k in keys])
     groups = np.arange(26) // 2 if grouped else None
     model = kh.AttentionRegressor(
-        5, alpha=0.1, random_state=0, query="given", scaling="standard"
+        5,
+        alpha=0.1,
+        random_state=0,
+        activation="relu",
+        pooling="mean",
+        query="given",
+        scaling="standard",
     ).fit(sets, y, groups=groups)
     found = model.coordinate_importance(n_repeats=2)
     assert found.names == ("key 0", "key 1", "key 2", "query 0", "query 1", "extra 0")

@@ -60,7 +60,14 @@ def test_finite_heads_are_ridge_on_their_features(n_heads, sets, y):
 def test_an_integer_random_state_names_the_heads(sets, y):
     distribution = kh.GaussianHeads(mean=0.5)
     model = kh.AttentionRegressor(
-        5, heads=distribution, alpha=1.0, random_state=11, scaling="none", query="given"
+        5,
+        heads=distribution,
+        alpha=1.0,
+        random_state=11,
+        scaling="none",
+        query="given",
+        activation="relu",
+        pooling="mean",
     ).fit(sets, y)
     heads = distribution.sample(5, 3, 11)
     np.testing.assert_array_equal(model.layer_.heads.block(0, 5), heads)
@@ -157,6 +164,7 @@ def test_every_activation_can_be_fitted(activation, sets, y):
         random_state=0,
         scaling="none",
         query="given",
+        pooling="mean",
     )
     assert np.isfinite(model.fit(sets, y).predict(sets)).all()
 

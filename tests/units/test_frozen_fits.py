@@ -12,7 +12,13 @@ import pytest
 import keyhole as kh
 from keyhole.estimators.uncertainty import PlainJackknifeWarning
 
-FIXED = {"scaling": "none", "query": "given", "random_state": 0}
+FIXED = {
+    "activation": "relu",
+    "pooling": "mean",
+    "scaling": "none",
+    "query": "given",
+    "random_state": 0,
+}
 """Tokens as they are: what is kept of them then may share memory with what was given."""
 
 MODELS = {
@@ -50,6 +56,7 @@ OTHER_PARAMETERS = {
     "extras_scale": 3.0,
     "class_weight": "balanced",
     "criterion": "squared_error",
+    "verbose": True,
     "group_radius": 9.0,
     "ball_radius": 9.0,
     "complexity": 2.0,

@@ -202,9 +202,7 @@ def test_an_estimator_takes_groups(groups, rng):
         model = paper_regressor(n_heads, pooling="sum", alpha=1e-8, random_state=0).fit(groups, y)
         np.testing.assert_allclose(model.predict(groups[1:3]), y[1:3], atol=1e-3)
     with pytest.raises(ValueError, match="'given' for SetGroups"):
-        kh.AttentionRegressor(8, query="mean", heads=kh.GaussianHeads(), scaling="none").fit(
-            groups, y
-        )
+        paper_regressor(8, query="mean").fit(groups, y)
 
 
 def test_copies_of_a_group_are_one_sample(groups, rng):

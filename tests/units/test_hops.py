@@ -18,7 +18,13 @@ HEADS = {
     "scale": 0.1,
     "strengths": (1.0,),
 }
-OPTIONS = {"activation": "softmax", "scaling": "none", "query": "given", "random_state": 0}
+OPTIONS = {
+    "activation": "softmax",
+    "pooling": "mean",
+    "scaling": "none",
+    "query": "given",
+    "random_state": 0,
+}
 
 
 def carried(rng, n=160):
@@ -105,7 +111,14 @@ def test_copies_remain_copies_whatever_the_order_of_their_keys(rng):
 def test_a_fixed_law_of_two_looks_predicts_streams_and_is_saved(kind, n_heads, sets, rng, tmp_path):
     distribution = two_hops(rng)
     y = rng.integers(3, size=30)
-    options = {"alpha": 0.3, "random_state": 0, "scaling": "standard", "query": "given"}
+    options = {
+        "alpha": 0.3,
+        "random_state": 0,
+        "activation": "relu",
+        "pooling": "mean",
+        "scaling": "standard",
+        "query": "given",
+    }
     model = kind(n_heads, distribution, **options).fit(sets, y)
     assert all(map(np.array_equal, model.tokens_.hops, distribution.hops_))
     kh.save(model, tmp_path / "m.keyhole")
@@ -126,7 +139,14 @@ def test_a_fixed_law_of_two_looks_predicts_streams_and_is_saved(kind, n_heads, s
 def test_a_damaged_look_is_refused(sets, rng, tmp_path):
     distribution = two_hops(rng)
     model = kh.AttentionRegressor(
-        8, distribution, alpha=0.3, random_state=0, scaling="none", query="given"
+        8,
+        distribution,
+        alpha=0.3,
+        random_state=0,
+        scaling="none",
+        query="given",
+        activation="relu",
+        pooling="mean",
     )
     model.fit(sets, rng.normal(size=30))
     for hops in (
@@ -158,7 +178,14 @@ def test_hop_weights_of_the_last_look_are_those_of_the_heads(sets, rng):
     distribution = two_hops(rng)
     for activation in ("relu", "softmax"):
         model = kh.AttentionRegressor(
-            7, distribution, 0.3, activation, random_state=0, scaling="none", query="given"
+            7,
+            distribution,
+            0.3,
+            activation,
+            random_state=0,
+            scaling="none",
+            query="given",
+            pooling="mean",
         )
         model.fit(sets, rng.normal(size=30))
         seen, heads = pass_hops(sets, distribution.hops_), distribution.sample(7, 3, 0, 8)
@@ -204,9 +231,14 @@ def test_without_a_query_there_is_one_look(rng):
             sets, rng.normal(size=60)
         )
     with pytest.raises(ValueError, match="further hops extend a query"):
-        kh.AttentionRegressor(8, two_hops(rng, asked=3), query="each", scaling="none").fit(
-            sets, rng.normal(size=60)
-        )
+        kh.AttentionRegressor(
+            8,
+            two_hops(rng, asked=3),
+            query="each",
+            scaling="none",
+            activation="relu",
+            pooling="mean",
+        ).fit(sets, rng.normal(size=60))
 
 
 # ---- ages ----------------------------------------------------------------------------------------
@@ -338,7 +370,14 @@ def test_what_the_sets_pair_is_where_looks_start(rng):
 
 def test_what_keys_add_in_the_last_look_sums_to_the_prediction(sets, rng):
     model = kh.AttentionRegressor(
-        8, two_hops(rng), alpha=0.3, random_state=0, scaling="none", query="given"
+        8,
+        two_hops(rng),
+        alpha=0.3,
+        random_state=0,
+        scaling="none",
+        query="given",
+        activation="relu",
+        pooling="mean",
     )
     model.fit(sets, rng.normal(size=30))
     parts = model.contributions(sets)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from layers import fit_layer
-from paper import paper_classifier, paper_regressor
+from paper import PAPER_LAYER, paper_classifier, paper_regressor
 from ridges import design_path
 from sklearn.base import clone
 
@@ -178,7 +178,7 @@ def test_the_estimator_predicts_what_the_direct_one_does(sets, y, rng, n_heads, 
         n_heads,
         alpha=0.05,
         random_state=0,
-        **{"heads": kh.GaussianHeads(), "scaling": "none", "query": "given", **options},
+        **{**PAPER_LAYER, **options},
     )
     direct = clone(model).fit(sets, y, sample_weight=weights)
     large = clone(model).set_params(solver="cg").fit(sets, y, sample_weight=weights)
@@ -251,7 +251,7 @@ def test_one_distinct_sample_is_enough_for_a_penalty(sets, n_heads, fit_intercep
         kh.AttentionRegressor(
             n_heads,
             solver=solver,
-            **{"heads": kh.GaussianHeads(), "scaling": "none", "query": "given", **options},
+            **{**PAPER_LAYER, **options},
         )
         .fit(copies, [2.0, 2.0, 2.0])
         .predict(copies)
@@ -341,7 +341,7 @@ def test_a_gram_matrix_and_its_factors_may_take_four_fifths_of_the_memory(
 def test_features_are_centred_by_the_mean_of_some_samples(sets, dtype):
     heads = HeadDraw(kh.GaussianHeads(1.0), 9, 3, 0)
     features = kh.attention_features(sets, heads, dtype=dtype).astype(np.float64)
-    spec = LayerSpec(dtype=dtype)
+    spec = LayerSpec(activation="relu", pooling="mean", dtype=dtype)
     found = solvers.mean_feature(sets, heads, spec)
     assert (found == found.astype(dtype)).all(), "as it is in the precision of the features"
     off = np.abs(found - features.mean(axis=0))

@@ -46,7 +46,13 @@ def test_the_result_is_determined_by_data_parameters_and_seed(task):
     assert first.history == second.history
     models = [
         kh.AttentionRegressor(
-            16, heads=kh.LearnedHeads(**FAST), random_state=1, scaling="none", query="given"
+            16,
+            heads=kh.LearnedHeads(**FAST),
+            random_state=1,
+            scaling="none",
+            query="given",
+            activation="relu",
+            pooling="mean",
         ).fit(sets, y)
         for _ in range(2)
     ]
@@ -121,7 +127,13 @@ def test_estimators_fit_the_law_first(activation, n_means, task):
     sets, y = task
     distribution = kh.LearnedHeads(n_means=n_means, **FAST)
     model = kh.AttentionRegressor(
-        16, heads=distribution, activation=activation, random_state=0, scaling="none", query="given"
+        16,
+        heads=distribution,
+        activation=activation,
+        random_state=0,
+        scaling="none",
+        query="given",
+        pooling="mean",
     ).fit(sets, y)
     assert model.heads is distribution, "the parameter is left alone"
     assert isinstance(model.heads_, FittedHeads)
@@ -137,6 +149,8 @@ def test_infinite_heads_take_learned_heads(task):
         random_state=0,
         scaling="none",
         query="given",
+        activation="relu",
+        pooling="mean",
     ).fit(sets, y)
     assert np.isfinite(model.predict(sets)).all()
 
@@ -147,10 +161,22 @@ def test_weights_are_copies_for_a_law_too(task):
     rows = np.repeat(np.arange(80), counts)
     distribution = kh.LearnedHeads(**FAST)
     weighted = kh.AttentionRegressor(
-        16, heads=distribution, random_state=0, scaling="none", query="given"
+        16,
+        heads=distribution,
+        random_state=0,
+        scaling="none",
+        query="given",
+        activation="relu",
+        pooling="mean",
     ).fit(sets, y, sample_weight=counts)
     repeated = kh.AttentionRegressor(
-        16, heads=distribution, random_state=0, scaling="none", query="given"
+        16,
+        heads=distribution,
+        random_state=0,
+        scaling="none",
+        query="given",
+        activation="relu",
+        pooling="mean",
     ).fit(sets[rows], y[rows])
     np.testing.assert_allclose(weighted.heads_.means_, repeated.heads_.means_, atol=1e-6)
 
@@ -215,6 +241,7 @@ def test_scales_of_coordinates(rng):
             random_state=0,
             scaling="none",
             query="given",
+            pooling="mean",
         ).fit(sets[:300], y[:300])
         for covariance in ("none", "diagonal")
     }
@@ -232,14 +259,27 @@ def test_scales_of_coordinates(rng):
     np.testing.assert_allclose(measured, 1.0, rtol=0.1)
     with pytest.raises(ValueError, match="infinitely many heads need noise of one scale"):
         kh.AttentionRegressor(
-            math.inf, kh.LearnedHeads(covariance="diagonal"), scaling="none", query="given"
+            math.inf,
+            kh.LearnedHeads(covariance="diagonal"),
+            scaling="none",
+            query="given",
+            activation="relu",
+            pooling="mean",
         ).fit(sets, y)
     infinite = kh.AttentionRegressor(
-        math.inf, kh.LearnedHeads(steps=5), random_state=0, scaling="none", query="given"
+        math.inf,
+        kh.LearnedHeads(steps=5),
+        random_state=0,
+        scaling="none",
+        query="given",
+        activation="relu",
+        pooling="mean",
     ).fit(sets[:100], y[:100])
     assert infinite.heads_.query_scales_ is None, "auto"
     with pytest.raises(ValueError, match="noise of one scale"):
-        kh.AttentionRegressor(math.inf, distribution, scaling="none", query="given").fit(sets, y)
+        kh.AttentionRegressor(
+            math.inf, distribution, scaling="none", query="given", activation="relu", pooling="mean"
+        ).fit(sets, y)
 
 
 def test_weights_of_zero_and_wrong_groups(task):
@@ -248,10 +288,22 @@ def test_weights_of_zero_and_wrong_groups(task):
     weights = (np.arange(80) >= 8).astype(float)
     distribution = kh.LearnedHeads(**FAST)
     found = kh.AttentionRegressor(
-        16, distribution, random_state=0, scaling="none", query="given"
+        16,
+        distribution,
+        random_state=0,
+        scaling="none",
+        query="given",
+        activation="relu",
+        pooling="mean",
     ).fit(sets, y, weights, groups=groups)
     expected = kh.AttentionRegressor(
-        16, distribution, random_state=0, scaling="none", query="given"
+        16,
+        distribution,
+        random_state=0,
+        scaling="none",
+        query="given",
+        activation="relu",
+        pooling="mean",
     ).fit(sets[8:], y[8:], groups=groups[8:])
     np.testing.assert_allclose(found.predict(sets), expected.predict(sets), atol=1e-7)
     with pytest.raises(ValueError, match="at least two groups"):

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from paper import paper_classifier, paper_regressor
+from paper import PAPER_LAYER, paper_classifier, paper_regressor
 from safetensors.numpy import load_file, save_file
 
 import keyhole as kh
@@ -96,7 +96,13 @@ def test_regressors_are_the_same_to_the_last_bit(distribution, heads, rng, tmp_p
         pytest.skip("no kernel in closed form")
     train, test = sets_of(rng, 60), sets_of(rng)
     model = kh.AttentionRegressor(
-        heads, heads=DISTRIBUTIONS[distribution], random_state=3, scaling="none", query="given"
+        heads,
+        heads=DISTRIBUTIONS[distribution],
+        random_state=3,
+        scaling="none",
+        query="given",
+        activation="relu",
+        pooling="mean",
     ).fit(train, rng.normal(size=(60, 2)))
     loaded = assert_same(model, tmp_path / "m", test)
     assert loaded.get_params().keys() == model.get_params().keys()
@@ -112,7 +118,13 @@ def test_scales_of_coordinates_are_kept(rng, tmp_path):
     }
     distribution = FittedHeads(rng.normal(size=(2, width, width)), 0.3, **scales)
     model = kh.AttentionRegressor(
-        7, heads=distribution, random_state=3, scaling="none", query="given"
+        7,
+        heads=distribution,
+        random_state=3,
+        scaling="none",
+        query="given",
+        activation="relu",
+        pooling="mean",
     ).fit(train, rng.normal(size=60))
     loaded = assert_same(model, tmp_path / "m", test)
     np.testing.assert_array_equal(loaded.heads_.key_scales_, distribution.key_scales_)
@@ -152,13 +164,8 @@ def test_classifiers_keep_their_labels(labels, heads, rng, tmp_path):
 def test_token_rules_travel_with_the_model(scaling, query, pooling, rng, tmp_path):
     train, y = sets_of(rng, query=False), rng.normal(size=40)
     for heads in (6, math.inf):
-        model = kh.AttentionRegressor(
-            heads,
-            scaling=scaling,
-            query=query,
-            pooling=pooling,
-            random_state=0,
-            heads=kh.GaussianHeads(),
+        model = paper_regressor(
+            heads, scaling=scaling, query=query, pooling=pooling, random_state=0
         )
         assert_same(model.fit(train, y), tmp_path / f"{heads}", sets_of(rng, query=False))
 
@@ -569,14 +576,18 @@ def model_of(kind, rng):
         groups = SetGroups(sets, [1, 3, 2] * 2)
         return paper_regressor(math.inf, pooling="sum", random_state=0).fit(groups, y[:6]), groups
     model = {
-        "finite": lambda: kh.AttentionRegressor(
-            3, scaling="standard", random_state=0, heads=kh.GaussianHeads(), query="given"
-        ).fit(sets, y[:, None]),
-        "kernel": lambda: kh.AttentionClassifier(
-            math.inf, query="each", random_state=0, heads=kh.GaussianHeads(), scaling="none"
-        ).fit(sets, words),
+        "finite": lambda: paper_regressor(3, scaling="standard", random_state=0).fit(
+            sets, y[:, None]
+        ),
+        "kernel": lambda: paper_classifier(math.inf, query="each", random_state=0).fit(sets, words),
         "learned": lambda: kh.AttentionClassifier(
-            3, heads=DISTRIBUTIONS["chosen"], random_state=0, scaling="none", query="given"
+            3,
+            heads=DISTRIBUTIONS["chosen"],
+            random_state=0,
+            scaling="none",
+            query="given",
+            activation="relu",
+            pooling="mean",
         ).fit(sets, words != "a"),
         "ball": lambda: kh.NormBallClassifier(3, **ball).fit(sets, words),
         "streamed": lambda: paper_classifier(3, random_state=0).partial_fit(
@@ -666,7 +677,7 @@ def test_a_streamed_model_goes_on_after_loading_where_it_was(kind, first, rng, t
         ]
         options = {"classes": np.unique(y)}
     # named: what is automatic is settled by the first samples, which differ here
-    named = {"random_state": 0, "heads": kh.GaussianHeads(), "scaling": "none", "query": "given"}
+    named = {**PAPER_LAYER, "random_state": 0}
     whole = estimator(4, **named).partial_fit(sets, y, **options)
     model = estimator(4, **named)
     if first == "fit_batches":

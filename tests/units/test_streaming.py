@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from paper import paper_classifier, paper_regressor
+from paper import PAPER_LAYER, paper_classifier, paper_regressor
 from sklearn.base import clone
 
 import keyhole as kh
@@ -57,7 +57,7 @@ def test_batches_of_any_size_and_order_are_the_one_shot_fit(sets, y, rng, sizes,
     model = kh.AttentionRegressor(
         8,
         random_state=3,
-        **{"heads": kh.GaussianHeads(), "scaling": "none", "query": "given", **options},
+        **{**PAPER_LAYER, **options},
     )
     whole = clone(model).fit(sets, y, sample_weight=weights)
     order = rng.permutation(150)
@@ -177,15 +177,7 @@ def test_classifier_refusals(sets, y):
     ],
 )
 def test_what_needs_the_whole_training_set_says_so(sets, y, options, words):
-    model = kh.AttentionRegressor(
-        **{
-            "n_heads": 512,
-            "heads": kh.GaussianHeads(),
-            "scaling": "none",
-            "query": "given",
-            **{"n_heads": 4, **options},
-        }
-    )
+    model = kh.AttentionRegressor(**{**PAPER_LAYER, "n_heads": 512, **{"n_heads": 4, **options}})
     with pytest.raises(ValueError, match=words):
         model.fit_batches([(sets, y)])
     # not there at all, so that scikit-learn's tools do not try it
@@ -196,13 +188,26 @@ def test_what_needs_the_whole_training_set_says_so(sets, y, options, words):
 def test_a_learned_law_goes_into_batches(sets, y):
     distribution = (
         kh.AttentionRegressor(
-            8, heads=kh.LearnedHeads(steps=0), random_state=0, scaling="none", query="given"
+            8,
+            heads=kh.LearnedHeads(steps=0),
+            random_state=0,
+            scaling="none",
+            query="given",
+            activation="relu",
+            pooling="mean",
         )
         .fit(sets, y)
         .heads_
     )
     model = kh.AttentionRegressor(
-        8, heads=distribution, random_state=0, alpha=0.1, scaling="none", query="given"
+        8,
+        heads=distribution,
+        random_state=0,
+        alpha=0.1,
+        scaling="none",
+        query="given",
+        activation="relu",
+        pooling="mean",
     )
     same(
         clone(model).fit_batches(batches(sets, y, [60])).predict(sets),

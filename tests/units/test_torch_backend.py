@@ -7,7 +7,7 @@ import sys
 import mpmath
 import numpy as np
 import pytest
-from paper import paper_classifier, paper_regressor
+from paper import PAPER_LAYER, paper_classifier, paper_regressor
 from ridges import gram_fixed
 from sklearn import config_context
 from sklearn.base import clone
@@ -286,40 +286,22 @@ def test_regressor_on_a_device_gives_the_same_numbers(rng, n_heads, alpha):
         "heads": kh.GaussianHeads(mean=1.0),
     }
     there = kh.AttentionRegressor(
-        **{
-            "n_heads": 512,
-            "heads": kh.GaussianHeads(),
-            "scaling": "none",
-            "query": "given",
-            **options,
-        },
+        **{**PAPER_LAYER, "n_heads": 512, **options},
         device="cpu",
     ).fit(sets, y, sample_weight=weights)
     if (
         alpha == "loo"
     ):  # the grid begins at the floor of rounding, which depends on how a matrix was summed
-        own = kh.AttentionRegressor(
-            **{
-                "n_heads": 512,
-                "heads": kh.GaussianHeads(),
-                "scaling": "none",
-                "query": "given",
-                **options,
-            }
-        ).fit(sets, y, sample_weight=weights)
+        own = kh.AttentionRegressor(**{**PAPER_LAYER, "n_heads": 512, **options}).fit(
+            sets, y, sample_weight=weights
+        )
         np.testing.assert_allclose(
             np.log(own.selection_.alphas), np.log(there.selection_.alphas), atol=3.0
         )
         options["alpha"] = there.selection_.alphas
-    here = kh.AttentionRegressor(
-        **{
-            "n_heads": 512,
-            "heads": kh.GaussianHeads(),
-            "scaling": "none",
-            "query": "given",
-            **options,
-        }
-    ).fit(sets, y, sample_weight=weights)
+    here = kh.AttentionRegressor(**{**PAPER_LAYER, "n_heads": 512, **options}).fit(
+        sets, y, sample_weight=weights
+    )
     assert math.isclose(here.alpha_, there.alpha_, rel_tol=1e-8)
     assert math.isclose(here.loo_error_, there.loo_error_, rel_tol=1e-8)
     scale = np.abs(here.predict(sets)).max()
@@ -332,13 +314,7 @@ def test_regressor_on_a_device_gives_the_same_numbers(rng, n_heads, alpha):
 @pytest.mark.parametrize("n_heads", [3, 20, math.inf])
 def test_several_outputs_on_a_device(rng, n_heads):
     sets, y = draw_sets(rng, n=30), rng.standard_normal((30, 3))
-    options = {
-        "alpha": 0.1,
-        "random_state": 0,
-        "heads": kh.GaussianHeads(),
-        "scaling": "none",
-        "query": "given",
-    }
+    options = {**PAPER_LAYER, "alpha": 0.1, "random_state": 0}
     here, there = (
         kh.AttentionRegressor(n_heads, device=d, **options).fit(sets, y) for d in (None, "cpu")
     )
@@ -472,7 +448,7 @@ def test_a_device_without_room_leaves_the_gram_matrix_to_the_host(rng, n_heads, 
 
     for name in ("solve_primal", "solve_dual"):
         monkeypatch.setattr(torch_solvers, name, noted(name, getattr(torch_solvers, name)))
-    settings = {"heads": kh.GaussianHeads(), "scaling": "none", "query": "given", "random_state": 0}
+    settings = {**PAPER_LAYER, "random_state": 0}
     model = kh.AttentionRegressor(n_heads, alpha=0.1, **settings)
     expected = clone(model).fit(batch, y).predict(batch)
     for room, route in (
@@ -492,9 +468,8 @@ def test_groups_are_left_out_on_a_device_too(n_heads, rng):
         kh.SetBatch(rng.normal(size=(40, 3, 2)), rng.normal(size=(40, 2))),
         rng.normal(size=40),
     )
-    options = {"random_state": 0, "scaling": "none", "query": "given"}
     host, device = (
-        kh.AttentionRegressor(n_heads, kh.GaussianHeads(), device=device, **options).fit(
+        paper_regressor(n_heads, device=device, random_state=0).fit(
             sets, y, groups=np.arange(40) // 4
         )
         for device in (None, "cpu")
@@ -508,13 +483,7 @@ def test_blocks_of_heads_on_a_device_add_up(rng, monkeypatch):
     from keyhole import _tensors
 
     sets = kh.SetBatch(rng.normal(size=(60, 3, 8)), rng.normal(size=(60, 8)))
-    options = {
-        "heads": kh.GaussianHeads(),
-        "alpha": 1.0,
-        "scaling": "none",
-        "query": "given",
-        "random_state": 0,
-    }
+    options = {**PAPER_LAYER, "alpha": 1.0, "random_state": 0}
     expected = kh.AttentionRegressor(90, **options).fit(sets, sets.query[:, 0])
     monkeypatch.setattr(_tensors, "free_bytes", lambda device: 2**20)
     with config_context(working_memory=0.2):  # some twenty heads at a time

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from paper import PAPER_LAYER
 
 import keyhole as kh
 
@@ -129,13 +130,12 @@ def test_regressor(rng, n_heads, dtype, tolerance):
         y + 0.1 * extras[:, 0],
     )
     options = {
+        **PAPER_LAYER,
         "n_heads": n_heads,
-        "heads": kh.GaussianHeads(),
-        "scaling": "none",
         "alpha": 1e-2,
         "random_state": 0,
+        "extras_scale": 1.0,
     }
-    options |= {"extras_scale": 1.0}
     here = kh.AttentionRegressor(**options).fit(sets, y)
     there = kh.AttentionRegressor(**options, device="cuda", dtype=dtype).fit(sets, y)
     assert math.isclose(here.loo_error_, there.loo_error_, rel_tol=tolerance)
