@@ -1,8 +1,8 @@
 """Ridge from a Gram matrix: the dual route over heads and the exact kernel alike.
 
 One penalty is a Cholesky factorisation in place, O(n³/3) twice. A path of penalties is one
-reduction of the matrix to a tridiagonal or banded form, 8n³/3, and a sweep through that form for
-each penalty. A penalty below the numerical floor, and groups that are left out together, take the
+reduction of the matrix to a tridiagonal form, 8n³/3, and a sweep through that form for each
+penalty. A penalty below the numerical floor, and groups that are left out together, take the
 eigenvectors of that form.
 """
 
@@ -19,7 +19,6 @@ from scipy.linalg import eigvalsh_tridiagonal, get_blas_funcs, get_lapack_funcs
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads
 from keyhole._checks import check_finite
-from keyhole.ridge.banded import Banded, BandedSweep, to_band
 from keyhole.ridge.matrices import factorise_lower, invert_lower, mirror_lower, solve_factor
 from keyhole.ridge.problem import (
     EPS,
@@ -42,9 +41,6 @@ PANEL = 2**25
 # bytes of the columns of a triangle that are read several times
 IN_CACHE = 2**21
 
-# samples from which on the matrix is reduced to a band rather than to three diagonals
-MIN_ROWS_FOR_A_BAND = 2048
-
 # samples up to which eigenvectors take less time than the many small steps of a sweep
 MAX_ROWS_OF_A_SMALL_DRAFT = 512
 
@@ -57,8 +53,6 @@ LEAST_GROUP_ALPHA = 1e-9
 
 # a leave-one-out residual is not used where rounding may have made this share of it, or more
 HIDDEN_SHARE = 0.1
-
-TINY = float(np.finfo(np.float64).tiny)
 
 FACTOR_SHARE = 0.01
 """Share of the rounding of a factorisation that counts beside that of the kernel where a penalty is
@@ -498,10 +492,10 @@ def _inverse_diagonal(
 class GramRoute:
     """A path of penalties from one factorisation of the matrix.
 
-    ``factor`` is a sweep through a tridiagonal or banded form of it, or its spectrum.
-    ``complements`` are 1 − h, the complements of the leverages; 0 where they are within rounding of
-    it. At a penalty below the floor of a matrix of full rank, where they vanish with the penalty,
-    they are given in proportion to it, as the residuals then are.
+    ``factor`` is a sweep through a tridiagonal form of it, or its spectrum. ``complements`` are
+    1 − h, the complements of the leverages; 0 where they are within rounding of it. At a penalty
+    below the floor of a matrix of full rank, where they vanish with the penalty, they are given in
+    proportion to it, as the residuals then are.
     """
 
     name: str
@@ -509,7 +503,7 @@ class GramRoute:
     floor: float
     rounding: float
     weighing: Weighing
-    factor: Sweep | BandedSweep | GramSpectrum
+    factor: Sweep | GramSpectrum
     complements: Float[np.ndarray, "a n"]
     memory_budget: int
 
@@ -558,22 +552,12 @@ def path_route(
     problem = weighing.problem
     rounding = max(rounding, float(np.finfo(dtype).eps))
 
-    # a band is enough, and faster for a large matrix, if no penalty can be below the floor; an
-    # automatic grid starts above it
-    banded = False
-    if n >= MIN_ROWS_FOR_A_BAND:
-        if problem.alphas is None:
-            banded = True
-        else:
-            floor_bound = _floor_bound(matrix, weighing, rounding)
-            banded = bool(problem.alphas.min() >= max(TINY, floor_bound))
-    reduce = to_band if banded else tridiagonalise
-
     # reduce in ``dtype``; if that overflows, again in the matrix' own precision
-    form: Banded | Tridiagonal | None = None
+    form: Tridiagonal | None = None
     for precision in dict.fromkeys((dtype, matrix.dtype)):
         with np.errstate(over="ignore", invalid="ignore"):
-            form = reduce(matrix.astype(precision, order="F", copy=False), weighing.normal)
+            narrowed = matrix.astype(precision, order="F", copy=False)
+            form = tridiagonalise(narrowed, weighing.normal)
         if form is not None:
             break
     if form is None:
@@ -594,15 +578,11 @@ def path_route(
     above_floor = alphas.min() > 0 and alphas.min() >= floor
     small_draft = problem.draft and n <= MAX_ROWS_OF_A_SMALL_DRAFT
     if above_floor and not small_draft:
-        sweep: Sweep | BandedSweep
-        if isinstance(form, Tridiagonal):
-            sweep = Sweep.of(form, problem.scaled)
-        else:
-            sweep = BandedSweep.of(form, problem.scaled)
+        sweep = Sweep.of(form, problem.scaled)
         complements = sweep.complements(alphas)
         if complements is not None:
             return GramRoute(
-                name="banded" if banded else "tridiagonal",
+                name="tridiagonal",
                 alphas=alphas,
                 floor=floor,
                 rounding=rounding,
@@ -866,7 +846,7 @@ class GramSpectrum:
 
     @classmethod
     def of(
-        cls, form: Banded | Tridiagonal, y: Float[np.ndarray, "n t"], floor: float, noise: float
+        cls, form: Tridiagonal, y: Float[np.ndarray, "n t"], floor: float, noise: float
     ) -> GramSpectrum:
         """Decompose T and rotate Q. Cost: up to 14n³/3 operations and two more n × n matrices."""
         values, rotation = form.eigenpairs()
