@@ -41,9 +41,6 @@ PANEL = 2**25
 # bytes of the columns of a triangle that are read several times
 IN_CACHE = 2**21
 
-# samples up to which eigenvectors take less time than the many small steps of a sweep
-MAX_ROWS_OF_A_SMALL_DRAFT = 512
-
 # penalties of the automatic grid where groups are left out together
 N_GROUP_ALPHAS = 20
 
@@ -574,10 +571,9 @@ def path_route(
     alphas = problem.grid(largest, floor)
 
     # above the floor: a sweep through the form gives 1 − h, the complements of the leverages,
-    # unless rounding made it indefinite; for the few rows of a small draft eigenvectors are faster
+    # unless rounding made it indefinite
     above_floor = alphas.min() > 0 and alphas.min() >= floor
-    small_draft = problem.draft and n <= MAX_ROWS_OF_A_SMALL_DRAFT
-    if above_floor and not small_draft:
+    if above_floor:
         sweep = Sweep.of(form, problem.scaled)
         complements = sweep.complements(alphas)
         if complements is not None:
@@ -713,6 +709,11 @@ class Sweep:
     """(K + alpha)⁻¹ for penalties above the numerical floor, by Gaussian elimination in T + alpha.
 
     Everything is held in units of ``scale``, so that float32 neither overflows nor underflows.
+
+    `GramSpectrum` says the same of these penalties, but needs three n × n matrices where this one
+    needs the matrix alone: it stays as the only way within that memory. A path from
+    ``scipy.linalg.eigh(driver="evd")`` took 1.1, 1.2 and 1.3 times its processor time at n = 500,
+    1,000 and 2,500, one thread, 30 penalties.
     """
 
     form: Tridiagonal
