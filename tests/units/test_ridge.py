@@ -356,7 +356,8 @@ class TestMemory:
             lambda g: gram_fixed(g, y, 1.0, overwrite_gram=True, memory_budget=2**16),
             lambda g: gram_path(g, y, [1.0, 2.0], overwrite_gram=True, memory_budget=2**16),
         ):
-            # the smaller of two peaks: a table of the interpreter itself may grow by 2 MiB in one
+            # the smaller of two peaks: in 2 of 27 runs one had 1.6 MB more, and why is not known; a
+            # copy of the matrix would be in both
             peaks = []
             for _ in range(2):
                 given = gram.copy(order="K")

@@ -155,7 +155,7 @@ class FactorisedGram:
 
     The same mathematics as `ridge_gram` with an intercept, which tests compare it with. It stays
     beside it because all targets of a figure share one reduction: six targets on 500 and 1,500
-    samples take 5 to 6 times as long with a call of `ridge_gram` each. Outputs are taken one at a
+    samples take 4 and 5 times as long with a call of `ridge_gram` each. Outputs are taken one at a
     time, so that the bits of one do not depend on its neighbours.
     """
 
