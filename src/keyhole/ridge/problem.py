@@ -171,8 +171,7 @@ class RidgeFit:
         units of y: infinite where the leverage is 1 within rounding, None if there was no second
         pass over the samples.
     route : str
-        The way it was solved: "cholesky", "tridiagonal", "banded", "eigen", "design", "device",
-        "cg".
+        The way it was solved: "cholesky", "tridiagonal", "eigen", "design", "device", "cg".
     selection : str
         What the errors are: "loo" (leave-one-out), "groups" (leave-one-group-out), "gcv"
         (generalised cross-validation) or "holdout" (on samples held out).
