@@ -733,13 +733,12 @@ class Layout:
     def _pairs(self) -> tuple[tuple[int, int], ...] | None:
         """Coordinates of one name in query and keys.
 
-        None where they are all there are, in their order, or none is.
+        None where query and keys have the same coordinates in the same order, or none in common.
         """
         names = self._names_of(self.keys)
         query_names = self._names_of(self.query)
         pairs = tuple((i, names.index(name)) for i, name in enumerate(query_names) if name in names)
-        in_order = tuple((i, i) for i in range(min(len(names), len(query_names))))
-        if not pairs or pairs == in_order:
+        if not pairs or names == query_names:
             return None
         return pairs
 
