@@ -20,6 +20,7 @@ from keyhole.cli._app import (
     Keys,
     Missing,
     Query,
+    ReferenceDate,
     SetId,
     Split,
     Target,
@@ -61,6 +62,7 @@ def fit(
     groups: Groups = None,
     time: Time = None,
     split: Split = None,
+    reference_date: ReferenceDate = None,
     task: Task = "auto",
     n_heads: Annotated[
         str | None, typer.Option(help="Heads M: a number, inf for the exact kernel, or auto.")
@@ -127,6 +129,7 @@ def fit(
         groups=groups,
         time=time,
         split=split,
+        reference_date=reference_date,
     )
     train = dataset.train
     if not len(train):
@@ -227,6 +230,8 @@ def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: floa
             if use in columns:
                 uses.append(f"{use}: {', '.join(columns[use])}")
         say(console, "; ".join(uses))
+    for line in _date_lines(data):
+        say(console, line)
     if data.left_out:
         say(
             console,
@@ -256,6 +261,24 @@ def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: floa
     if data.split is not None and len(data.test):
         say(console, _test_line(estimator, data, kind))
     say(console, f"{len(data.train)} sets in {seconds:.1f} s")
+
+
+def _date_lines(data: Any) -> list[str]:
+    """How dates became numbers: ages, or days after the first one."""
+    reference = dict(data.columns).get("reference_date")
+    of_kind: dict[str, list[str]] = {"age": [], "date": []}
+    for coding in data.codings:
+        if coding.kind in of_kind:
+            of_kind[coding.kind].append(coding.column)
+    lines = []
+    if of_kind["age"]:
+        lines.append(f"dates: {', '.join(of_kind['age'])} in days before {reference}")
+    if of_kind["date"]:
+        line = f"dates: {', '.join(of_kind['date'])} in days after the first one"
+        if reference is None:
+            line += " (--reference-date counts the days before the date of each sample)"
+        lines.append(line)
+    return lines
 
 
 def _leave_one_out_line(estimator: Any, data: Any, kind: str) -> str:

@@ -19,6 +19,7 @@ from keyhole.cli._app import (
     Keys,
     Missing,
     Query,
+    ReferenceDate,
     SetId,
     Split,
     Target,
@@ -56,6 +57,7 @@ def lens(
     groups: Groups = None,
     time: Time = None,
     split: Split = None,
+    reference_date: ReferenceDate = None,
     task: Task = "auto",
     budget: Annotated[
         float, typer.Option(help="Seconds, predicted from sizes.", min=5.0, max=86400.0)
@@ -103,6 +105,7 @@ def lens(
         groups=groups,
         time=time,
         split=split,
+        reference_date=reference_date,
     )
     assert dataset.target is not None
     kind = task_of(dataset.target, task)
