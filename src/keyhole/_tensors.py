@@ -73,6 +73,11 @@ def with_last(tensor: torch.Tensor, value: float) -> torch.Tensor:
     return torch.nn.functional.pad(tensor, (0, 1), value=value)
 
 
+def with_columns(tensor: torch.Tensor, columns: np.ndarray) -> torch.Tensor:
+    """Rows with further columns, of NumPy, last."""
+    return torch.cat([tensor, as_tensor(columns, tensor)], dim=1)
+
+
 def to_device(array: Any, device: str) -> torch.Tensor:
     """A NumPy array on a device, in its own type.
 

@@ -43,7 +43,7 @@ LEVEL = {
 }
 # package → the rooms that may import it
 HOME = {
-    "sklearn": {"estimators", "data"},
+    "sklearn": {"estimators", "data", "lab"},
     "matplotlib": {"lab"},
     "numba": {"attention"},
     "llvmlite": {"attention"},

@@ -254,6 +254,15 @@ Groups = Annotated[
 Time = Annotated[
     str | None, typer.Option(help="Column of dates or numbers: what is newer is kept for testing.")
 ]
+ReferenceDate = Annotated[
+    str | None,
+    typer.Option(
+        help=(
+            "Column with the date of each sample: dates become days before it, in the place of "
+            "days after the first one."
+        )
+    ),
+]
 Split = Annotated[
     str | None, typer.Option(help="Column that says train or test (or 0 or 1) of every sample.")
 ]
@@ -278,6 +287,7 @@ def read_data(
     groups: str | None,
     time: str | None,
     split: str | None,
+    reference_date: str | None,
 ) -> Dataset:
     """The data, or a message and exit code 2."""
     from keyhole.data.datasets import load_data
@@ -296,6 +306,7 @@ def read_data(
             groups=groups,
             time=time,
             split=split,
+            reference_date=reference_date,
         )
     except (ValueError, OSError) as error:
         refuse(str(error))

@@ -11,7 +11,7 @@ from keyhole.data.sets import SetBatch, SetGroups
 if TYPE_CHECKING:
     from keyhole.data.layout import Dataset
 
-CODINGS = ("number", "date", "one-hot", "hashed")
+CODINGS = ("number", "date", "age", "one-hot", "hashed")
 MOST_CATEGORIES = 32
 """Different texts of a column up to which each has a coordinate of its own; more share `HASHED` of
 them.
@@ -26,15 +26,16 @@ class Coding:
     Attributes
     ----------
     column : str
-    kind : "number", "date", "one-hot" or "hashed"
-        A date becomes days after ``start``; a text a one among zeros, or a sign at a place that its
-        hash names.
+    kind : "number", "date", "age", "one-hot" or "hashed"
+        A date becomes days after ``start``, or its age, the days before the reference date of its
+        sample; a text a one among zeros, or a sign at a place that its hash names.
     categories : tuple of str
         Those of "one-hot", sorted; "" stands for a missing value, where the table had any.
     start : float
         First day of the table, counted from 1970.
     fill : float or None
-        What is put in the place of a missing value: the mean over the rows of the table.
+        What is put in the place of a missing value: the mean over the rows of the table. Of an age
+        that is the mean over the tokens that samples have.
 
     Examples
     --------
@@ -55,6 +56,8 @@ class Coding:
             return tuple(f"{self.column}={category}" for category in self.categories)
         if self.kind == "hashed":
             return tuple(f"{self.column}#{j}" for j in range(HASHED))
+        if self.kind == "age":
+            return (f"{self.column} (age)",)
         return (self.column,)
 
     def as_list(self) -> list[Any]:
