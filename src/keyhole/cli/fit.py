@@ -114,9 +114,9 @@ def fit(
     )
 
     # read
-    dataset = read_data(
-        data,
-        tokens=tokens,
+    from keyhole.data.layout import TableOptions
+
+    options = TableOptions(
         keys=keys,
         query=query,
         target=target,
@@ -128,6 +128,7 @@ def fit(
         time=time,
         split=split,
     )
+    dataset = read_data(data, tokens, options)
     train = dataset.train
     if not len(train):
         refuse(

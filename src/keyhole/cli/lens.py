@@ -90,9 +90,9 @@ def lens(
     folder = _folder(data, out, overwrite) if report else None
 
     # read
-    dataset = read_data(
-        data,
-        tokens=tokens,
+    from keyhole.data.layout import TableOptions
+
+    options = TableOptions(
         keys=keys,
         query=query,
         target=target,
@@ -104,6 +104,7 @@ def lens(
         time=time,
         split=split,
     )
+    dataset = read_data(data, tokens, options)
     assert dataset.target is not None
     kind = task_of(dataset.target, task)
     from keyhole.lab.lens.findings import LensConfig

@@ -1051,6 +1051,7 @@ def read_table(
     query: str | Sequence[str] | None = None,
     target: str | Sequence[str] | None = None,
     extras: str | Sequence[str] | None = None,
+    weight: str | None = None,
     groups: str | None = None,
     time: str | None = None,
     split: str | None = None,
@@ -1080,7 +1081,7 @@ def read_table(
     tokens : table, str or Path, optional
         The tokens, where ``source`` has one row per sample. A sample has the tokens of its id, also
         where other samples have the same.
-    keys, query, target, extras, groups, time, split, set_id, missing, dim
+    keys, query, target, extras, weight, groups, time, split, set_id, missing, dim
         As in `keyhole.data.ParquetSets`, which reads the same tables in parts.
 
     Returns
@@ -1119,6 +1120,7 @@ def read_table(
         query=query,
         target=target,
         extras=extras,
+        weight=weight,
         groups=groups,
         time=time,
         split=split,
