@@ -44,6 +44,10 @@ def read_texts(path: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
 
     Members of archives are read in memory and only if they are plain files: a link, or a name that
     leads out of the archive, has no way to the disk. Limits hold for all files together.
+
+    ``zipfile`` and ``tarfile`` read the archives. What is ours are the limits, which neither has:
+    on a size that a zip lies about, on the bytes and members of a tar, on compressions that let a
+    small file ask for all memory.
     """
     contents: dict[str, bytes] = {}
     total = 0
