@@ -161,9 +161,12 @@ DROPPED_ATTRIBUTES = (
 
 def upgraded(document: dict[str, Any]) -> dict[str, Any]:
     """The description of a model in a file of version 1, as version 2 has it."""
+    # objects and parameters under their new names
     document = _with_new_names(document)
     parameters = dict(document["parameters"])
     parameters["heads"] = parameters.pop("law")
+
+    # several attributes became one, ``selection_``; the others are renamed, kept or left out
     attributes = dict(document["fitted"])
     if "selection_" in attributes:
         attributes["selection_"] = _selection_of_version_1(attributes)
@@ -181,6 +184,7 @@ def _with_new_names(value: Any) -> Any:
         return [_with_new_names(item) for item in value]
     if not isinstance(value, dict):
         return value
+    # an object: its kind, its fields, and what stands in these
     if set(value) == {"object", "with"}:
         kind = value["object"]
         renamed = RENAMED_FIELDS.get(kind, {})
@@ -325,6 +329,7 @@ class Packer:
 
     def _array(self, array: np.ndarray, name: str) -> Any:
         """JSON for an array: text goes into the JSON, numbers are put aside."""
+        # text, in NumPy's own type or as objects; the first has the width of its longest entry
         is_object = array.dtype == object
         is_text = array.dtype.kind == "U"
         if is_text or (is_object and all(isinstance(item, str) for item in array.ravel())):
@@ -339,6 +344,8 @@ class Packer:
                 )
             kind = "text" if is_text else "object"
             return {"strings": items, "shape": list(array.shape), "as": kind}
+
+        # numbers and booleans
         if array.dtype.newbyteorder("<") not in _NAMES:
             raise ValueError(
                 f"a model file holds numbers, booleans and text: {name} is an array of "
@@ -360,10 +367,12 @@ class Packer:
             # all fields, whichever these are: one that is added later is not forgotten here
             parts = {field.name: getattr(value, field.name) for field in fields(value)}
         elif isinstance(value, SetGroups):
+            # how many sets each sample has says more than where its sets begin
             parts = {field.name: getattr(value, field.name) for field in fields(value)}
             del parts["set_offsets"]
             parts["counts"] = value.counts
         elif isinstance(value, HeadDraw):
+            # heads are drawn again from their distribution and seed
             parts = {
                 "distribution": value.distribution,
                 "n_heads": value.n_heads,
@@ -372,6 +381,7 @@ class Packer:
                 "query_dim": value.query_dim,
             }
         elif known(RECORDS, value):
+            # dataclasses of ours; the Gram matrix of sums is symmetric, and half of it is stored
             parts = {
                 field.name: getattr(value, field.name)
                 for field in fields(value)
@@ -380,6 +390,7 @@ class Packer:
             if isinstance(value, DesignMoments):
                 parts["gram"] = lower_triangle(value.gram)
         elif known(DISTRIBUTIONS, value):
+            # estimators in the sense of scikit-learn: their parameters are all there is
             parameters: dict[str, Any] = value.get_params(deep=False)
             parts = {key: item for key, item in parameters.items() if key not in unsaved}
         else:
@@ -411,16 +422,19 @@ class Unpacker:
         if value is None or isinstance(value, (bool, str, int, float)):
             return value
         match value:
+            # numbers that JSON does not hold, and no endless ones, which take long to read
             case {"number": str(text)} if len(text) < 1000:
                 if text in ("inf", "-inf", "nan"):
                     return float(text)
                 return int(text)
+            # containers
             case {"list": list(items)}:
                 return [self.unpack(item) for item in items]
             case {"tuple": list(items)}:
                 return tuple(self.unpack(item) for item in items)
             case {"dict": list(items)}:
                 return {self.unpack(k): self.unpack(v) for k, v in items}
+            # arrays of numbers, which are put aside, and of text
             case {"array": str(key), "turned": bool(turned)}:
                 array = self.arrays[key]
                 if array.ndim == 0:  # a number of NumPy
@@ -428,6 +442,7 @@ class Unpacker:
                 return array.T if turned else array
             case {"strings": list(items), "shape": list(shape), "as": ("text" | "object") as kind}:
                 return self._strings(items, shape, kind)
+            # objects of ours, built from their parts
             case {"selection of version 1": dict(parts)}:
                 return _old_selection({str(k): self.unpack(v) for k, v in parts.items()})
             case {"object": str(kind), "with": dict(parts)}:
@@ -461,10 +476,13 @@ def lower_triangle(matrix: np.ndarray) -> np.ndarray:
 
 def from_lower_triangle(columns: Any) -> np.ndarray:
     """The matrix, its upper triangle zero."""
+    # a triangle of s columns has s (s + 1) / 2 numbers, so that s² ≤ 2 · numbers < (s + 1)²
     check_array(columns, 1, "sums of products")
     size = math.isqrt(2 * len(columns))
     if size < 1 or size * (size + 1) // 2 != len(columns):
         raise ValueError(f"{len(columns)} sums of products, which make no triangle")
+
+    # column k begins at the diagonal
     matrix = np.zeros((size, size), order="F")
     start = 0
     for k in range(size):

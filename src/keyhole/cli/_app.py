@@ -20,7 +20,7 @@ from keyhole._files import behind_links
 from keyhole.cli._output import echo, printable, refuse
 
 if TYPE_CHECKING:
-    from keyhole.data.layout import Dataset
+    from keyhole.data.layout import Dataset, TableOptions
 
 MAX_COUNT = 2**31 - 1
 """Bound of whole numbers on the command line that have no smaller one of their own."""
@@ -273,41 +273,12 @@ Dim = Annotated[
 Task = Annotated[str, typer.Option(help="auto, regression or classification.")]
 
 
-def read_data(
-    data: str,
-    *,
-    tokens: str | None,
-    keys: str | None,
-    query: str | None,
-    target: str | None,
-    extras: str | None,
-    set_id: str | None,
-    missing: str,
-    dim: int | None,
-    groups: str | None,
-    time: str | None,
-    split: str | None,
-    reference_date: str | None,
-) -> Dataset:
+def read_data(data: str, tokens: str | None, options: TableOptions) -> Dataset:
     """The data, or a message and exit code 2."""
     from keyhole.data.datasets import load_data
 
     try:
-        dataset = load_data(
-            data,
-            tokens=tokens,
-            keys=keys,
-            query=query,
-            target=target,
-            extras=extras,
-            set_id=set_id,
-            missing=missing,
-            dim=dim,
-            groups=groups,
-            time=time,
-            split=split,
-            reference_date=reference_date,
-        )
+        dataset = load_data(data, tokens=tokens, options=options)
     except (ValueError, OSError) as error:
         refuse(str(error))
     if dataset.target is None:

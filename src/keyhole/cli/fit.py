@@ -116,9 +116,9 @@ def fit(
     )
 
     # read
-    dataset = read_data(
-        data,
-        tokens=tokens,
+    from keyhole.data.layout import TableOptions
+
+    options = TableOptions(
         keys=keys,
         query=query,
         target=target,
@@ -131,6 +131,7 @@ def fit(
         split=split,
         reference_date=reference_date,
     )
+    dataset = read_data(data, tokens, options)
     train = dataset.train
     if not len(train):
         refuse(

@@ -93,9 +93,9 @@ def lens(
     folder = _folder(data, out, overwrite) if report else None
 
     # read
-    dataset = read_data(
-        data,
-        tokens=tokens,
+    from keyhole.data.layout import TableOptions
+
+    options = TableOptions(
         keys=keys,
         query=query,
         target=target,
@@ -108,6 +108,7 @@ def lens(
         split=split,
         reference_date=reference_date,
     )
+    dataset = read_data(data, tokens, options)
     assert dataset.target is not None
     kind = task_of(dataset.target, task)
     from keyhole.lab.lens.findings import LensConfig

@@ -1120,6 +1120,7 @@ def read_table(
     query: str | Sequence[str] | None = None,
     target: str | Sequence[str] | None = None,
     extras: str | Sequence[str] | None = None,
+    weight: str | None = None,
     groups: str | None = None,
     time: str | None = None,
     split: str | None = None,
@@ -1151,8 +1152,10 @@ def read_table(
     tokens : table, str or Path, optional
         The tokens, where ``source`` has one row per sample. A sample has the tokens of its id, also
         where other samples have the same.
-    keys, query, target, extras, groups, time, split, reference_date, set_id, missing, dim
+    keys, query, target, extras, weight, groups, time, split, reference_date
         As in `keyhole.data.ParquetSets`, which reads the same tables in parts.
+    set_id, missing, dim
+        As in `keyhole.data.ParquetSets`.
 
     Returns
     -------
@@ -1190,6 +1193,7 @@ def read_table(
         query=query,
         target=target,
         extras=extras,
+        weight=weight,
         groups=groups,
         time=time,
         split=split,
