@@ -326,7 +326,7 @@ def evil_report(content, query):
     )
 
 
-def test_a_look_happens_in_a_process_of_its_own(server, monkeypatch):
+def test_a_table_is_described_in_a_process_of_its_own(server, monkeypatch):
     """One that dies takes nothing along; names in the data are text; nothing is written."""
     monkeypatch.setattr(explore, "look_at", fails)
     status, _, text = ask(server, "/data?name=x.csv", "POST", b"a,b\n1,2\n")
@@ -342,7 +342,7 @@ def test_a_look_happens_in_a_process_of_its_own(server, monkeypatch):
     assert alive(server)
 
 
-def test_a_table_is_looked_at(seed, monkeypatch):
+def test_a_table_is_described(seed, monkeypatch):
     """The learning curve, heads, spectrum and loading of a table that is nowhere but in memory."""
     monkeypatch.setattr(explore, "DATA_BUDGET", 2.0)
     rng = np.random.default_rng(seed)

@@ -46,7 +46,7 @@ def test_no_settings_is_every_setting_automatic(bags):
     assert model.tokens_.scaling == best_rule(model)[0]
 
 
-def test_a_query_that_points_at_keys_makes_the_law_lean_on_the_identity(seed):
+def test_a_query_that_points_at_keys_makes_the_heads_lean_on_the_identity(seed):
     sets = kh.targets.sphere_sets(120, n_keys=3, dim=6, seed=seed)
     y = np.exp(6 * np.einsum("nd,nkd->nk", sets.query, sets.tokens.reshape(120, 3, 6))).mean(axis=1)
     assert kh.AttentionRegressor(random_state=0).fit(sets, y).heads_.mean > 0

@@ -1182,7 +1182,7 @@ def test_laws_are_refused_for_one_wrong_part(distribution, words):
         _check_distribution(distribution)
 
 
-def test_a_law_has_heads_of_the_shape_of_its_mean():
+def test_a_distribution_has_heads_of_the_shape_of_its_mean():
     for distribution in (
         HEADS,
         kh.GaussianHeads(np.ones((4, 4))),

@@ -92,6 +92,20 @@ def solve_by_cvxpy(design, targets, loss, size, radii):
     return None
 
 
+def fit_in_ball(design, targets, loss, size, radii, tol):
+    """The solver under test, given the radii as the solvers that it is compared with are."""
+    group_radius, ball_radius = radii
+    return fit_norm_ball(
+        design,
+        targets,
+        group_size=size,
+        group_radius=group_radius,
+        ball_radius=ball_radius,
+        loss=loss,
+        tol=tol,
+    )
+
+
 @pytest.mark.parametrize("radii", [(1.0, 0.6), (1.0, math.inf), (math.inf, 0.6)])
 @pytest.mark.parametrize("loss", ["huber", "squared", "logistic", "multinomial"])
 def test_agrees_with_plain_projected_gradient(loss, radii, rng):
@@ -101,15 +115,7 @@ def test_agrees_with_plain_projected_gradient(loss, radii, rng):
     values, intercept = projected_gradient(design, targets, loss, 3, radii, n_steps=400)
     expected = mean_loss(loss, design, targets, values, intercept)
 
-    fit = fit_norm_ball(
-        design,
-        targets,
-        group_size=3,
-        group_radius=radii[0],
-        ball_radius=radii[1],
-        loss=loss,
-        tol=1e-9,
-    )
+    fit = fit_in_ball(design, targets, loss, size=3, radii=radii, tol=1e-9)
     assert fit.objective == pytest.approx(expected, rel=2e-9)
     np.testing.assert_allclose(fit.values.reshape(values.shape), values, atol=1e-4)
 
@@ -124,15 +130,7 @@ def test_agrees_with_a_conic_solver(loss, rng):
             continue
         n_compared += 1
         reference, slack = trusted
-        fit = fit_norm_ball(
-            design,
-            targets,
-            group_size=5,
-            group_radius=radii[0],
-            ball_radius=radii[1],
-            loss=loss,
-            tol=8e-7,
-        )
+        fit = fit_in_ball(design, targets, loss, size=5, radii=radii, tol=8e-7)
         norms = np.linalg.norm(fit.values.reshape(len(fit.values), -1), axis=1)
         true_gap = fit.objective - reference
         by_definition = mean_loss(loss, design, targets, fit.values, fit.intercept)
@@ -153,15 +151,7 @@ def test_agrees_with_a_conic_solver(loss, rng):
 def test_several_outputs_share_their_groups(loss, rng):
     design, _, radii = random_problem(rng, loss, n=40, n_groups=8)
     targets = design[:, :5] @ rng.standard_normal((5, 3)) + rng.standard_normal((40, 3))
-    fit = fit_norm_ball(
-        design,
-        targets,
-        group_size=5,
-        group_radius=radii[0],
-        ball_radius=radii[1],
-        loss=loss,
-        tol=1e-6,
-    )
+    fit = fit_in_ball(design, targets, loss, size=5, radii=radii, tol=1e-6)
     assert fit.values.shape == (8, 5, 3)
     assert fit.intercept.shape == (3,)
     assert fit.dual.shape == (40, 3)
