@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import jaxtyping
@@ -100,6 +101,40 @@ def test_the_first_calls_of_a_function_have_their_shapes_checked():
         rows(np.ones((3, 2)), np.ones(4))
     assert all(rows(np.ones((3, 2)), np.ones(3)) == 6 for _ in range(shapecheck.CHECKED_CALLS))
     assert rows(np.ones((3, 2)), np.ones(4)) == 7
+
+
+def test_the_first_definitions_of_an_inner_function_have_their_shapes_checked():
+    """It is defined anew by each call of the outer one, and a checker takes longer to make than
+    most calls take.
+    """
+    shapecheck = pytest.importorskip("shapecheck")
+
+    def outer():
+        @jaxtyping.jaxtyped(typechecker=shapecheck.checker)
+        def inner(a: jaxtyping.Float[np.ndarray, "n n"]) -> int:
+            return len(a)
+
+        return inner
+
+    for _ in range(shapecheck.CHECKED_DEFINITIONS):
+        with pytest.raises(jaxtyping.TypeCheckError):
+            outer()(np.ones((3, 2)))
+    assert outer()(np.ones((3, 2))) == 3
+
+
+def test_the_first_objects_of_a_dataclass_have_their_fields_checked():
+    shapecheck = pytest.importorskip("shapecheck")
+
+    @jaxtyping.jaxtyped(typechecker=shapecheck.checker)
+    @dataclass(frozen=True)
+    class Square:
+        sides: jaxtyping.Float[np.ndarray, "n n"]
+
+    with pytest.raises(jaxtyping.TypeCheckError):
+        Square(np.ones((3, 2)))
+    for _ in range(shapecheck.CHECKED_CALLS):
+        Square(np.ones((3, 3)))
+    assert Square(np.ones((3, 2))).sides.shape == (3, 2)
 
 
 def test_an_ascii_terminal_is_shown_numbers_of_what_it_lacks():
