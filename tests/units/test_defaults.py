@@ -278,7 +278,7 @@ def test_softmax_heads_that_differ_in_what_they_compare(rng):
         (kh.GaussianHeads, {"mean": 0.0, "scale": 0.5, "pairs": None}),
     ],
 )
-def test_laws_without_settings(made, defaults):
+def test_head_distributions_without_settings(made, defaults):
     """What a head distribution is unless told is a promise: a change belongs into CHANGELOG."""
     distribution = made()
     assert {name: getattr(distribution, name) for name in defaults} == defaults
