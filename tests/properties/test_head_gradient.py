@@ -292,7 +292,7 @@ def test_broken_twin_a_hop_whose_query_has_no_gradient_is_seen(rng, monkeypatch)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "sum"])
-def test_looks_of_samples_of_several_sets(pooling, rng):
+def test_hops_of_samples_of_several_sets(pooling, rng):
     batch = PooledSets(kh.SetGroups(sets(rng, n=20), np.full(10, 2)), pooling)
     task = Task.of(batch, rng.normal(size=(10, 1)), None, "softmax", True)
     hops, means, noise = hops_of(rng, asked=3, hops=2)

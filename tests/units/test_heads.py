@@ -180,7 +180,7 @@ def test_parameters_can_be_read_and_set():
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_laws_compare_by_their_parameters(distribution):
+def test_head_distributions_compare_by_their_parameters(distribution):
     assert copy.deepcopy(distribution) == distribution
     assert pickle.loads(pickle.dumps(distribution)) == distribution
     assert sum(distribution == other for other in DISTRIBUTIONS) == 1

@@ -272,7 +272,7 @@ def test_a_while_passes_before_some_keys(rng):
     np.testing.assert_array_equal(ages.moved(sets, 0.0, rng).tokens, sets.tokens)
 
 
-def test_looks_start_from_what_the_coordinates_are(rng):
+def test_hops_start_from_what_the_coordinates_are(rng):
     ages = Ages.of(aged(rng))
     first, last = starting_hops(9, 9, 2, 1, 2, ages, None, seed=0)
     assert (first.shape, last.shape) == ((1, 10, 10), (2, 19, 10))

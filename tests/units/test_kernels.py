@@ -236,7 +236,7 @@ def test_the_mlp_kernel_is_its_definition(query, budget, rng):
 # --- messages -------------------------------------------------------------------------------------
 
 
-def test_laws_without_a_closed_form_name_the_remedy(rng):
+def test_head_distributions_without_a_closed_form_name_the_remedy(rng):
     a = ragged(rng, [2, 3], 3)
     with pytest.raises(
         ValueError, match=r"QueryKeyHeads\(rank=2.*no closed form is known. Use finite heads"
