@@ -95,6 +95,9 @@ def gaussian_moment(
         )
     shape = np.broadcast_shapes(*(array.shape for array in arrays))
     flat = [np.ascontiguousarray(np.broadcast_to(array, shape)).reshape(-1) for array in arrays]
+    # numba compiles once for each mixture of read-only and writable arrays: here all are read-only
+    for array in flat:
+        array.flags.writeable = False
     out = np.empty(flat[0].size)
     fill_moments(code, *flat, out)
     return out.reshape(shape)

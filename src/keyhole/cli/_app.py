@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import numpy as np
 import typer
@@ -39,6 +39,31 @@ def _escaped_usage() -> Iterator[None]:
     except UsageError as error:
         error.message = printable(error.message)
         raise
+
+
+def refuse_error(error: ValueError | OSError) -> NoReturn:
+    """End with what keyhole says of a wrong value, or of a file and what to do about it."""
+    if isinstance(error, OSError):
+        refuse(_explain_file_error(error))
+    refuse(str(error))
+
+
+def _explain_file_error(error: OSError) -> str:
+    """What went wrong with a file, and what to do about it, in sentences.
+
+    keyhole's own errors have no number and say all of it. Those of the system are a few words.
+    """
+    if error.errno is None and str(error).endswith("."):
+        return str(error)
+    name = ""
+    if error.filename is not None:
+        name = f"{str(error.filename)!r:.200}: "
+    reason = (error.strerror or str(error)).removesuffix(".")
+    if isinstance(error, FileNotFoundError):
+        advice = "Check the name and the folder."
+    else:
+        advice = "Check the name, that the disk has room, and that you may write there."
+    return f"a file could not be read or written: {name}{reason}. {advice}"
 
 
 class _Sentences(TyperGroup):
@@ -80,13 +105,7 @@ class _Sentences(TyperGroup):
         except OSError as error:
             if error.errno == errno.EPIPE:  # whoever read our output has seen enough
                 raise
-            name = ""
-            if error.filename is not None:
-                name = f"{str(error.filename)!r:.200}: "
-            refuse(
-                f"a file could not be read or written: {name}{error.strerror or error}. Check the "
-                "name, that the disk has room, and that you may write there."
-            )
+            refuse_error(error)
         except sqlite3.Error as error:
             refuse(
                 f"the store of finished cells could not be read or written: {error}. Check that "
@@ -280,7 +299,7 @@ def read_data(data: str, tokens: str | None, options: TableOptions) -> Dataset:
     try:
         dataset = load_data(data, tokens=tokens, options=options)
     except (ValueError, OSError) as error:
-        refuse(str(error))
+        refuse_error(error)
     if dataset.target is None:
         refuse(
             f"{data} must have a target to learn: no column target, label, class or y. Name it "

@@ -32,6 +32,7 @@ from keyhole.cli._app import (
     check_output,
     read_data,
     read_n_heads,
+    refuse_error,
     task_of,
 )
 from keyhole.cli._output import refuse, say
@@ -217,7 +218,7 @@ def _save(estimator: Any, path: Path, data: Any, overwrite: bool) -> None:
     try:
         save(estimator, path, schema=data.schema, overwrite=overwrite)
     except (ValueError, OSError) as error:
-        refuse(str(error))
+        refuse_error(error)
 
 
 def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: float) -> None:

@@ -26,6 +26,7 @@ from keyhole.cli._app import (
     Tokens,
     app,
     check_output,
+    refuse_error,
 )
 from keyhole.cli._output import echo, refuse
 
@@ -153,7 +154,7 @@ def predict(
         with file:
             rows = _write_missing(work, file)
     except (ValueError, OSError) as error:
-        refuse(str(error))
+        refuse_error(error)
     echo(f"wrote {out}: {rows} predictions")
     if work.has_novelty:
         _warn_of_novelty(out)

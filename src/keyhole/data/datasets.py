@@ -82,7 +82,9 @@ def _files(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Itera
     if path.is_dir():
         yield from _in_folder(path, wanted)
     elif not path.is_file():
-        raise FileNotFoundError(f"{path.name!r} is not there: no such file or folder.")
+        raise FileNotFoundError(
+            f"{path.name!r} is not there: no such file or folder. Check the name and the folder."
+        )
     elif zipfile.is_zipfile(path):
         yield from _in_zip(path, wanted, stack)
     else:
@@ -1190,7 +1192,8 @@ def load_data(
     is_ours = data in NAMES or suffix in loaders
     if not is_ours and not path.exists():
         raise FileNotFoundError(
-            f"{data!r} is neither a file nor data that comes with keyhole ({', '.join(NAMES)})."
+            f"{data!r} is neither a file nor data that comes with keyhole ({', '.join(NAMES)}). "
+            "Check the name and the folder."
         )
     if not is_ours:
         raise ValueError(

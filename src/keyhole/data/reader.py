@@ -459,14 +459,18 @@ def _files(path: FilePath | Sequence[FilePath]) -> list[Path]:
         else:
             files.append(one)
     if not files:
-        raise FileNotFoundError(f"there is no Parquet file in {path}.")
+        raise FileNotFoundError(
+            f"there is no Parquet file in {path}. Name a file, or a folder that has some."
+        )
     # refuse in words what Arrow would refuse in its own, or wait for without end
     for file in files:
         check_file_name(file)
         if file.exists():
             refuse_special_file(file)
         if not file.is_file():
-            raise FileNotFoundError(f"{file.name!r} is not there: no such file.")
+            raise FileNotFoundError(
+                f"{file.name!r} is not there: no such file. Check the name and the folder."
+            )
     return files
 
 
