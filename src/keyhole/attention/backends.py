@@ -149,11 +149,12 @@ class Backend(Protocol):
         ...
 
     def judge_of(
-        self, seen: Task, unseen: Task
+        self, seen: Task, unseen: Task, seed: int
     ) -> Callable[[FittedHeads, np.ndarray, float | None], Judgement]:
         """A function that judges drawn heads of a head distribution, at a penalty if one is given.
 
-        The fit is to the samples that are ``seen``, and predicts the ``unseen``.
+        The fit is to the samples that are ``seen``, and predicts the ``unseen``. Heads are drawn
+        under ``seed``.
         """
         ...
 

@@ -14,10 +14,10 @@ from jaxtyping import Float
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, narrowed, unit_exponent
 from keyhole.attention.features import TiledLayer, apply_values, feature_blocks, heads_seen_by
-from keyhole.attention.head_error import Judgement, Task, judge
+from keyhole.attention.head_error import Judgement, Task
 from keyhole.attention.heads import FittedHeads, HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel, host_kernel
-from keyhole.attention.learned import HostSamples
+from keyhole.attention.learned import HostSamples, judge_drawn
 from keyhole.data.sets import SampleBatch, SetBatch
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.matrices import add_outer, mirror_lower
@@ -144,25 +144,10 @@ class HostBackend:
         return HostSamples(task)
 
     def judge_of(
-        self, seen: Task, unseen: Task
+        self, seen: Task, unseen: Task, seed: int
     ) -> Callable[[FittedHeads, np.ndarray, float | None], Judgement]:
         """`head_error.judge` of heads that are drawn already."""
-        return partial(_judge_drawn, seen, unseen)
-
-
-def _judge_drawn(
-    seen: Task, unseen: Task, distribution: FittedHeads, heads: np.ndarray, alpha: float | None
-) -> Judgement:
-    """The errors of drawn heads by a fit to ``seen``; no seed is needed."""
-    return judge(
-        seen,
-        distribution,
-        n_heads=len(heads),
-        seed=0,
-        held_out=unseen,
-        alpha=alpha,
-        heads=heads,
-    )
+        return partial(judge_drawn, seen, unseen, seed)
 
 
 class HostProducts:

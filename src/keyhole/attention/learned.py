@@ -282,6 +282,26 @@ class HostPart:
         return gradient_in_heads(self.task, means, noise, alpha, scales=scales, hops=hops)
 
 
+def judge_drawn(
+    seen: Task,
+    unseen: Task,
+    seed: int,
+    distribution: FittedHeads,
+    heads: np.ndarray,
+    alpha: float | None,
+) -> Judgement:
+    """The errors of drawn heads of a head distribution, by a fit to ``seen``."""
+    return judge(
+        seen,
+        distribution,
+        n_heads=len(heads),
+        seed=seed,
+        held_out=unseen,
+        alpha=alpha,
+        heads=heads,
+    )
+
+
 class HeadDescent:
     """A descent on a head distribution: matrices of all hops, scales, penalty and their moments.
 
@@ -870,7 +890,7 @@ class LearningPlan:
         # every head distribution is judged with the same noise, drawn once for each shape of W
         normals: dict[tuple[int, ...], np.ndarray] = {}
 
-        judge_drawn = backend_for(self.device).judge_of(seen, unseen)
+        judge_drawn = backend_for(self.device).judge_of(seen, unseen, self.seed)
 
         def judge_heads(distribution: FittedHeads, alpha: float | None) -> Judgement:
             rows, width = distribution.means_.shape[1:]

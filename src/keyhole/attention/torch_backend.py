@@ -184,11 +184,11 @@ class DeviceBackend:
         return DeviceTask(task, self.device)
 
     def judge_of(
-        self, seen: Task, unseen: Task
+        self, seen: Task, unseen: Task, seed: int
     ) -> Callable[[FittedHeads, np.ndarray, float | None], Judgement]:
         """A function that judges at a penalty on the device; a penalty is chosen on the host."""
         judge_there = judge_on_device(seen, unseen, self.device)
-        judge_and_choose = backend_for(None).judge_of(seen, unseen)
+        judge_and_choose = backend_for(None).judge_of(seen, unseen, seed)
 
         def judge_heads(
             distribution: FittedHeads, heads: np.ndarray, alpha: float | None
