@@ -23,6 +23,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from keyhole._checks import check_choice, check_count, check_seed
 from keyhole.attention.activations import ACTIVATIONS, Activation
+from keyhole.attention.backends import pick_device
 from keyhole.attention.heads import HeadDistribution
 from keyhole.choose import choose
 from keyhole.costs import warn_if_long
@@ -79,7 +80,6 @@ from keyhole.layer import FittedLayer, fit
 from keyhole.refits import Refits
 from keyhole.ridge.calibration import fit_temperature
 from keyhole.solvers.layers import FiniteLayer, KernelLayer
-from keyhole.solvers.solve import pick_device
 from keyhole.spec import LayerSpec
 from keyhole.training import TrainingSet
 
