@@ -74,7 +74,7 @@ def predict(
         typer.Option(help="Coverage, such as 0.9: adds intervals, or sets of labels, and novelty."),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Add what each key adds to the prediction.")
+        bool, typer.Option("--explain", help="Add what each key says for the prediction.")
     ] = False,
     key_id: Annotated[
         str | None,
@@ -357,34 +357,25 @@ class _Work:
         return columns
 
     def explanations(self, sets: Any) -> dict[str, np.ndarray]:
-        """What each key and each sample-level feature adds to the prediction.
+        """What each key and each sample-level feature says for the prediction.
 
-        In the order of the keys.
-
-        Of several classes, to the score of the one that won; of several outputs a column for each.
+        In the order of the keys, each with an equal share of the intercept: see
+        `keyhole.estimators.evidence`. Of a classifier, positive numbers speak for the label that
+        was predicted and negative ones for the one beside it; of several outputs a column for each.
         """
-        # contributions of keys, (N_i,) or (N_i, t) of each set, and of extras, (n, c) or (n, c, t)
-        fitted = self.model.estimator
-        keys = fitted.contributions(sets)
-        extras = fitted.extras_contributions(sets)
-        parts: dict[str, tuple[list[np.ndarray], np.ndarray]] = {}
-        if keys[0].ndim == 1:
-            parts[""] = (keys, extras)
-        elif hasattr(fitted, "classes_"):
-            winners = fitted.decision_function(sets).argmax(axis=1)
-            keys_of_winners = [part[:, j] for part, j in zip(keys, winners, strict=True)]
-            parts[""] = (keys_of_winners, extras[np.arange(len(winners)), :, winners])
-        else:
-            for j in range(keys[0].shape[1]):
-                parts[f"_{j}"] = ([part[:, j] for part in keys], extras[:, :, j])
+        from keyhole.estimators.evidence import evidence_of_predictions
 
-        # columns of lists, those of keys first
+        evidence_of_outputs = evidence_of_predictions(self.model.estimator, sets)
         columns = {}
-        for suffix, (of_keys, _) in parts.items():
-            columns[f"contributions{suffix}"] = lists(of_keys)
-        if extras.shape[1]:
-            for suffix, (_, of_extras) in parts.items():
-                columns[f"extras_contributions{suffix}"] = lists(of_extras)
+        for j, evidence in enumerate(evidence_of_outputs):
+            suffix = ""
+            if len(evidence_of_outputs) > 1:
+                suffix = f"_{j}"
+            columns[f"evidence{suffix}"] = lists(evidence.keys)
+            if evidence.others is not None:
+                columns["evidence_against"] = evidence.others
+            if evidence.extras.shape[1]:
+                columns[f"extras_evidence{suffix}"] = lists(evidence.extras)
         return columns
 
 
