@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from keyhole.models import SavedModel
 
 MISSING_HELP = (
-    "Missing values: error, drop tokens with one, or impute as the model was fitted [default: as "
-    "the model was fitted]."
+    "Missing values: error, drop tokens with one (a set without tokens gets one of zeros), or "
+    "impute as the model was fitted [default: as the model was fitted]."
 )
 Missing = Annotated[str | None, typer.Option(help=MISSING_HELP)]
 Unknown = Annotated[
@@ -55,7 +55,13 @@ def predict(
             help="Parquet, Arrow, CSV, npz or .ts file, or a folder of Parquet or .ts.",
         ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Parquet file to write.")],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT",
+            help="File to write: .parquet, .arrow, .csv, .tsv or .jsonl (JSON lines).",
+        ),
+    ],
     tokens: Tokens = None,
     keys: Keys = None,
     query: Query = None,
@@ -103,10 +109,13 @@ def predict(
     check_output(out, inputs)
     from keyhole.data.datasets import open_data
     from keyhole.data.layout import check_columns
+    from keyhole.data.outputs import output_format
     from keyhole.data.writer import PartedFile
     from keyhole.models import read_model
 
     try:
+        file_format = output_format(out)
+
         # the model, and whether it can do what it is to do
         saved = read_model(model)
         if proba and not hasattr(saved.estimator, "predict_proba"):
@@ -145,7 +154,7 @@ def predict(
             interval=interval,
             explain=explain,
         )
-        file = PartedFile(out, _job(model, work), overwrite=overwrite)
+        file = PartedFile(out, _job(model, work), overwrite=overwrite, file_format=file_format)
         work.check_first()
         with file:
             rows = _write_missing(work, file)
@@ -188,10 +197,10 @@ def _check_interval(saved: SavedModel, interval: float | None) -> None:
 
 def _warn_of_novelty(out: Path) -> None:
     """Say how many sets are unlike those of training."""
-    from keyhole.data.writer import written_column
+    from keyhole.data.outputs import output_format, written_column
     from keyhole.lab.explain import NOVEL
 
-    novelty = written_column(out, "novelty")
+    novelty = written_column(out, "novelty", output_format(out))
     count = int((novelty > NOVEL).sum())
     if count:
         echo(
