@@ -865,7 +865,10 @@ class Layout:
             evidence = f"set {empty[0]} has no keys"
             if not self.set_id:
                 evidence += f", {place.row(empty[0])} has none in column {self.keys[0]!r}"
-            raise SchemaError(f"every set must have at least one key: {evidence}. Drop such sets.")
+            raise SchemaError(
+                f"every set must have at least one key: {evidence}. Drop such sets, or give them a "
+                "token of zeros with missing='drop' (--missing drop)."
+            )
 
         # keys and queries in one type
         if query is not None:

@@ -545,7 +545,8 @@ class _GroupIds:
 class ParquetSets:
     """Sets in Parquet, Arrow, CSV or npz files, in batches.
 
-    Two batches are in memory, one of them being read.
+    ``for X, y in source`` goes through them; with ``weight`` it is ``for X, y, sample_weight in
+    source``. Two batches are in memory, one of them being read.
 
     It can be gone through any number of times, cut into parts and sent to other processes: it holds
     names and numbers only. Parquet and Arrow files are read row group by row group; CSV and npz
@@ -622,7 +623,7 @@ class ParquetSets:
     >>> kh.data.write_parquet(path, [(sets, sets.query[:, 0])], row_group_size=40)
     100
     >>> source = ParquetSets(path)
-    >>> [len(batch.sets) for batch in source], source.n_rows
+    >>> [len(X) for X, y in source], source.n_rows
     ([40, 40, 20], 100)
     """
 

@@ -133,7 +133,14 @@ class Schema:
     columns: tuple[tuple[str, Any], ...] = ()
     codings: tuple[Coding, ...] = field(default=(), repr=False)
 
-    def read(self, source: Any, *, tokens: Any = None, unknown: str = "error") -> Dataset:
+    def read(
+        self,
+        source: Any,
+        *,
+        tokens: Any = None,
+        unknown: str = "error",
+        missing: str | None = None,
+    ) -> Dataset:
         """Read another table as the one this schema was learned from; its target may be absent.
 
         Parameters
@@ -143,6 +150,14 @@ class Schema:
         unknown : "error" or "ignore"
             What a category that was not in the table of before is: refused, by its name and row, or
             none of those that were.
+        missing : "error", "drop", "impute" or None
+            What to do about a missing value, and about a sample without tokens; None is as the
+            table of before was read. "error" refuses both. "drop" drops a token that has a missing
+            value; a sample that has no tokens, or none left, gets one token of zeros: every number
+            0, the first date, no category. Such a sample is scored as the set of that one token,
+            which a model that was fitted to samples like it knows; of another it is an
+            extrapolation (see `AttentionRegressor.novelty`). "impute" fills in missing values as in
+            the table of before, and refuses samples without tokens.
 
         Examples
         --------
@@ -161,7 +176,9 @@ class Schema:
         """
         from keyhole.data.reader import ParquetSets
 
-        data = ParquetSets(source, tokens=tokens, schema=self, unknown=unknown).whole()
+        data = ParquetSets(
+            source, tokens=tokens, schema=self, unknown=unknown, missing=missing
+        ).whole()
         self.check(data.sets, data.names)
         return data
 
