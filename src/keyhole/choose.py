@@ -498,17 +498,12 @@ class CandidateSearch:
 
         # they are picked by rank, which depends on what a sample is: neither the order of the
         # samples, nor duplicates, nor rows of weight 0 change the choice
-        picked = np.arange(len(distinct))
+        part = replace(data[distinct.rows], weights=distinct.weights)
         if size.n_samples < len(distinct):
             ranks = data.with_ranks(distinct, spec.seed).ranks
             assert ranks is not None
-            picked = np.flatnonzero(ranks[distinct.rows] < size.n_samples)
-
-        # duplicates are one sample of their joint weight
-        joint_weights = None
-        if distinct.weights is not None:
-            joint_weights = distinct.weights[picked]
-        part = replace(data[distinct.rows[picked]], weights=joint_weights)
+            order = np.argsort(ranks[distinct.rows], kind="stable")
+            part = drawn_part(spec, part, order, size.n_samples)
         return cls(
             spec=spec,
             first=replace(first_settings(spec), alphas=None, solver="direct", extras_scale=1.0),
@@ -683,6 +678,40 @@ class CandidateSearch:
 # ---- what is tried -------------------------------------------------------------------------------
 
 
+def drawn_part(
+    spec: LayerSpec, data: TrainingSet, order: Int[np.ndarray, " n"], count: int
+) -> TrainingSet:
+    """About ``count`` of some samples, the first of an order; of rare classes more than others.
+
+    A class of one in a hundred would have five samples among five hundred. So each of K classes has
+    count / 2K samples, if there are as many, and samples of such a class weigh less in return: the
+    weight of every class is what it is among all samples.
+    """
+    if not spec.classifies:
+        return data[np.sort(order[:count])]
+
+    # how many samples of each class are drawn
+    labels = labels_of(data.outputs)
+    class_sizes = np.bincount(labels)
+    n_classes = np.count_nonzero(class_sizes)
+    in_proportion = np.round(count * class_sizes / len(labels)).astype(int)
+    at_least = np.minimum(class_sizes, count // (2 * n_classes))
+    n_drawn = np.maximum(in_proportion, at_least)
+    if (n_drawn == in_proportion).all():
+        return data[np.sort(order[:count])]
+
+    # the first of each class, and the weight that makes up for its share
+    rows = []
+    for label, n_of_class in enumerate(n_drawn):
+        rows.append(order[labels[order] == label][:n_of_class])
+    drawn = np.sort(np.concatenate(rows))
+    shares = class_sizes / class_sizes.sum()
+    drawn_shares = n_drawn / n_drawn.sum()
+    factors = np.divide(shares, drawn_shares, out=np.ones(len(shares)), where=n_drawn > 0)
+    part = data[drawn]
+    return replace(part, weights=part.weights_or_ones() * factors[labels[drawn]])
+
+
 def open_scalings(spec: LayerSpec) -> tuple[str, ...]:
     """The scalings of tokens to try; an explicit one alone."""
     if spec.scaling != AUTO:
@@ -831,7 +860,7 @@ def extras_unit(spread: float, size: float, extras: float) -> float:
 
 
 def choose_extras_scale(spec: LayerSpec, data: TrainingSet) -> float:
-    """The scale of least leave-one-out squared error of ridge on K + scale²·ZZᵀ.
+    """The scale of least leave-one-out loss of ridge on K + scale²·ZZᵀ.
 
     Z are the standardised extras. K is the kernel of at most `MAX_SAMPLES_FOR_EXTRAS` samples under
     heads that need not be learned, and is made once. Each scale then has a path of penalties: those
@@ -843,15 +872,15 @@ def choose_extras_scale(spec: LayerSpec, data: TrainingSet) -> float:
     data = with_ranks_if_drawn(spec, data)
     tokens = learn_tokens(spec, data)
     samples = JoinedSamples.of(data.with_samples(tokens.apply(data.samples)))
-    rows = np.sort(samples.drawn(seed=0)[:MAX_SAMPLES_FOR_EXTRAS])
-    if len(rows) < 2:
+    order = samples.drawn(seed=0)
+    if len(order) < 2:
         return 1.0
-    part = samples.data[rows]
+    part = drawn_part(spec, samples.data, order, min(len(order), MAX_SAMPLES_FOR_EXTRAS))
     part = part.with_samples(part.samples.numpy())
 
     # given penalties are for the sum of squares over all samples, and too large for fewer
     alphas = None
-    if len(rows) == samples.n_weighted:
+    if len(part) == samples.n_weighted:
         alphas = spec.alphas
     problem = RidgeProblem.of(
         part.outputs,
@@ -859,6 +888,7 @@ def choose_extras_scale(spec: LayerSpec, data: TrainingSet) -> float:
         fit_intercept=spec.fit_intercept,
         weights=part.weights,
         groups=part.groups,
+        criterion=spec.criterion,
     )
 
     # K, and the scale at which extras vary as much as the features do. With an intercept only what
@@ -872,10 +902,10 @@ def choose_extras_scale(spec: LayerSpec, data: TrainingSet) -> float:
     unit = extras_unit(spread, float(np.trace(gram)), float(np.trace(linear)))
 
     # one path of penalties for each scale, in those units
-    errors = []
+    losses = []
     for ratio in EXTRAS_SCALES:
-        errors.append(ridge_gram(gram + (ratio * unit) ** 2 * linear, problem).error)
-    return unit * EXTRAS_SCALES[int(np.argmin(errors))]
+        losses.append(ridge_gram(gram + (ratio * unit) ** 2 * linear, problem).loss)
+    return unit * EXTRAS_SCALES[int(np.argmin(losses))]
 
 
 def _gram_of_features(spec: LayerSpec, samples: Any) -> Float[np.ndarray, "n n"]:

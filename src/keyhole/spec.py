@@ -51,9 +51,10 @@ class LayerSpec:
     solver : "auto", "direct" or "cg"
         "cg" is conjugate gradients; "auto" takes them only if the smaller Gram matrix exceeds the
         memory.
-    hold_out : bool
-        Whether conjugate gradients predict a tenth of the samples, held out, even if there is
-        nothing to choose: classifiers calibrate their probabilities on them.
+    classifies : bool
+        Whether outputs are one-vs-rest targets ±1 of classes. Samples that choices are made on then
+        have some of every class; and conjugate gradients predict a tenth of the samples, held out,
+        even if there is nothing to choose, because probabilities are calibrated on them.
     memory_budget : int
         Bound in bytes on any temporary but the Gram matrix, n × n or p × p with p = M·D.
     """
@@ -72,7 +73,7 @@ class LayerSpec:
     dtype: str = "float64"
     device: str | None = None
     solver: str = "auto"
-    hold_out: bool = False
+    classifies: bool = False
     memory_budget: int = MEMORY_BUDGET
 
     @property

@@ -1,6 +1,7 @@
-"""pooling="mean+size" is pooling="mean" on samples whose number of keys is a sample-level feature.
+"""Poolings that make sample-level features of the keys are "mean" on samples that have them.
 
-`kh.tokens.with_size` adds that feature by hand, after those that are given.
+"mean+size" has the number of keys, "mean+statistics" also their mean, spread and extremes;
+`kh.tokens.with_size` and `with_statistics` add these by hand, after those that are given.
 """
 
 import math
@@ -13,6 +14,7 @@ import keyhole as kh
 from keyhole.data.tokens import TokenRule
 
 N_SAMPLES = 40
+BY_HAND = {"mean+size": kh.tokens.with_size, "mean+statistics": kh.tokens.with_statistics}
 ROUTES = {
     "primal": {"n_heads": 3},
     "dual": {"n_heads": 40},
@@ -50,8 +52,9 @@ def samples(request, rng):
     return draw(rng, request.param)
 
 
+@pytest.mark.parametrize("pooling", BY_HAND)
 @pytest.mark.parametrize("route", ROUTES)
-def test_the_number_of_keys_is_a_feature_of_the_sample(route, samples):
+def test_the_number_of_keys_is_a_feature_of_the_sample(route, samples, pooling):
     settings = {"random_state": 0, "query": "given", **ROUTES[route]}
     if "device" in settings:
         pytest.importorskip("torch", reason="the torch route is tested where torch is installed")
@@ -59,47 +62,48 @@ def test_the_number_of_keys_is_a_feature_of_the_sample(route, samples):
     is_grouped = isinstance(sets, kh.SetGroups)
     if is_grouped and ("device" in settings or settings["query"] == "each"):
         pytest.skip("a device, and a query of every key, take one set per sample")
-    with_size = kh.tokens.with_size(sets)
+    with_features = BY_HAND[pooling](sets)
     weights = np.linspace(0.5, 2.0, N_SAMPLES)
 
-    model = paper_regressor(pooling="mean+size", **settings).fit(sets, y, weights)
-    by_hand = paper_regressor(pooling="mean", **settings).fit(with_size, y, weights)
+    model = paper_regressor(pooling=pooling, **settings).fit(sets, y, weights)
+    by_hand = paper_regressor(pooling="mean", **settings).fit(with_features, y, weights)
 
     assert model.tokens_.extras_scale == by_hand.tokens_.extras_scale
     assert model.alpha_ == by_hand.alpha_
-    np.testing.assert_array_equal(model.predict(sets), by_hand.predict(with_size))
+    np.testing.assert_array_equal(model.predict(sets), by_hand.predict(with_features))
     np.testing.assert_array_equal(
-        model.extras_contributions(sets), by_hand.extras_contributions(with_size)
+        model.extras_contributions(sets), by_hand.extras_contributions(with_features)
     )
     for part, part_by_hand in zip(
-        model.contributions(sets), by_hand.contributions(with_size), strict=True
+        model.contributions(sets), by_hand.contributions(with_features), strict=True
     ):
         np.testing.assert_array_equal(part, part_by_hand)
 
 
+@pytest.mark.parametrize("pooling", BY_HAND)
 @pytest.mark.parametrize("n_heads", [3, 40, math.inf])
-def test_what_follows_a_fit_knows_the_number_of_keys(n_heads, samples, tmp_path):
+def test_what_follows_a_fit_knows_the_number_of_keys(n_heads, samples, tmp_path, pooling):
     sets, y = samples
-    with_size = kh.tokens.with_size(sets)
+    with_features = BY_HAND[pooling](sets)
     groups = np.arange(N_SAMPLES) // 2
     settings = {"n_heads": n_heads, "random_state": 0}
 
-    model = paper_regressor(pooling="mean+size", **settings).fit(sets, y, groups=groups)
-    by_hand = paper_regressor(pooling="mean", **settings).fit(with_size, y, groups=groups)
+    model = paper_regressor(pooling=pooling, **settings).fit(sets, y, groups=groups)
+    by_hand = paper_regressor(pooling="mean", **settings).fit(with_features, y, groups=groups)
     kh.save(model, tmp_path / "model.keyhole")
     loaded = kh.load(tmp_path / "model.keyhole")
 
     for fitted in (model, loaded):
-        np.testing.assert_array_equal(fitted.predict(sets), by_hand.predict(with_size))
+        np.testing.assert_array_equal(fitted.predict(sets), by_hand.predict(with_features))
         np.testing.assert_allclose(
-            fitted.predict_interval(sets), by_hand.predict_interval(with_size), rtol=1e-9
+            fitted.predict_interval(sets), by_hand.predict_interval(with_features), rtol=1e-9
         )
         np.testing.assert_allclose(
-            fitted.predict_std(sets), by_hand.predict_std(with_size), rtol=1e-6
+            fitted.predict_std(sets), by_hand.predict_std(with_features), rtol=1e-6
         )
-        np.testing.assert_array_equal(fitted.novelty(sets), by_hand.novelty(with_size))
+        np.testing.assert_array_equal(fitted.novelty(sets), by_hand.novelty(with_features))
         assert fitted.chosen_params_ == model.chosen_params_
-        assert "pooling mean+size" in fitted.summary()
+        assert f"pooling {pooling}" in fitted.summary()
 
 
 def test_importance_is_of_the_features_that_were_given(samples):
@@ -110,22 +114,23 @@ def test_importance_is_of_the_features_that_were_given(samples):
     assert sum(name.startswith("extra") for name in names) == n_given
 
 
+@pytest.mark.parametrize("pooling", BY_HAND)
 @pytest.mark.parametrize("scaling", ["none", "standard"])
 @pytest.mark.parametrize("saves", [False, True])
-def test_batches_count_keys(scaling, saves, samples, tmp_path):
+def test_batches_count_keys(scaling, saves, samples, tmp_path, pooling):
     sets, y = samples
-    with_size = kh.tokens.with_size(sets)
+    with_features = BY_HAND[pooling](sets)
     settings = {"n_heads": 4, "scaling": scaling, "random_state": 0}
-    model = paper_regressor(pooling="mean+size", **settings)
+    model = paper_regressor(pooling=pooling, **settings)
     by_hand = paper_regressor(pooling="mean", **settings)
     for rows in np.split(np.arange(N_SAMPLES), 4):
         model.partial_fit(sets[rows], y[rows])
-        by_hand.partial_fit(with_size[rows], y[rows])
+        by_hand.partial_fit(with_features[rows], y[rows])
         if saves:
             kh.save(model, tmp_path / "model.keyhole", overwrite=True)
             model = kh.load(tmp_path / "model.keyhole")
             by_hand.solve()
-    np.testing.assert_allclose(model.predict(sets), by_hand.predict(with_size), rtol=1e-9)
+    np.testing.assert_allclose(model.predict(sets), by_hand.predict(with_features), rtol=1e-9)
 
 
 def test_classes_and_tensors(rng):

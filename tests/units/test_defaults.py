@@ -19,6 +19,7 @@ from keyhole.costs import AUTO_HEADS, AUTO_SECONDS, choose_n_heads, fit_seconds
 from keyhole.estimators import batches
 from keyhole.ridge.problem import N_ALPHAS
 from keyhole.spec import LayerSpec
+from keyhole.training import TrainingSet
 
 
 def best_rule(model):
@@ -77,6 +78,7 @@ def test_what_is_tried_in_which_order(bags, monkeypatch):
         ("relu", "mean", "standard", "given"),
         # poolings; sums under every scaling
         ("relu", "mean+size", scaling, "given"),
+        ("relu", "mean+statistics", scaling, "given"),
         ("relu", "sum", "none", "given"),
         ("relu", "sum", "sphere", "given"),
         ("relu", "sum", "standard", "given"),
@@ -129,7 +131,10 @@ def test_sums_are_found_where_the_target_is_one(bags):
 def test_sets_of_one_size_have_no_sums_to_try(rng):
     x = rng.normal(size=(40, 4, 2))
     model = kh.AttentionRegressor(8, random_state=0).fit(x, x[:, :, 0].mean(axis=1))
-    assert {candidate.pooling for candidate in model.candidates_} == {"mean"}
+    poolings = {candidate.pooling for candidate in model.candidates_}
+    assert poolings == {"mean", "mean+statistics"}
+    singles = kh.AttentionRegressor(8, random_state=0).fit(x[:, :1], x[:, 0, 0])
+    assert {candidate.pooling for candidate in singles.candidates_} == {"mean"}
 
 
 @pytest.mark.parametrize("open_setting", ["activation", "pooling", "scaling", "query"])
@@ -385,3 +390,35 @@ def test_head_distributions_without_settings(made, defaults):
     distribution = made()
     assert {name: getattr(distribution, name) for name in defaults} == defaults
     assert set(inspect.signature(made).parameters) == set(defaults)
+
+
+def test_outputs_in_different_units_count_alike(rng):
+    """The largest unit decided what was chosen for all: the third output had R² −0.38."""
+    bags = kh.SetBatch([rng.normal(size=(int(rng.integers(3, 9)), 3)) for _ in range(150)])
+    keys = np.split(bags.tokens, bags.offsets[1:-1])
+    y = np.array([[key[:, 0].mean(), np.square(key[:, 1]).mean(), key[:, 2].max()] for key in keys])
+    in_units = y * [1.0, 1000.0, 0.001]
+    model = kh.AttentionRegressor(64, random_state=0).fit(bags, y)
+    other = kh.AttentionRegressor(64, random_state=0).fit(bags, in_units)
+    assert other.chosen_params_ == model.chosen_params_
+    assert other.alpha_ == pytest.approx(model.alpha_)
+    np.testing.assert_allclose(other.selection_.scores, model.selection_.scores, rtol=1e-6)
+    residuals = in_units - other.loo_predictions_
+    assert (residuals.var(axis=0) < 0.2 * in_units.var(axis=0)).all()
+    assert other.loo_error_ == pytest.approx(np.square(residuals).mean())
+
+
+def test_the_samples_that_choices_are_made_on_have_some_of_every_class(rng):
+    """Of one in a hundred, five hundred samples would hold five."""
+    n = 2000
+    outputs = np.full((n, 1), -1.0)
+    outputs[:20] = 1.0
+    data = TrainingSet(kh.SetBatch(rng.normal(size=(n, 2, 2))), outputs)
+    spec = LayerSpec(classifies=True)
+    part = chooser.drawn_part(spec, data, rng.permutation(n), 500)
+    is_rare = part.outputs[:, 0] > 0
+    assert is_rare.sum() == 20
+    assert np.average(is_rare, weights=part.weights) == pytest.approx(0.01)
+    plain = chooser.drawn_part(replace(spec, classifies=False), data, np.arange(n), 500)
+    assert plain.weights is None
+    assert len(plain) == 500

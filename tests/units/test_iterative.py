@@ -292,7 +292,7 @@ def test_a_tenth_is_predicted_by_a_fit_to_the_rest(sets, y, rng, weighted):
     assert np.isnan(alone.ridge.errors).all()
     np.testing.assert_allclose(found.layer.predict(sets), alone.layer.predict(sets), atol=1e-6)
     asked = fitted(
-        sets[rows], y[rows], [penalties[best]], solver="cg", weights=weights, hold_out=True
+        sets[rows], y[rows], [penalties[best]], solver="cg", weights=weights, classifies=True
     )
     np.testing.assert_allclose(asked.predictions, found.predictions, rtol=1e-4, atol=1e-5)
 

@@ -260,7 +260,7 @@ class AttentionModel(SetModel):
             dtype=as_dtype(self.dtype),
             device=device,
             solver=self.solver,
-            hold_out=is_classifier,
+            classifies=is_classifier,
             memory_budget=memory_budget(),
         )
 
@@ -638,8 +638,8 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     extras_scale : "loo" or number
         For samples with extras z: features become [φ; s·z~], kernels K + s²·<z~, z~'>, z~ being z
         less its training mean and divided by its standard deviation (without an intercept, divided
-        by its root mean square). s is this number, or the one of least leave-one-out squared error
-        among four, on at most 500 samples; in batches by generalised cross-validation.
+        by its root mean square). s is this number, or the one of least leave-one-out loss among
+        four, on at most 500 samples; in batches by generalised cross-validation.
         ``tokens_.extras_scale`` is s, ``layer_.extras_values`` are the coefficients.
     verbose : bool
         Whether to print every candidate that is tried, and what was chosen.

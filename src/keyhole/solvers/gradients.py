@@ -69,7 +69,7 @@ def solve_by_gradients(problem: ValueProblem) -> LayerFit:
             "same at every number of heads."
         )
     # choose the penalty on held-out samples, if there is a choice
-    if len(alphas) > 1 or problem.spec.hold_out:
+    if len(alphas) > 1 or problem.spec.classifies:
         trial = _hold_out(problem, alphas)
     else:
         trial = _nothing_held_out(problem, alphas)

@@ -326,7 +326,7 @@ def _leave_groups_out_then_solve_by_gradients(
     Errors and leave-one-out predictions are those of the direct fit.
     """
     judged = solve_values(replace(spec, solver="direct"), data, heads, draft=draft)
-    chosen = replace(spec, alphas=np.array([judged.ridge.alpha]), hold_out=False)
+    chosen = replace(spec, alphas=np.array([judged.ridge.alpha]), classifies=False)
     final = solve_values(chosen, replace(data, groups=None), heads, draft=draft)
     ridge = replace(judged.ridge, residual=final.ridge.residual, n_iter=final.ridge.n_iter)
     return replace(final, ridge=ridge, predictions=judged.predictions)
