@@ -67,11 +67,11 @@ def lens(
         int, typer.Option(help="Heads of the finite layers.", min=1, max=100_000)
     ] = 256,
     activation: Annotated[
-        str, typer.Option(help="relu, softmax, linear, square, step or exp.")
-    ] = "relu",
+        str, typer.Option(help="auto, or relu, softmax, linear, square, step, exp.")
+    ] = "auto",
     pooling: Annotated[
-        str, typer.Option(help="mean, or sum for targets that grow with the set.")
-    ] = "mean",
+        str, typer.Option(help="auto, or mean, mean+size, mean+statistics, sum.")
+    ] = "auto",
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for the report [default: out/lens/NAME, a new one each time]."),
@@ -84,12 +84,13 @@ def lens(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Look, print, write."""
-    from keyhole.attention.activations import check_activation
+    from keyhole.attention.activations import ACTIVATIONS
     from keyhole.data.tokens import POOLINGS
 
-    answer_or_exit(lambda: check_activation(activation))
-    if pooling not in POOLINGS:
-        refuse(f"--pooling must be one of {', '.join(POOLINGS)}: got {pooling!r}.")
+    if activation not in (*ACTIVATIONS, "auto"):
+        refuse(f"--activation must be auto or one of {', '.join(ACTIVATIONS)}: got {activation!r}.")
+    if pooling not in (*POOLINGS, "auto"):
+        refuse(f"--pooling must be auto or one of {', '.join(POOLINGS)}: got {pooling!r}.")
     folder = _folder(data, out, overwrite) if report else None
 
     # read

@@ -1,4 +1,4 @@
-"""The scaling of tokens, the query and the head distribution that a lens uses throughout."""
+"""The settings of the layer that a lens uses throughout, chosen as the estimators choose them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.attention.heads import GaussianHeads
-from keyhole.choose import Choice, choice_seconds, choose
+from keyhole.choose import Choice, choice_seconds, choose, first_settings
 from keyhole.data.tokens import TokenRule
 from keyhole.lab.lens.findings import LensConfig
 from keyhole.lab.lens.problem import LensProblem
@@ -27,7 +27,10 @@ class TokenChoice:
     Attributes
     ----------
     rule : TokenRule
-        The scaling of tokens and the query.
+        The scaling of tokens, the query and the pooling.
+    activation : str
+    zero_mean : head distribution
+        The best of those without a mean: under softmax their scale is chosen.
     biased : head distribution or None
         The best of the head distributions with a mean, whether or not it was chosen; None where
         there is no query that keys could resemble.
@@ -38,13 +41,15 @@ class TokenChoice:
     """
 
     rule: TokenRule
+    activation: str
+    zero_mean: GaussianHeads
     biased: GaussianHeads | None
     seconds: float
     is_measured: bool = True
 
 
 def make_choice(problem: LensProblem, config: LensConfig) -> TokenChoice:
-    """Choose scaling, query and head distribution as the estimators do, within the budget.
+    """Choose settings as the estimators do, within the budget.
 
     The first training samples choose: as many as make the choice cost no more than its share of the
     budget.
@@ -67,26 +72,50 @@ def make_choice(problem: LensProblem, config: LensConfig) -> TokenChoice:
         if seconds <= FOR_CHOICE * config.budget:
             choice = choose(spec, data)
             rule = choice.token_rule(data)
-            return TokenChoice(rule=rule, biased=best_biased(choice), seconds=seconds)
+            return TokenChoice(
+                rule=rule,
+                activation=choice.spec.activation,
+                zero_mean=best_heads(choice, with_mean=False) or GaussianHeads(),
+                biased=best_heads(choice, with_mean=True),
+                seconds=seconds,
+            )
         n_samples //= 2
 
     # too little for any choice
     data = problem.training_set(train[:MIN_PILOT])
-    rule = TokenRule.learn(data.samples, "standard", "given", config.pooling)
+    settings = first_settings(spec)
+    rule = TokenRule.learn(data.samples, "standard", "given", settings.pooling)
     biased = GaussianHeads(1.0) if problem.has_query else None
-    return TokenChoice(rule=rule, biased=biased, seconds=0.0, is_measured=False)
+    return TokenChoice(
+        rule=rule,
+        activation=settings.activation,
+        zero_mean=GaussianHeads(),
+        biased=biased,
+        seconds=0.0,
+        is_measured=False,
+    )
 
 
-def best_biased(choice: Choice) -> GaussianHeads | None:
-    """The candidate with a mean of least loss, under the scaling and query that were chosen."""
+def best_heads(choice: Choice, *, with_mean: bool) -> GaussianHeads | None:
+    """The heads of least loss among those with, or without, a mean, under what was chosen else."""
+    chosen = (
+        choice.spec.activation,
+        choice.spec.pooling,
+        choice.spec.scaling,
+        choice.spec.query,
+    )
     best = None
     for candidate in choice.candidates:
-        has_chosen_scaling = candidate.scaling == choice.spec.scaling
-        has_chosen_query = candidate.query == choice.spec.query
         heads = candidate.heads
-        if not (has_chosen_scaling and has_chosen_query):
+        settings = (
+            candidate.activation,
+            candidate.pooling,
+            candidate.scaling,
+            candidate.query,
+        )
+        if settings != chosen:
             continue
-        if isinstance(heads, GaussianHeads) and has_mean(heads):
+        if isinstance(heads, GaussianHeads) and has_mean(heads) == with_mean:
             if best is None or candidate.loss < best.loss:
                 best = candidate
     if best is None:

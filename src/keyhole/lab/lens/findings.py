@@ -26,8 +26,8 @@ class LensConfig:
     kind: str
     budget: float = 60.0  # seconds for everything, predicted from sizes
     n_heads: int = 256  # heads of the finite layers
-    activation: str = "relu"
-    pooling: str = "mean"
+    activation: str = "auto"
+    pooling: str = "auto"
     max_samples: int = 2000  # samples used at most
     steps: int = 100  # most steps of a learned head distribution; 0 learns none
     seed: int = 0

@@ -23,7 +23,7 @@ from keyhole._checks import (
     check_number,
     check_seed,
 )
-from keyhole.attention.activations import SOFTMAX, check_activation
+from keyhole.attention.activations import ACTIVATIONS, SOFTMAX
 from keyhole.attention.heads import GaussianHeads, HeadDraw
 from keyhole.attention.learned import LearnedHeads
 from keyhole.data.layout import Dataset
@@ -102,8 +102,12 @@ def look(
     progress("choosing how to scale tokens")
     problem = pose(data, config.kind, min(n, config.max_samples), config.seed)
     choice = make_choice(problem, config)
+    config = replace(config, activation=choice.activation, pooling=choice.rule.pooling)
+    keys_per_set = problem.tokens / len(problem)
+    if choice.rule.query == "each":  # every key is a query in turn
+        keys_per_set = keys_per_set**2
     costs = Costs(
-        keys=problem.tokens / len(problem),
+        keys=keys_per_set,
         dim=problem.batch.dim,
         activation=config.activation,
         grouped=problem.groups is not None,
@@ -124,8 +128,8 @@ def lens(
     split: Any = None,
     budget: float = 60.0,
     n_heads: int = 256,
-    activation: str = "relu",
-    pooling: str = "mean",
+    activation: str = "auto",
+    pooling: str = "auto",
     seed: int = 0,
 ) -> Findings:
     """What one attention layer can learn from these sets.
@@ -205,8 +209,8 @@ def lens(
         kind=kind,
         budget=check_number(budget, "budget", minimum=0.0, exclusive=True),
         n_heads=check_count(n_heads, "n_heads"),
-        activation=check_activation(activation),
-        pooling=check_choice(pooling, "pooling", POOLINGS),
+        activation=check_choice(activation, "activation", (*ACTIVATIONS, "auto")),
+        pooling=check_choice(pooling, "pooling", (*POOLINGS, "auto")),
         seed=check_seed(seed),
     )
     return look(data, config)
@@ -409,7 +413,9 @@ class LensRun:
         return {name: fit for name, (_, fit) in shares.items()}
 
     def _pool_name(self) -> str:
-        return f"{self.config.pooling} pool, ridge"
+        if self.config.pooling == "sum":
+            return "sum pool, ridge"
+        return "mean pool, ridge"
 
     def _learned_name(self, heads: float) -> str:
         count = "infinite" if math.isinf(heads) else heads
@@ -417,7 +423,7 @@ class LensRun:
 
     def _fixed_distributions(self) -> dict[str, tuple[GaussianHeads, float]]:
         """Head distributions that are not learned, with numbers of heads, by names of learners."""
-        distributions = {"zero-mean attention": GaussianHeads()}
+        distributions = {"zero-mean attention": self.choice.zero_mean}
         if self.choice.biased is not None:
             distributions["biased attention"] = self.choice.biased
         counts = {f"{self.config.n_heads} heads": float(self.config.n_heads)}
@@ -461,7 +467,20 @@ class LensRun:
         return (
             f"{samples}, {self.problem.held}; tokens {rule.scaling}, query {rule.query}, pooling "
             f"{rule.pooling}, {config.activation} weights{bias} ({chosen}); {config.n_heads} heads "
-            f"where finite; seed {config.seed}; {config.budget:g} predicted seconds."
+            f"where finite; seed {config.seed}; {config.budget:g} predicted seconds. As an "
+            f"estimator: {self._estimator_line()}"
+        )
+
+    def _estimator_line(self) -> str:
+        """The settings as a line of Python to copy."""
+        rule = self.choice.rule
+        kind = "AttentionRegressor"
+        if self.problem.labels is not None:
+            kind = "AttentionClassifier"
+        heads = self.choice.zero_mean
+        return (
+            f'kh.{kind}(heads=kh.{heads!r}, activation="{self.config.activation}", '
+            f'pooling="{rule.pooling}", scaling="{rule.scaling}", query="{rule.query}")'
         )
 
     def _skip(self, reason: str) -> None:
@@ -707,7 +726,7 @@ class LensRun:
 
         # without a query
         bare = self._ready(best.size, _with_query(self.problem.sets, None))
-        gram = make_gram(bare, GaussianHeads(), best.heads, self.config)
+        gram = make_gram(bare, self.choice.zero_mean, best.heads, self.config)
         without = Measured("without a query", "attention", "without")
         self.findings.query.append(self._evaluate(without, gram))
 
@@ -731,23 +750,28 @@ class LensRun:
         """Where no query was given: the error with the mean of the keys as query, and without."""
         if self.problem.sets.has_own_queries:
             return
-        # the best learner has one of the two rules; the other one is measured
-        uses_mean = self.choice.rule.query == "mean"
-        other_rule = replace(self.choice.rule, query="given" if uses_mean else "mean")
-        costs = replace(self.costs, has_query=not uses_mean)
+        # the best learner has a query made of the keys, or none; the other one is measured
+        makes_query = self.choice.rule.query != "given"
+        other_rule = replace(self.choice.rule, query="given" if makes_query else "mean")
+        costs = replace(self.costs, has_query=not makes_query)
         seconds = costs.gram(best.size, best.heads) + costs.folds(best.size)
         if not self._afford("a query made of the keys", seconds):
             return
         ready = self._ready(best.size, rule=other_rule)
-        gram = make_gram(ready, GaussianHeads(), best.heads, self.config)
+        gram = make_gram(ready, self.choice.zero_mean, best.heads, self.config)
         other = self._evaluate(Measured("", "attention", ""), gram)
-        if uses_mean:
-            without, with_mean = other, best
+        made_name = "the mean of the keys as query"
+        if self.choice.rule.query == "each":
+            made_name = "each key as query in turn"
+        if makes_query:
+            without = other
+            with_made = best
         else:
-            without, with_mean = best, other
+            without = best
+            with_made = other
         self.findings.query += [
             replace(without, name="without a query", role="without"),
-            replace(with_mean, name="the mean of the keys as query", role="made"),
+            replace(with_made, name=made_name, role="made"),
         ]
 
     def _measure_heads(self) -> None:
@@ -871,7 +895,7 @@ class LensRun:
         heads = HeadDraw(
             best.distribution, int(best.heads), ready.dim, self.config.seed, ready.query_dim
         )
-        spec = LayerSpec(activation=self.config.activation)
+        spec = LayerSpec(activation=self.config.activation, pooling=self.config.pooling)
         data = TrainingSet(ready[train], problem.columns[train], groups=problem.groups_of(train))
         layer = solve_values(spec, data, heads).layer
         predictions = self._predictions(test, layer.predict(ready[test]))
