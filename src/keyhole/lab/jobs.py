@@ -716,9 +716,8 @@ def _single_threaded() -> Iterator[None]:
 class WorkerPool:
     """Worker processes that can be stopped at once, in the middle of a job.
 
-    Why not ``joblib.Parallel``: its workers go on with their job, an hour in the worst case, when
-    the process that started them is killed. Ours end within a second, and what they have finished
-    is in the store.
+    Why not ``joblib.Parallel``: its workers go on with their job when the process that started them
+    is killed. Ours end with it (see `_begin_worker`), and what they have finished is in the store.
     """
 
     def __init__(self, workers: int) -> None:
