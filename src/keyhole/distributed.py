@@ -62,6 +62,9 @@ def fit_dask(
 ) -> Any:
     """Fit an estimator on a Dask cluster; the same numbers as `fit_batches` on one machine.
 
+    The plain version is `fit_batches` on the batches of all partitions; docs/scale.md, "On a
+    cluster", says when a cluster pays.
+
     What is automatic is settled on the first 1024 samples of positive weight, in the order of the
     partitions, as `fit_batches` does. If anything fails, the estimator is what it was before.
 
@@ -103,7 +106,10 @@ def fit_dask(
     """
     check_choice(selection, "selection", ("auto", "loo", "gcv"))
     with connected(client) as cluster:
-        parts = _partitions(data, partitions or 4 * _threads(cluster))
+        # partitions, and a draft: if anything fails, the estimator is what it was
+        if not partitions:
+            partitions = 4 * _threads(cluster)
+        parts = _partitions(data, partitions)
         parts, n_sets = _tables_by_set(
             cluster, data, parts, schema=schema, set_id=set_id, may_shuffle=True
         )
@@ -115,16 +121,16 @@ def fit_dask(
             classes = _all_labels(cluster, parts)
         if classes is not None:
             begin_all_classes(draft, None, classes, can_read_twice=True)
-        data, single = check_batch(draft, _first_sample(cluster, parts), first=True)
-        template = light(draft)
-        open_stream(draft, data, single=single)
+        first_sample, single = check_batch(draft, _first_sample(cluster, parts), first=True)
+        template = light(draft)  # what workers check their batches by
+        open_stream(draft, first_sample, single=single)
         form = draft.stream_.form
 
         # what is automatic, on the samples that fit_batches settles it on
         first_samples = _first_samples(cluster, parts, template, form)
         recipe = settle(draft, first_samples)
 
-        # the sums of all samples
+        # the sums of all samples: each partition's where it is, added up in a tree
         leaves = [_delayed(_summarise)(template, form, recipe, part) for part in parts]
         total = _gather(cluster, [_tree(leaves, _merge)])[0]
         if n_sets is not None and total.n_samples != n_sets:
@@ -166,14 +172,15 @@ def predict_dask(
         parts, _ = _tables_by_set(
             cluster, data, parts, schema=schema, set_id=set_id, may_shuffle=False
         )
-        waiting = deque[Any]()
         model = cluster.scatter(light(estimator), broadcast=True, hash=False)
-        ahead = 2 * _threads(cluster)
+
+        # so many partitions are under way at most: predictions that nobody has taken yet are held
+        most_waiting = 2 * _threads(cluster)
+        waiting = deque[Any]()
         for part in parts:
-            waiting.append(
-                cluster.compute(_delayed(_predict)(model, method, part), retries=RETRIES)
-            )
-            if len(waiting) >= ahead:
+            task = _delayed(_predict)(model, method, part)
+            waiting.append(cluster.compute(task, retries=RETRIES))
+            if len(waiting) >= most_waiting:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
@@ -181,16 +188,16 @@ def predict_dask(
 
 @contextmanager
 def connected(client: Any) -> Iterator[Any]:
-    """A client for a client, the address of a scheduler, or None.
+    """A client, from a client, the address of a scheduler, or None.
 
-    A local cluster that ends with the work.
+    None starts a local cluster, which ends with the work.
     """
     import distributed
 
     package: Any = distributed  # its types are incomplete
     if isinstance(client, str):
-        with package.Client(client) as made:
-            yield made
+        with package.Client(client) as connection:
+            yield connection
     elif client is None:
         # all that listens does so on the loopback interface, the dashboards too
         local_cluster = package.LocalCluster(
@@ -201,8 +208,8 @@ def connected(client: Any) -> Iterator[Any]:
             dashboard_address=f"{LOOPBACK}:0",
             worker_dashboard_address=f"{LOOPBACK}:0",
         )
-        with local_cluster as cluster, package.Client(cluster) as made:
-            yield made
+        with local_cluster as cluster, package.Client(cluster) as connection:
+            yield connection
     else:
         yield client
 
@@ -222,7 +229,9 @@ def _partitions(data: Any, count: int | None) -> list[Any]:
         return list(data.parts(count))
     if hasattr(data, "to_delayed"):  # a Bag or a DataFrame
         return list(data.to_delayed())
-    if isinstance(data, Sequence) and not isinstance(data, (str, tuple)) and len(data):
+    # a tuple is one batch, (X, y), and not a list of partitions
+    is_list = isinstance(data, Sequence) and not isinstance(data, (str, tuple))
+    if is_list and len(data) > 0:
         return list(data)
     raise TypeError(
         "`data` must be a ParquetSets, a path, a dask Bag or DataFrame, or a list of partitions: "
@@ -363,8 +372,18 @@ def _ids_of_table(part: Any, set_column: str) -> list[Any]:
 
 def _batches(part: Any) -> Iterator[Batch]:
     """The batches of a partition, whatever it is: none, if it is empty."""
+<<<<<<< HEAD
     if isinstance(part, TablePart):
         yield from part.batches()
+=======
+    is_data_frame = hasattr(part, "iloc")
+    if is_data_frame:
+        weight_column = None
+        if "weight" in part.columns:
+            weight_column = "weight"
+        if len(part) > 0:
+            yield from ParquetSets(part, weight=weight_column)
+>>>>>>> b-backend
     elif isinstance(part, (ParquetSets, list, Iterator)):
         for item in part:
             yield as_batch(item)
@@ -373,10 +392,7 @@ def _batches(part: Any) -> Iterator[Batch]:
 
 
 def _checked_batches(template: Any, form: SampleForm, part: Any) -> Iterator[TrainingSet]:
-    """The batches of a partition as the estimator takes them.
-
-    All are of the form of the first sample.
-    """
+    """The batches of a partition as the estimator takes them; each has the form of the first."""
     for batch in _batches(part):
         data, single = check_batch(template, batch, first=False)
         form.check(data, single=single)
@@ -387,7 +403,7 @@ def _peek(part: Any) -> Batch | None:
     """The first sample of a partition, if there is one."""
     for batch in _batches(part):
         weights = batch.weights
-        if np.ndim(weights) == 1:
+        if np.ndim(weights) == 1:  # else None, or one number for all samples
             weights = weights[:1]
         return Batch(sets=batch.sets[:1], y=batch.y[:1], weights=weights)
     return None
@@ -396,12 +412,13 @@ def _peek(part: Any) -> Batch | None:
 def _leading(template: Any, form: SampleForm, count: int, part: Any) -> list[TrainingSet]:
     """The first samples of positive weight of a partition, at most ``count``."""
     leading: list[TrainingSet] = []
+    n_missing = count
     for data in _checked_batches(template, form, part):
-        counted = data.of_positive_weight()
-        if len(counted):
-            leading.append(counted[:count])
-            count -= len(leading[-1])
-        if count == 0:
+        with_weight = data.of_positive_weight()
+        if len(with_weight) > 0:
+            leading.append(with_weight[:n_missing])
+            n_missing -= len(leading[-1])
+        if n_missing == 0:
             break
     return leading
 
@@ -418,8 +435,9 @@ def _rounds(parts: list[Any]) -> Iterator[list[Any]]:
 
 def _first_sample(cluster: Any, parts: list[Any]) -> Batch:
     """The first sample of all, which says what samples are like."""
-    for some in _rounds(parts):
-        for batch in _gather(cluster, [_delayed(_peek)(part) for part in some]):
+    for parts_of_round in _rounds(parts):
+        tasks = [_delayed(_peek)(part) for part in parts_of_round]
+        for batch in _gather(cluster, tasks):
             if isinstance(batch, Batch):
                 return batch
     raise ValueError(
@@ -431,13 +449,14 @@ def _first_sample(cluster: Any, parts: list[Any]) -> Batch:
 def _first_samples(cluster: Any, parts: list[Any], template: Any, form: SampleForm) -> TrainingSet:
     """The first N_PENDING samples of positive weight, in the order of the partitions."""
     leading: list[TrainingSet] = []
-    missing = N_PENDING
-    for some in _rounds(parts):
-        tasks = [_delayed(_leading)(template, form, missing, part) for part in some]
+    n_missing = N_PENDING
+    for parts_of_round in _rounds(parts):
+        # each partition gives as many as are missing, because those before it may give none
+        tasks = [_delayed(_leading)(template, form, n_missing, part) for part in parts_of_round]
         for data in chain.from_iterable(_gather(cluster, tasks)):
-            leading.append(data[:missing])
-            missing -= len(leading[-1])
-            if missing == 0:
+            leading.append(data[:n_missing])
+            n_missing -= len(leading[-1])
+            if n_missing == 0:
                 return TrainingSet.joined(leading)
     if not leading:
         raise ValueError(
@@ -449,8 +468,9 @@ def _first_samples(cluster: Any, parts: list[Any], template: Any, form: SampleFo
 
 def _all_labels(cluster: Any, parts: list[Any]) -> np.ndarray:
     """The distinct labels of all partitions."""
-    labels = _gather(cluster, [_delayed(_labels)(part) for part in parts])
-    return np.unique(np.concatenate([some for some in labels if some is not None]))
+    labels_of_parts = _gather(cluster, [_delayed(_labels)(part) for part in parts])
+    labels = [of_part for of_part in labels_of_parts if of_part is not None]
+    return np.unique(np.concatenate(labels))
 
 
 def _labels(part: Any) -> np.ndarray | None:
@@ -458,7 +478,9 @@ def _labels(part: Any) -> np.ndarray | None:
     if isinstance(part, ParquetSets):
         return part.labels()
     labels = [np.unique(batch.y) for batch in _batches(part)]
-    return np.unique(np.concatenate(labels)) if labels else None
+    if not labels:
+        return None
+    return np.unique(np.concatenate(labels))
 
 
 @dataclass(frozen=True)
@@ -470,6 +492,7 @@ class PartitionSums:
 
 
 def _merge(parts: Iterable[PartitionSums]) -> PartitionSums:
+    """The sums over all partitions of some sums."""
     parts = list(parts)
     return PartitionSums(
         sums=merge(part.sums for part in parts),
@@ -496,6 +519,7 @@ class PartitionErrors:
 
 
 def _merge_errors(parts: Iterable[PartitionErrors]) -> PartitionErrors:
+    """The errors over all partitions of some errors."""
     parts = list(parts)
     return PartitionErrors(
         sums=np.sum([part.sums for part in parts], axis=0),
@@ -521,11 +545,14 @@ def _error_sums(
 
 
 def _predict(model: Any, method: str, part: Any) -> np.ndarray:
-    return np.concatenate([getattr(model, method)(batch.sets) for batch in _batches(part)])
+    """The predictions of one partition, by the method of that name."""
+    predict = getattr(model, method)
+    return np.concatenate([predict(batch.sets) for batch in _batches(part)])
 
 
 def _tree(leaves: list[Any], add: Callable[[list[Any]], Any]) -> Any:
     """Add in a tree, so that no task waits for more than FAN_IN others."""
+    # every round adds neighbours, FAN_IN at a time, until one sum is left
     while len(leaves) > 1:
         leaves = [_delayed(add)(leaves[i : i + FAN_IN]) for i in range(0, len(leaves), FAN_IN)]
     return leaves[0]
@@ -545,6 +572,7 @@ def _error_pass(
     """
     from distributed import CancelledError, KilledWorker
 
+    # Dask makes lost results of tasks again, but not what was scattered: hence the attempts
     form = draft.stream_.form
     recipe = draft.stream_.recipe
     for attempt in range(RETRIES + 1):
@@ -563,14 +591,17 @@ def _error_pass(
 
 
 def _delayed(function: Callable[..., Any]) -> Any:
+    """A function whose calls are tasks; ``pure=False``: arguments are not hashed for their name."""
     from dask.delayed import delayed
 
     return delayed(function, pure=False, traverse=True)
 
 
 def _gather(cluster: Any, tasks: list[Any]) -> list[Any]:
+    """The results of some tasks, in their order."""
     return list(cluster.gather(cluster.compute(tasks, retries=RETRIES)))
 
 
 def _threads(cluster: Any) -> int:
+    """Threads of all workers; 1 while none is there yet."""
     return max(1, sum(cluster.nthreads().values()))
