@@ -171,7 +171,10 @@ def choose(
     best = None
     search = CandidateSearch.of(spec, data, distinct, loss_exponent, tell)
     if search is not None:
-        best = choose_scaling(search)
+        drafts = []
+        for scaling in search.scalings:
+            drafts.append(search.draft(replace(search.first, scaling=scaling)))
+        best = best_scaling(search, drafts)
         for stage in (choose_pooling, choose_query, choose_head_mean, choose_activation):
             # a loss of nothing leaves nothing to gain
             if best.loss > search.negligible:
@@ -245,13 +248,11 @@ def has_extras(spec: LayerSpec, data: TrainingSet) -> bool:
 # ---- the stages ----------------------------------------------------------------------------------
 
 
-def choose_scaling(search: CandidateSearch) -> Draft:
-    """The scaling of least loss, under what is tried first of all else.
+def best_scaling(search: CandidateSearch, drafts: Sequence[Draft]) -> Draft:
+    """The scaling of least loss, of a draft each.
 
     Where units are mixed, standardised tokens unless another scaling is clearly better.
     """
-    first = search.first
-    drafts = [search.draft(replace(first, scaling=scaling)) for scaling in search.scalings]
     best = search.best(drafts)
     if best.overflow is not None:  # an infinite loss is the least: all of them overflow
         raise best.overflow

@@ -372,18 +372,8 @@ def _ids_of_table(part: Any, set_column: str) -> list[Any]:
 
 def _batches(part: Any) -> Iterator[Batch]:
     """The batches of a partition, whatever it is: none, if it is empty."""
-<<<<<<< HEAD
     if isinstance(part, TablePart):
         yield from part.batches()
-=======
-    is_data_frame = hasattr(part, "iloc")
-    if is_data_frame:
-        weight_column = None
-        if "weight" in part.columns:
-            weight_column = "weight"
-        if len(part) > 0:
-            yield from ParquetSets(part, weight=weight_column)
->>>>>>> b-backend
     elif isinstance(part, (ParquetSets, list, Iterator)):
         for item in part:
             yield as_batch(item)

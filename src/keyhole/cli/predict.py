@@ -20,10 +20,12 @@ from keyhole.cli._app import (
     MAX_COUNT,
     Dim,
     Keys,
+    MissingAsFitted,
     Query,
     ReferenceDate,
     SetId,
     Tokens,
+    Unknown,
     app,
     check_output,
     refuse_error,
@@ -35,16 +37,6 @@ if TYPE_CHECKING:
     from keyhole.data.reader import ParquetSets
     from keyhole.data.writer import PartedFile
     from keyhole.models import SavedModel
-
-MISSING_HELP = (
-    "Missing values: error, drop tokens with one (a set without tokens gets one of zeros), or "
-    "impute as the model was fitted [default: as the model was fitted]."
-)
-Missing = Annotated[str | None, typer.Option(help=MISSING_HELP)]
-Unknown = Annotated[
-    str,
-    typer.Option(help="Categories that the model does not know: error, or ignore (none of them)."),
-]
 
 
 @app.command()
@@ -69,7 +61,7 @@ def predict(
     query: Query = None,
     reference_date: ReferenceDate = None,
     set_id: SetId = None,
-    missing: Missing = None,
+    missing: MissingAsFitted = None,
     unknown: Unknown = "error",
     dim: Dim = None,
     keep: Annotated[

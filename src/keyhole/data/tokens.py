@@ -365,13 +365,19 @@ def with_statistics(samples: Any) -> Any:
     sizes = samples.token_counts
     starts = np.cumsum(sizes) - sizes
     tokens = np.asarray(samples.sets.numpy().tokens, dtype=np.float64)
+    # each coordinate in units of a power of two, so that squares neither overflow nor vanish
+    _, exponents = np.frexp(np.abs(tokens).max(axis=0, initial=0.0))
+    tokens = np.ldexp(tokens, -exponents)
     owner = np.repeat(np.arange(len(sizes)), sizes)
     least = np.minimum.reduceat(tokens, starts, axis=0)
     largest = np.maximum.reduceat(tokens, starts, axis=0)
     mean = _sums_of_sorted(tokens, owner, starts) / sizes[:, None]
     deviations = np.square(tokens - mean[owner])
     variance = _sums_of_sorted(deviations, owner, starts) / sizes[:, None]
-    statistics = np.hstack([sizes[:, None], mean, np.sqrt(variance), least, largest])
+    of_coordinates = [
+        np.ldexp(part, exponents) for part in (mean, np.sqrt(variance), least, largest)
+    ]
+    statistics = np.hstack([sizes[:, None], *of_coordinates])
     if samples.extras is None:
         return samples.with_extras(statistics)
     return samples.with_extras(np.hstack([samples.extras, statistics]))
