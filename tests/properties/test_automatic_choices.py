@@ -183,7 +183,7 @@ def test_the_size_of_a_row_of_weight_zero_does_not_open_the_pooling(in_groups, r
     check_same_choices(
         model, kh.AttentionRegressor(16, random_state=0).fit(sets[:n_weighted], y[:n_weighted])
     )
-    assert {candidate.pooling for candidate in model.candidates_} == {"mean"}
+    assert {candidate.pooling for candidate in model.candidates_} == {"mean", "mean+statistics"}
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])

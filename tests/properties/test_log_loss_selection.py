@@ -126,7 +126,8 @@ def test_a_classifier_tells_the_log_loss_it_chose_by(rng, n_heads):
     assert model.selection_.score == pytest.approx(told, rel=1e-6)
     assert model.selection_.score == model.selection_.scores.min()
     squared = paper_classifier(n_heads, random_state=0, criterion="squared_error").fit(sets, y)
-    assert squared.loo_error_ == squared.selection_.errors.min()
+    assert squared.selection_.score == squared.selection_.scores.min()
+    assert squared.loo_error_ == squared.selection_.error
     assert not hasattr(squared, "log_loss_")
     np.testing.assert_allclose(squared.selection_.errors, model.selection_.errors, rtol=1e-9)
 

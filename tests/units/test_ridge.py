@@ -501,7 +501,7 @@ def test_a_draft_says_what_a_path_of_its_penalties_says(rng):
     assert len(draft.alphas) == N_DRAFT_ALPHAS
     np.testing.assert_allclose(draft.errors, path.errors, rtol=1e-7)
     np.testing.assert_allclose(draft.left_out, path.left_out, rtol=1e-7)
-    assert draft.loss == draft.errors.min()
+    assert draft.loss == draft.scores.min()
 
 
 def test_a_sweep_through_an_indefinite_matrix_is_refused():

@@ -38,9 +38,7 @@ def number_labels(
 
 def _refuse_several_labels(estimator: BaseEstimator, y: Any) -> None:
     """Raise where samples have several labels each, and say what fits these."""
-    shape = getattr(y, "shape", None)
-    if shape is None:
-        shape = np.shape(y)
+    shape = np.asarray(y).shape
     if len(shape) != 2 or shape[1] < 2:
         return
     kind = type(estimator).__name__
