@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -164,14 +164,17 @@ def choose(
 
     chosen = first_settings(spec)
     candidates: tuple[Candidate, ...] = ()
-    best = None
+    best: Draft | None = None
     search = CandidateSearch.of(spec, data, distinct, loss_exponent, tell)
     if search is not None:
-        best = choose_scaling(search)
-        best = choose_pooling(search, best)
-        best = choose_query(search, best)
-        best = choose_head_mean(search, best)
-        best = choose_activation(search, best)
+        # the stages ask for one draft after the other, and end with the best of them
+        stages = all_stages(search)
+        draft = search.draft(next(stages))
+        while best is None:
+            try:
+                draft = search.draft(stages.send(draft))
+            except StopIteration as end:
+                best = end.value
         candidates = tuple(search.candidates)
         chosen = replace(
             chosen,
@@ -239,15 +242,29 @@ def has_extras(spec: LayerSpec, data: TrainingSet) -> bool:
 
 
 # ---- the stages ----------------------------------------------------------------------------------
+#
+# A stage yields the settings it wants to have tried, is sent their draft, and returns the best
+# draft so far. `choose` makes the drafts, so that a fit is few calls deep.
 
 
-def choose_scaling(search: CandidateSearch) -> Draft:
+def all_stages(search: CandidateSearch) -> Stage:
+    """Setting after setting, each under the best of those before it."""
+    best = yield from choose_scaling(search)
+    best = yield from choose_pooling(search, best)
+    best = yield from choose_query(search, best)
+    best = yield from choose_head_mean(search, best)
+    return (yield from choose_activation(search, best))
+
+
+def choose_scaling(search: CandidateSearch) -> Stage:
     """The scaling of least loss, under what is tried first of all else.
 
     Where units are mixed, standardised tokens unless another scaling is clearly better.
     """
     first = search.first
-    drafts = [search.draft(replace(first, scaling=scaling)) for scaling in search.scalings]
+    drafts = []
+    for scaling in search.scalings:
+        drafts.append((yield replace(first, scaling=scaling)))
     best = best_draft(drafts)
     if best.overflow is not None:  # an infinite loss is the least: all of them overflow
         raise best.overflow
@@ -258,7 +275,7 @@ def choose_scaling(search: CandidateSearch) -> Draft:
     return best
 
 
-def choose_pooling(search: CandidateSearch, best: Draft) -> Draft:
+def choose_pooling(search: CandidateSearch, best: Draft) -> Stage:
     """Sums, or means beside the number of keys, if they are clearly better than means alone."""
     drafts = []
     for pooling in search.poolings[1:]:
@@ -267,24 +284,24 @@ def choose_pooling(search: CandidateSearch, best: Draft) -> Draft:
         if pooling == "sum":
             scalings = search.scalings
         for scaling in scalings:
-            drafts.append(search.draft(replace(best.spec, pooling=pooling, scaling=scaling)))
+            drafts.append((yield replace(best.spec, pooling=pooling, scaling=scaling)))
     return search.replaced(best, drafts)
 
 
-def choose_query(search: CandidateSearch, best: Draft) -> Draft:
+def choose_query(search: CandidateSearch, best: Draft) -> Stage:
     """The mean of the keys, or each key in turn, as the query."""
     if "mean" in search.queries[1:]:
         # as simple as the constant query, so that it need not be better by a standard error
-        draft = search.draft(replace(best.spec, query="mean"))
+        draft = yield replace(best.spec, query="mean")
         if is_lower(draft.loss, best.loss):
             best = draft
     if "each" in search.queries[1:]:
-        draft = search.draft(replace(best.spec, query="each"))
+        draft = yield replace(best.spec, query="each")
         best = search.replaced(best, [draft])
     return best
 
 
-def choose_head_mean(search: CandidateSearch, best: Draft) -> Draft:
+def choose_head_mean(search: CandidateSearch, best: Draft) -> Stage:
     """A multiple of the identity as the mean of the heads, if that is clearly better than zero.
 
     Multiples grow until one is no better than the one before. Under softmax, heads that draw a
@@ -296,16 +313,16 @@ def choose_head_mean(search: CandidateSearch, best: Draft) -> Draft:
     drafts = [best]
     for strength in STRENGTHS:
         heads = GaussianHeads(strength, pairs=pairs)
-        drafts.append(search.draft(replace(best.spec, heads=heads)))
+        drafts.append((yield replace(best.spec, heads=heads)))
         if not is_lower(drafts[-1].loss, drafts[-2].loss):
             break
     if best.spec.activation == SOFTMAX:
         heads = GaussianHeads(DRAWN_STRENGTHS.mean, DRAWN_STRENGTHS.scale, pairs=pairs)
-        drafts.append(search.draft(replace(best.spec, heads=heads)))
+        drafts.append((yield replace(best.spec, heads=heads)))
     return search.replaced(best, drafts[1:])
 
 
-def choose_activation(search: CandidateSearch, best: Draft) -> Draft:
+def choose_activation(search: CandidateSearch, best: Draft) -> Stage:
     """Softmax, if it is clearly better than what was chosen for the first activation."""
     if not search.chooses_activation:
         return best
@@ -321,10 +338,11 @@ def choose_activation(search: CandidateSearch, best: Draft) -> Draft:
 
     # zero-mean heads of a few scales; or the heads that were asked for, as they are
     if search.spec.heads is not None:
-        return search.replaced(best, [search.draft(base)])
+        draft = yield base
+        return search.replaced(best, [draft])
     drafts: list[Draft] = []
     for scale in SOFTMAX_SCALES:
-        drafts.append(search.draft(replace(base, heads=GaussianHeads(scale=scale))))
+        drafts.append((yield replace(base, heads=GaussianHeads(scale=scale))))
         if len(drafts) > 1 and not is_lower(drafts[-1].loss, drafts[-2].loss):
             break
 
@@ -332,12 +350,12 @@ def choose_activation(search: CandidateSearch, best: Draft) -> Draft:
     best_heads = best_draft(drafts).spec.heads
     for scaling in search.scalings:
         if scaling != base.scaling:
-            drafts.append(search.draft(replace(base, scaling=scaling, heads=best_heads)))
+            drafts.append((yield replace(base, scaling=scaling, heads=best_heads)))
 
     # heads with a mean, on top of the best of these
     leader = best_draft(drafts)
     if leader.overflow is None and search.may_have_mean(leader):
-        drafts.append(choose_head_mean(search, leader))
+        drafts.append((yield from choose_head_mean(search, leader)))
     return search.replaced(best, drafts)
 
 
@@ -377,6 +395,10 @@ class Draft:
             n_heads=float(self.spec.n_heads),
             seconds=seconds,
         )
+
+
+Stage = Generator[LayerSpec, Draft, Draft]
+"""Yields the settings that a draft is wanted of, is sent that draft, and returns the best one."""
 
 
 @dataclass(frozen=True)

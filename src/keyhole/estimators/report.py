@@ -26,7 +26,7 @@ def summary_of(model: Any) -> str:
 
     # the candidates in the order in which they were tried
     lines += ["", f"{len(model.candidates_)} candidates, leave-one-out loss on the same samples:"]
-    rows = [COLUMNS]
+    rows: list[tuple[str, ...]] = [COLUMNS]
     rows += [candidate_cells(candidate) for candidate in model.candidates_]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     for row in rows:
