@@ -1,5 +1,10 @@
 """Headless Chromium driven over its DevTools protocol with the standard library: enough to open a
 page and ask it.
+
+`chromium()` starts a browser with a fresh profile and hands out tabs. A `Page` opens a file or an
+address, evaluates JavaScript, and keeps what the console, the log and the network said, so that a
+test can assert that a page is drawn in silence. Where no browser is installed, `find_chromium`
+gives None and these tests are skipped.
 """
 
 import base64

@@ -1,4 +1,9 @@
-"""A layer from prepared samples in one call, for tests that compare the solvers with refits."""
+"""A layer from prepared samples in one call, for tests that compare the solvers with refits.
+
+Estimators validate, scale and choose before they solve. `fit_layer` goes straight to
+`solve_values` with the heads and penalties that a test names, so that a refit without a sample
+differs in that sample alone.
+"""
 
 from keyhole.solvers.solve import solve_values
 from keyhole.spec import LayerSpec

@@ -1,4 +1,9 @@
-"""Reports to test with: one of every kind of block, and one that tries to break out."""
+"""Reports to test with: one of every kind of block, and one that tries to break out.
+
+`sample` has every kind of chart and table, `evil` has markup and scripts in each of its texts, and
+`not_finite` has NaN and infinity where numbers are drawn. The tests of the written files and those
+in a browser use the same three.
+"""
 
 from keyhole.lab.report.document import Chart, HeatMap, Report, Section, Series, Table, Verdict
 

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike
 
-MEMORY_BUDGET = 2**30  # default bound, in bytes, on any one temporary
+MEMORY_BUDGET = 2**30
+"""Default bound, in bytes, on any one temporary."""
 
 T = TypeVar("T")
 
@@ -50,20 +51,16 @@ def unit_exponent(array: np.ndarray, axis: int | tuple[int, ...] | None = None) 
 
 
 def narrowed(columns: np.ndarray, dtype: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
-    """Columns in units of their own, and the exponents of the units.
+    """Columns, each in a unit that is a power of two, and the exponents of the units.
 
     For a precision that may not hold them otherwise.
 
-    >>> narrow, units = narrowed(np.array([[3e-300], [1e-300]]), "float32")
-    >>> (
-    ...     narrow.dtype,
-    ...     bool(
-    ...         np.allclose(
-    ...             np.ldexp(narrow.astype(np.float64), units), [[3e-300], [1e-300]], atol=0
-    ...         )
-    ...     ),
-    ... )
-    (dtype('float32'), True)
+    >>> wide = np.array([[3e-300], [1e-300]])
+    >>> narrow, units = narrowed(wide, "float32")
+    >>> narrow.dtype
+    dtype('float32')
+    >>> bool(np.allclose(np.ldexp(narrow.astype(np.float64), units), wide, atol=0))
+    True
     """
     units = unit_exponent(columns, axis=0)
     return np.ldexp(columns, -units).astype(dtype), units
@@ -77,31 +74,34 @@ def set_blocks(offsets: np.ndarray, n_keys: int) -> list[slice]:
     >>> set_blocks(np.array([0, 2, 3, 9, 10]), n_keys=3)
     [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None)]
     """
-    cuts, start, n = [], 0, len(offsets) - 1
-    while start < n:
+    n_sets = len(offsets) - 1
+    slices = []
+    start = 0
+    while start < n_sets:
+        # the last set that ends within n_keys keys of the start, but one set at least
         stop = int(np.searchsorted(offsets, offsets[start] + n_keys, side="right")) - 1
-        stop = min(max(stop, start + 1), n)
-        cuts.append(slice(start, stop))
+        stop = min(max(stop, start + 1), n_sets)
+        slices.append(slice(start, stop))
         start = stop
-    return cuts
+    return slices
 
 
 def thread_count() -> int:
-    """Threads to use: the cores this process may run on.
-
-    Or fewer where the environment asks for fewer.
+    """Threads to use: the cores this process may run on, or fewer where the environment says so.
 
     ``NUMBA_NUM_THREADS`` and ``OMP_NUM_THREADS`` are honoured because joblib and Dask set them in
     their workers.
     """
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    )
+    # macOS and Windows do not say which cores a process may use
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
     for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
-        asked = os.environ.get(name, "")
-        if asked.isdigit() and int(asked) > 0:
-            cores = min(cores, int(asked))
-    return cores
+        limit = os.environ.get(name, "")
+        if limit.isdigit() and int(limit) > 0:
+            count = min(count, int(limit))
+    return count
 
 
 def run_threads(work: Callable[[T], object], items: Iterable[T]) -> None:
@@ -117,6 +117,7 @@ def run_threads(work: Callable[[T], object], items: Iterable[T]) -> None:
             work(item)
         return
     with ThreadPoolExecutor(n_threads) as pool:
+        # going through the results raises what a thread raised
         for _ in pool.map(work, items):
             pass
 

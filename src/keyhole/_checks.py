@@ -19,7 +19,10 @@ def check_finite(array: np.ndarray, name: str) -> None:
     if finite.all():
         return
     where = tuple(int(i) for i in np.argwhere(~finite)[0])
-    kind = "NaN" if np.isnan(array[where]) else "infinity"
+    if np.isnan(array[where]):
+        kind = "NaN"
+    else:
+        kind = "infinity"
     raise ValueError(
         f"`{name}` must be finite: found {kind} (NaN or inf) at index {where}, "
         f"{int((~finite).sum())} such entries in all. Impute or drop them before fitting."
@@ -41,7 +44,10 @@ def check_no_mask(value: Any, name: str) -> None:
     if count == 0:
         return
     first = tuple(int(i) for i in np.argwhere(masked)[0])
-    are = "is" if count == 1 else "are"
+    if count == 1:
+        are = "is"
+    else:
+        are = "are"
     raise ValueError(
         f"`{name}` must have no masked entries: {count} of {masked.size} {are} masked, the first "
         f"at index {first}. What is under a mask is no data. Fill them in (np.ma.filled), or leave "
@@ -55,6 +61,8 @@ def check_float_array(value: Any, name: str) -> np.ndarray:
     Integers and numeric objects become float64.
     """
     check_no_mask(value, name)
+
+    # rows of different lengths are no array
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -62,6 +70,8 @@ def check_float_array(value: Any, name: str) -> np.ndarray:
             f"`{name}` must be an array of numbers: its rows have different lengths ({error}). "
             "Give every row the same length."
         ) from error
+
+    # objects that are numbers, such as Decimal
     if array.dtype == object:
         try:
             array = array.astype(np.float64)
@@ -72,6 +82,8 @@ def check_float_array(value: Any, name: str) -> np.ndarray:
                 f"element of the object array of shape {array.shape} is not ({error}). Convert it "
                 "to floating point first."
             ) from error
+
+    # numbers that are no real numbers, and what is no number at all
     if np.iscomplexobj(array):
         raise ValueError(
             f"`{name}` must be real. Complex data not supported: got dtype {array.dtype}. "
@@ -82,6 +94,8 @@ def check_float_array(value: Any, name: str) -> np.ndarray:
             f"`{name}` must hold numbers: got dtype {array.dtype}. Encode text or dates as numbers "
             "first."
         )
+
+    # integers, flags and half precision
     if array.dtype not in (np.float32, np.float64):
         array = array.astype(np.float64)
     return array
@@ -107,12 +121,15 @@ def check_weight_sizes(weights: np.ndarray, name: str) -> None:
 
     The largest weight, or a positive one.
     """
-    low, high = WEIGHT_UNITS
-    largest = int(weights.argmax())
-    too_small = np.flatnonzero((weights > 0) & (weights < LEAST_WEIGHT))
-    if not weights.any() or (low <= weights[largest] <= high and not len(too_small)):
+    if not weights.any():
         return
-    sample = int(too_small[0]) if low <= weights[largest] <= high else largest
+    low, high = WEIGHT_UNITS
+    sample = int(weights.argmax())
+    if low <= weights[sample] <= high:
+        too_small = np.flatnonzero((weights > 0) & (weights < LEAST_WEIGHT))
+        if not len(too_small):
+            return
+        sample = int(too_small[0])
     raise ValueError(
         f"the largest entry of `{name}` must lie between {low:.0e} and {high:.0e}, and no positive "
         f"one below {LEAST_WEIGHT:.0e}, because penalties and squared errors are in proportion to "
@@ -154,9 +171,10 @@ def check_number(
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"`{name}` must be finite: got {number}.")
-    if number < minimum or (exclusive and number == minimum):
-        bound = "larger than" if exclusive else "at least"
-        raise ValueError(f"`{name}` must be {bound} {minimum:g}: got {number:g}.")
+    if exclusive and number <= minimum:
+        raise ValueError(f"`{name}` must be larger than {minimum:g}: got {number:g}.")
+    if number < minimum:
+        raise ValueError(f"`{name}` must be at least {minimum:g}: got {number:g}.")
     return number
 
 
@@ -174,8 +192,8 @@ def check_flag(value: Any, name: str) -> bool:
 def check_choice(value: Any, name: str, choices: tuple[str, ...]) -> str:
     """Return ``value`` if it is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
-        known = ", ".join(repr(c) for c in choices)
-        raise ValueError(f"`{name}` must be one of {known}: got {value!r}.")
+        listing = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"`{name}` must be one of {listing}: got {value!r}.")
     return value
 
 
@@ -189,17 +207,20 @@ def is_table(value: Any) -> bool:
 
     A data frame, lazy or not, or an Arrow table.
     """
-    # asked of the type: the columns of a lazy table would be computed
+    # looked up on the type, because the columns of a lazy table would be computed
     kind = type(value)
     return hasattr(kind, "__dataframe__") or hasattr(kind, "columns")
 
 
 def as_sequence(value: Any) -> Any:
-    """Things in their order.
+    """Return ``value`` so that an integer index is a place.
 
-    A series of pandas is indexed by its labels, which need not be places.
+    A series of pandas is indexed by its labels, which need not be places: it becomes a list.
     """
-    return list(value) if hasattr(value, "iloc") and not is_table(value) else value
+    is_series = hasattr(value, "iloc") and not is_table(value)
+    if is_series:
+        return list(value)
+    return value
 
 
 def check_labels(labels: np.ndarray, name: str, what: str) -> None:
@@ -207,25 +228,22 @@ def check_labels(labels: np.ndarray, name: str, what: str) -> None:
 
     ``what`` they name is said in the message.
     """
-    missing = (
-        [i for i, label in enumerate(labels.tolist()) if _is_missing(label)]
-        if labels.dtype.kind in "OfM"
-        else []
-    )
+    # only objects, floats and dates can be missing
+    missing = []
+    if labels.dtype.kind in "OfM":
+        missing = [i for i, label in enumerate(labels.tolist()) if _is_missing(label)]
     if missing:
         raise ValueError(
             f"`{name}` must name the {what} of every sample: sample {missing[0]} has "
             f"{labels[missing[0]]!s:.40} ({len(missing)} in all). Give them a label, or leave "
             "those samples out."
         )
-    kinds = (
-        sorted({type(label).__name__ for label in labels.tolist()})
-        if labels.dtype.kind == "O"
-        else []
-    )
+
+    # NumPy sorts labels to tell classes apart, which objects of several kinds do not allow
     try:
         np.unique(labels)
     except TypeError:
+        kinds = sorted({type(label).__name__ for label in labels.tolist()})
         raise ValueError(
             f"labels of `{name}` must be of one kind: got {' and '.join(kinds)}, which cannot be "
             "sorted. Convert them, for example to text."
@@ -250,17 +268,18 @@ def check_pairs(pairs: Any, query_dim: int, dim: int) -> tuple[tuple[int, int], 
     if pairs is None:
         return None
     check_no_mask(pairs, "pairs")
-    stated = np.asarray(pairs)
-    if stated.ndim != 2 or stated.shape[1] != 2 or stated.dtype.kind not in "iu" or not len(stated):
+    table = np.asarray(pairs)
+    has_two_columns = table.ndim == 2 and table.shape[1] == 2 and len(table) > 0
+    if not has_two_columns or table.dtype.kind not in "iu":
         raise ValueError(
             "`pairs` must be (query coordinate, key coordinate) pairs of integers: got "
             f"{pairs!r:.200}."
         )
-    outside = ((stated < 0) | (stated >= [query_dim, dim])).any(axis=1)
+    outside = ((table < 0) | (table >= [query_dim, dim])).any(axis=1)
     if outside.any():
         raise ValueError(
             "`pairs` must name coordinates that are there: got "
-            f"{tuple(stated[outside][0].tolist())} for queries of dimension {query_dim} and keys "
+            f"{tuple(table[outside][0].tolist())} for queries of dimension {query_dim} and keys "
             f"of dimension {dim}. Coordinates count from 0."
         )
-    return tuple((int(i), int(j)) for i, j in stated)
+    return tuple((int(i), int(j)) for i, j in table)

@@ -23,7 +23,9 @@ def check_float_tensor(value: torch.Tensor, name: str) -> torch.Tensor:
             "Pass real and imaginary parts as separate coordinates."
         )
     value = value.detach()
-    return value if value.dtype in (torch.float32, torch.float64) else value.to(torch.float64)
+    if value.dtype in (torch.float32, torch.float64):
+        return value
+    return value.to(torch.float64)
 
 
 def check_finite_tensor(value: torch.Tensor, name: str) -> None:
@@ -32,7 +34,10 @@ def check_finite_tensor(value: torch.Tensor, name: str) -> None:
     if bool(finite.all()):
         return
     where = tuple(int(i) for i in torch.nonzero(~finite)[0])
-    kind = "NaN" if bool(torch.isnan(value[where])) else "infinity"
+    if bool(torch.isnan(value[where])):
+        kind = "NaN"
+    else:
+        kind = "infinity"
     raise ValueError(
         f"`{name}` must be finite: found {kind} (NaN or inf) at index {where}, "
         f"{int((~finite).sum())} such entries in all. Impute or drop them before fitting."
@@ -41,9 +46,14 @@ def check_finite_tensor(value: torch.Tensor, name: str) -> None:
 
 def as_tensor(array: Any, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """``array`` on the device of ``like``, in its own type unless one is given."""
+    return torch.as_tensor(_writeable(array), device=like.device, dtype=dtype)
+
+
+def _writeable(array: Any) -> Any:
+    """``array``, copied if it is read-only: torch has no read-only tensors, and warns of it."""
     if isinstance(array, np.ndarray) and not array.flags.writeable:
-        array = array.copy()  # torch has no read-only tensors, and warns of it
-    return torch.as_tensor(array, device=like.device, dtype=dtype)
+        return array.copy()
+    return array
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
@@ -59,13 +69,22 @@ def concatenate(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
             f"tensors must live on one device: got {', '.join(sorted(devices))}. Move them with "
             ".to(device) first."
         )
-    dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+    dtype = torch.float32
+    if any(t.dtype == torch.float64 for t in tensors):
+        dtype = torch.float64
     return torch.cat([t.to(dtype) for t in tensors])
 
 
 def astype(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """The tensor as "float32" or "float64"; itself if it is that."""
-    return tensor.to(torch.float32 if name == "float32" else torch.float64)
+    return tensor.to(_dtype_of(name))
+
+
+def _dtype_of(name: str) -> torch.dtype:
+    """The torch type called "float32" or "float64"."""
+    if name == "float32":
+        return torch.float32
+    return torch.float64
 
 
 def with_last(tensor: torch.Tensor, value: float) -> torch.Tensor:
@@ -73,15 +92,17 @@ def with_last(tensor: torch.Tensor, value: float) -> torch.Tensor:
     return torch.nn.functional.pad(tensor, (0, 1), value=value)
 
 
+def with_columns(tensor: torch.Tensor, columns: np.ndarray) -> torch.Tensor:
+    """Rows with further columns, of NumPy, last."""
+    return torch.cat([tensor, as_tensor(columns, tensor)], dim=1)
+
+
 def to_device(array: Any, device: str) -> torch.Tensor:
     """A NumPy array on a device, in its own type.
 
     The message says what is missing where there is none.
     """
-    target = check_device(device)
-    if isinstance(array, np.ndarray) and not array.flags.writeable:
-        array = array.copy()
-    return torch.as_tensor(array, device=target)
+    return torch.as_tensor(_writeable(array), device=check_device(device))
 
 
 def check_device(device: Any) -> torch.device:
@@ -93,7 +114,9 @@ def check_device(device: Any) -> torch.device:
             f"`device` must be 'cpu', 'cuda' or 'cuda:i', or None: got {device!r} ({error})."
         ) from None
     if target.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        count = 0
+        if torch.cuda.is_available():
+            count = torch.cuda.device_count()
         if (target.index or 0) >= count:
             raise ValueError(
                 f"`device` must be one that torch sees here: got {str(target)!r} where torch "
@@ -105,7 +128,9 @@ def check_device(device: Any) -> torch.device:
 
 def gpu_or_none() -> str | None:
     """The first CUDA device, or None where there is none."""
-    return "cuda:0" if torch.cuda.is_available() else None
+    if torch.cuda.is_available():
+        return "cuda:0"
+    return None
 
 
 def free_bytes(device: str) -> int:
@@ -113,8 +138,10 @@ def free_bytes(device: str) -> int:
     target = torch.device(device)
     if target.type != "cuda":
         return 2**62
+    # what the driver has, and what torch holds without using it
     cached = torch.cuda.memory_reserved(target) - torch.cuda.memory_allocated(target)
-    return int(torch.cuda.mem_get_info(target)[0] + cached)
+    free, _ = torch.cuda.mem_get_info(target)
+    return int(free + cached)
 
 
 def zeros(n: int, m: int, device: str) -> torch.Tensor:
@@ -124,6 +151,4 @@ def zeros(n: int, m: int, device: str) -> torch.Tensor:
 
 def empty_like(tensor: torch.Tensor, n: int, dtype: str) -> torch.Tensor:
     """An (n, n) matrix of ``dtype`` on the device of ``tensor``."""
-    return torch.empty(
-        n, n, dtype=torch.float32 if dtype == "float32" else torch.float64, device=tensor.device
-    )
+    return torch.empty(n, n, dtype=_dtype_of(dtype), device=tensor.device)

@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from keyhole.attention.heads import GaussianHeads, HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel
 from keyhole.costs import AUTO_HEADS, can_be_exact, choose_n_heads, fit_seconds, keys_seen
 from keyhole.data.sets import DistinctSamples, SetBatch
-from keyhole.data.tokens import POOLINGS, SCALINGS, TokenRule
+from keyhole.data.tokens import ADDS_FEATURES, POOLINGS, SCALINGS, TokenRule
 from keyhole.layer import FittedLayer, fit, learn_tokens, with_ranks_if_drawn
 from keyhole.ridge.calibration import calibrate, class_scores, labels_of
 from keyhole.ridge.gram import ridge_gram
@@ -61,7 +62,7 @@ MOST_DRAFT_HEADS = 256
 exact kernel are compared with some that have one."""
 
 GUARD = 2.0
-"""Standard errors by which a candidate must be better than a simpler one to replace it."""
+"""Standard errors by which a candidate must be better than a simpler one that it would replace."""
 
 STRENGTHS = (1.0, 3.0, 10.0, 30.0)
 """Multiples of the identity that are tried as mean of the heads where there is a query."""
@@ -75,12 +76,14 @@ SOFTMAX_SCALES = (0.5, 2.0, 8.0)
 until one is no better than the one before."""
 
 EACH_COST = 4.0
-"""How much more a fit with every key as a query may cost than one without, to be tried at all."""
+EACH_SECONDS = 5.0
+"""What a fit with every key as a query may cost to be tried at all: so many times a fit without, or
+so many predicted seconds of one core."""
 
 LOSS_ROUNDING = 1e-6
-"""Share of a loss below which a difference is rounding, and the candidate that comes first is kept:
-on tokens of length one "none" and "sphere" are the same rule, and the order of the samples decides
-the last digits of their losses."""
+"""Share of the variance of y below which a difference of losses is not worth a choice, and the
+candidate that comes first is kept: on tokens of length one "none" and "sphere" are the same rule,
+and the order of the samples decides the last digits of their losses."""
 
 MIXED_UNITS = 100.0
 """Factor between the sizes of the largest coordinate and of the median one from which on
@@ -136,8 +139,8 @@ def choose(
 
     1. The scaling of tokens is the one of least loss under the first query. Where coordinates have
        units of their own, tokens are standardised unless another scaling is clearly better.
-    2. Where sets differ in size, features are added up in the place of averages, or the number of
-       keys becomes a sample-level feature, if that is clearly better.
+    2. Features are added up in the place of averages, or the number of keys, or statistics of the
+       keys, become sample-level features, if that is clearly better.
     3. The mean of the keys becomes the query if its loss is less; each key in turn, where that is
        affordable, if it is clearly better.
     4. The mean of the heads becomes a multiple of the identity if that is clearly better. Multiples
@@ -157,9 +160,10 @@ def choose(
     data = data.with_outputs_in_units(exponent)
     distinct = data.distinct()
 
-    # squared errors have the square of the units of y, the log-loss has none
+    # squared errors of one output have the square of its units; log-losses, and errors of several
+    # outputs, each in units of its variance, have none
     loss_exponent = 0
-    if spec.criterion == "squared_error":
+    if spec.criterion == "squared_error" and data.outputs.shape[1] == 1:
         loss_exponent = 2 * exponent
 
     chosen = first_settings(spec)
@@ -237,8 +241,8 @@ def final_n_heads(
 
 
 def has_extras(spec: LayerSpec, data: TrainingSet) -> bool:
-    """Whether the layer sees sample-level features: given ones, or the number of keys."""
-    return data.has_extras or spec.pooling == "mean+size"
+    """Whether the layer sees sample-level features: given ones, or some made of the keys."""
+    return data.has_extras or spec.pooling in ADDS_FEATURES
 
 
 # ---- the stages ----------------------------------------------------------------------------------
@@ -250,10 +254,11 @@ def has_extras(spec: LayerSpec, data: TrainingSet) -> bool:
 def all_stages(search: CandidateSearch) -> Stage:
     """Setting after setting, each under the best of those before it."""
     best = yield from choose_scaling(search)
-    best = yield from choose_pooling(search, best)
-    best = yield from choose_query(search, best)
-    best = yield from choose_head_mean(search, best)
-    return (yield from choose_activation(search, best))
+    for stage in (choose_pooling, choose_query, choose_head_mean, choose_activation):
+        # a loss of nothing leaves nothing to gain
+        if best.loss > search.negligible:
+            best = yield from stage(search, best)
+    return best
 
 
 def choose_scaling(search: CandidateSearch) -> Stage:
@@ -265,7 +270,7 @@ def choose_scaling(search: CandidateSearch) -> Stage:
     drafts = []
     for scaling in search.scalings:
         drafts.append((yield replace(first, scaling=scaling)))
-    best = best_draft(drafts)
+    best = search.best(drafts)
     if best.overflow is not None:  # an infinite loss is the least: all of them overflow
         raise best.overflow
     if "standard" in search.scalings and has_mixed_units(search.part.samples.sets):
@@ -276,7 +281,7 @@ def choose_scaling(search: CandidateSearch) -> Stage:
 
 
 def choose_pooling(search: CandidateSearch, best: Draft) -> Stage:
-    """Sums, or means beside the number of keys, if they are clearly better than means alone."""
+    """Sums, or means beside the size or statistics of a set, if clearly better than means alone."""
     drafts = []
     for pooling in search.poolings[1:]:
         # what a scaling removes, such as the lengths of tokens, may matter to sums alone
@@ -293,7 +298,7 @@ def choose_query(search: CandidateSearch, best: Draft) -> Stage:
     if "mean" in search.queries[1:]:
         # as simple as the constant query, so that it need not be better by a standard error
         draft = yield replace(best.spec, query="mean")
-        if is_lower(draft.loss, best.loss):
+        if search.is_lower(draft, best):
             best = draft
     if "each" in search.queries[1:]:
         draft = yield replace(best.spec, query="each")
@@ -314,7 +319,7 @@ def choose_head_mean(search: CandidateSearch, best: Draft) -> Stage:
     for strength in STRENGTHS:
         heads = GaussianHeads(strength, pairs=pairs)
         drafts.append((yield replace(best.spec, heads=heads)))
-        if not is_lower(drafts[-1].loss, drafts[-2].loss):
+        if not search.is_lower(drafts[-1], drafts[-2]):
             break
     if best.spec.activation == SOFTMAX:
         heads = GaussianHeads(DRAWN_STRENGTHS.mean, DRAWN_STRENGTHS.scale, pairs=pairs)
@@ -327,7 +332,7 @@ def choose_activation(search: CandidateSearch, best: Draft) -> Stage:
     if not search.chooses_activation:
         return best
 
-    # a softmax averages over keys by itself: sums are tried with the size beside the mean
+    # a softmax averages over keys by itself: in the place of sums it has the size beside the mean
     pooling = best.spec.pooling
     if pooling == "sum" and "mean+size" in search.poolings:
         pooling = "mean+size"
@@ -343,17 +348,17 @@ def choose_activation(search: CandidateSearch, best: Draft) -> Stage:
     drafts: list[Draft] = []
     for scale in SOFTMAX_SCALES:
         drafts.append((yield replace(base, heads=GaussianHeads(scale=scale))))
-        if len(drafts) > 1 and not is_lower(drafts[-1].loss, drafts[-2].loss):
+        if len(drafts) > 1 and not search.is_lower(drafts[-1], drafts[-2]):
             break
 
     # other scalings of the tokens, at the scale of the heads that was best
-    best_heads = best_draft(drafts).spec.heads
+    best_heads = search.best(drafts).spec.heads
     for scaling in search.scalings:
         if scaling != base.scaling:
             drafts.append((yield replace(base, scaling=scaling, heads=best_heads)))
 
     # heads with a mean, on top of the best of these
-    leader = best_draft(drafts)
+    leader = search.best(drafts)
     if leader.overflow is None and search.may_have_mean(leader):
         drafts.append((yield from choose_head_mean(search, leader)))
     return search.replaced(best, drafts)
@@ -496,8 +501,7 @@ class CandidateSearch:
         n_drafts = len(scalings) + len(queries) - 1
         if "sum" in poolings[1:]:
             n_drafts += len(scalings)
-        if "mean+size" in poolings[1:]:
-            n_drafts += 1
+        n_drafts += len([pooling for pooling in poolings[1:] if pooling in ADDS_FEATURES])
         if chooses_heads:
             n_drafts += 2
         if chooses_heads and spec.activation == SOFTMAX:
@@ -551,6 +555,41 @@ class CandidateSearch:
         So it is where none was joined with a duplicate or left out.
         """
         return len(self.part) == len(self.data)
+
+    @cached_property
+    def variances(self) -> Float[np.ndarray, " t"]:
+        """The variance of each output of the draft's samples; 1 of one that does not vary."""
+        problem = RidgeProblem.of(
+            self.part.outputs, fit_intercept=self.spec.fit_intercept, weights=self.part.weights
+        )
+        spread = problem.spread
+        return np.where(spread > 0, np.square(spread), 1.0)
+
+    @property
+    def negligible(self) -> float:
+        """A difference of losses that is not worth a choice.
+
+        That is `LOSS_ROUNDING` of the variance of y; log-losses, and errors of several outputs in
+        units of their variances, have no units.
+        """
+        has_units = self.spec.criterion == "squared_error" and self.part.outputs.shape[1] == 1
+        if has_units:
+            return LOSS_ROUNDING * float(self.variances[0])
+        return LOSS_ROUNDING
+
+    def is_lower(self, new: Draft, old: Draft) -> bool:
+        """Whether the loss of a draft is lower by more than is negligible."""
+        if math.isinf(old.loss):
+            return new.loss < old.loss
+        return new.loss < old.loss - self.negligible
+
+    def best(self, drafts: Sequence[Draft]) -> Draft:
+        """The draft of least loss; the first of those whose difference is negligible."""
+        best = drafts[0]
+        for draft in drafts[1:]:
+            if self.is_lower(draft, best):
+                best = draft
+        return best
 
     def draft(self, spec: LayerSpec) -> Draft:
         """Fit one candidate to the draft's samples.
@@ -626,7 +665,7 @@ class CandidateSearch:
         """The best of some drafts if it is clearly better than the best so far, else the latter."""
         if not drafts:
             return best
-        leader = best_draft(drafts)
+        leader = self.best(drafts)
         if self.is_better(leader, best):
             return leader
         return best
@@ -642,7 +681,7 @@ class CandidateSearch:
         gain, standard_error = improvement(
             self._sample_losses(old), self._sample_losses(new), self.part.weights, self.part.groups
         )
-        return gain > max(GUARD * standard_error, LOSS_ROUNDING * old.loss)
+        return gain > max(GUARD * standard_error, self.negligible)
 
     def _sample_losses(self, draft: Draft) -> Float[np.ndarray, " n"]:
         """The loss of every sample by the fit without it, or without its group.
@@ -653,7 +692,10 @@ class CandidateSearch:
         assert draft.fitted is not None
         predictions = draft.fitted.predictions
         if self.spec.criterion != "log_loss":
-            return np.asarray(np.square(outputs - predictions).mean(axis=1))
+            squares = np.square(outputs - predictions)
+            if outputs.shape[1] > 1:  # each in units of its own variance
+                squares = squares / self.variances
+            return np.asarray(squares.mean(axis=1))
         # calibrate takes several sets of scores at once; here there is one
         scores = class_scores(predictions)[None]
         weights = self.part.weights_or_ones()
@@ -672,7 +714,7 @@ def open_scalings(spec: LayerSpec) -> tuple[str, ...]:
 
 
 def open_poolings(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples) -> tuple[str, ...]:
-    """The poolings to try: where all samples have the same size, sums and means are the same.
+    """The poolings to try.
 
     Rows of weight 0 are not among the distinct samples, and may have any size.
     """
@@ -685,13 +727,18 @@ def open_poolings(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples)
     is_distinct[distinct.rows] = True
     lengths = data.samples.sets.lengths[np.repeat(is_distinct, set_counts)]
     set_counts = set_counts[is_distinct]
+
+    # of one key alone there are no statistics; where all samples have the same size, sums and means
+    # are the same, and the size says nothing
     same_lengths = bool((lengths == lengths[0]).all())
     same_counts = bool((set_counts == set_counts[0]).all())
-    if same_lengths and same_counts:
+    if same_lengths and same_counts and lengths[0] * set_counts[0] == 1:
         return ("mean",)
+    if same_lengths and same_counts:
+        return ("mean", "mean+statistics")
     # devices know means only
     if spec.device is not None:
-        return ("mean", "mean+size")
+        return ("mean", *ADDS_FEATURES)
     return POOLINGS
 
 
@@ -714,25 +761,9 @@ def open_queries(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples) 
         n_tokens = keys_seen(counts, query)
         return fit_seconds(len(counts), n_tokens, samples.dim, n_heads, has_query=True)
 
-    if seconds("each") > EACH_COST * seconds("mean"):
+    if seconds("each") > max(EACH_SECONDS, EACH_COST * seconds("mean")):
         return ("given", "mean")
     return ("given", "mean", "each")
-
-
-def is_lower(loss: float, other: float) -> bool:
-    """Whether a loss is lower than another by more than rounding."""
-    if math.isinf(other):
-        return loss < other
-    return loss < other - LOSS_ROUNDING * abs(other)
-
-
-def best_draft(drafts: Sequence[Draft]) -> Draft:
-    """The draft of least loss; the first of those that differ by rounding alone."""
-    best = drafts[0]
-    for draft in drafts[1:]:
-        if is_lower(draft.loss, best.loss):
-            best = draft
-    return best
 
 
 def has_mixed_units(sets: SetBatch) -> bool:

@@ -9,7 +9,7 @@ what a worker that dies had made is made again by another, from its partitions.
 from __future__ import annotations
 
 import copy
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from keyhole._array import thread_count
 from keyhole._checks import check_choice
 from keyhole.data.batches import Batch, as_batch
 from keyhole.data.reader import ParquetSets
+from keyhole.data.schema import Schema
 from keyhole.estimators.batches import (
     N_PENDING,
     SampleForm,
@@ -56,6 +57,8 @@ def fit_dask(
     classes: Any = None,
     selection: str = "auto",
     partitions: int | None = None,
+    set_id: str | None = None,
+    schema: Schema | None = None,
 ) -> Any:
     """Fit an estimator on a Dask cluster; the same numbers as `fit_batches` on one machine.
 
@@ -80,6 +83,14 @@ def fit_dask(
         As for `fit_batches`; "auto" is "loo", because a cluster can read its partitions twice.
     partitions : int, optional
         For Parquet files, tasks to cut them into; by default four for each thread of the cluster.
+    set_id : str, optional
+        For a DataFrame with one row per token, the column that says which set a row belongs to; by
+        default as `read_table` finds it. A DataFrame whose sets span partitions is shuffled by it;
+        a list of tables whose sets do is refused.
+    schema : Schema, optional
+        How a DataFrame is read, ``kh.read_table(part_of_it).schema``. By default as its first
+        partition that has rows: all partitions are read in the same way, and a category that is not
+        in that one is refused.
 
     Returns
     -------
@@ -93,6 +104,9 @@ def fit_dask(
     check_choice(selection, "selection", ("auto", "loo", "gcv"))
     with connected(client) as cluster:
         parts = _partitions(data, partitions or 4 * _threads(cluster))
+        parts, n_sets = _tables_by_set(
+            cluster, data, parts, schema=schema, set_id=set_id, may_shuffle=True
+        )
         draft = twin_of(estimator)
         forget(draft)
 
@@ -113,6 +127,12 @@ def fit_dask(
         # the sums of all samples
         leaves = [_delayed(_summarise)(template, form, recipe, part) for part in parts]
         total = _gather(cluster, [_tree(leaves, _merge)])[0]
+        if n_sets is not None and total.n_samples != n_sets:
+            raise RuntimeError(
+                f"every set must be one sample: the {n_sets} sets of `data` were read as "
+                f"{total.n_samples} samples. Does reading `data` twice give the same rows? Write "
+                "it to Parquet first."
+            )
         draft.n_samples_seen_ = total.n_samples
         draft.stream_ = draft.stream_.with_recipe(recipe, total.sums)
 
@@ -126,16 +146,27 @@ def fit_dask(
 
 
 def predict_dask(
-    estimator: Any, data: Any, client: Any = None, *, method: str = "predict"
+    estimator: Any,
+    data: Any,
+    client: Any = None,
+    *,
+    method: str = "predict",
+    set_id: str | None = None,
+    schema: Schema | None = None,
 ) -> Iterator[np.ndarray]:
     """Yield the predictions of each partition of ``data`` in order, made on a Dask cluster.
 
     Parameters as for `fit_dask`; partitions of Parquet files are their row groups. ``method`` may
     be "predict_proba" or "decision_function". No more partitions than twice the threads of the
-    cluster are under way.
+    cluster are under way. Predictions follow the partitions, so that a DataFrame with one row per
+    token whose sets span partitions is refused.
     """
     with connected(client) as cluster:
-        parts, waiting = _partitions(data, None), deque[Any]()
+        parts = _partitions(data, None)
+        parts, _ = _tables_by_set(
+            cluster, data, parts, schema=schema, set_id=set_id, may_shuffle=False
+        )
+        waiting = deque[Any]()
         model = cluster.scatter(light(estimator), broadcast=True, hash=False)
         ahead = 2 * _threads(cluster)
         for part in parts:
@@ -199,11 +230,141 @@ def _partitions(data: Any, count: int | None) -> list[Any]:
     )
 
 
+@dataclass(frozen=True)
+class TablePart:
+    """A partition that is a table, and how it is read: as all others of the same data."""
+
+    table: Any
+    schema: Schema
+    set_id: str | None
+
+    def batches(self) -> Iterator[Batch]:
+        """Its batches; none where it has no rows."""
+        if len(self.table):
+            weight = _weight_column(self.table)
+            yield from ParquetSets(
+                self.table, schema=self.schema, set_id=self.set_id, weight=weight
+            )
+
+
+def _weight_column(table: Any) -> str | None:
+    """The column of sample weights of a table, if it has one."""
+    if "weight" in table.columns:
+        return "weight"
+    return None
+
+
+def _tables_by_set(
+    cluster: Any,
+    data: Any,
+    parts: list[Any],
+    *,
+    schema: Schema | None,
+    set_id: str | None,
+    may_shuffle: bool,
+) -> tuple[list[Any], int | None]:
+    """Partitions that are tables, all read alike, every set in one of them; and how many sets.
+
+    Partitions of another kind are returned as they are. The number is None where rows are sets, and
+    nothing can be cut.
+    """
+    # how tables are read: as the first of them that has rows
+    if schema is None:
+        for some in _rounds(parts):
+            tasks = [_delayed(_schema_of_table)(part, set_id) for part in some]
+            schemas = [one for one in _gather(cluster, tasks) if one is not None]
+            if schemas:
+                schema = schemas[0]
+                break
+    if schema is None:
+        return parts, None
+    set_column = set_id or dict(schema.columns).get("set_id")
+    tables = [_delayed(_as_table_part)(part, schema, set_column) for part in parts]
+    if set_column is None:
+        return tables, None
+
+    # one row per token: which sets are in more than one partition
+    owners = _SetOwners.of(cluster, parts, set_column)
+    if not owners.spanning:
+        return tables, owners.n_sets
+    if not may_shuffle or not hasattr(data, "shuffle"):
+        raise ValueError(owners.message(set_column))
+
+    # rows of one set go to one partition; by tasks, whose results are the same in every pass
+    shuffled = list(data.shuffle(on=set_column, shuffle_method="tasks").to_delayed())
+    owners_after = _SetOwners.of(cluster, shuffled, set_column)
+    if owners_after.spanning or owners_after.n_sets != owners.n_sets:
+        raise RuntimeError(
+            f"a shuffle must keep the sets: {owners.n_sets} sets became {owners_after.n_sets}, "
+            f"{len(owners_after.spanning)} of them in several partitions. Write `data` to Parquet, "
+            f"sorted by {set_column!r}, and pass the path."
+        )
+    tables = [_delayed(_as_table_part)(part, schema, set_column) for part in shuffled]
+    return tables, owners.n_sets
+
+
+@dataclass(frozen=True)
+class _SetOwners:
+    """In how many partitions each set is."""
+
+    counts: Counter[Any]
+
+    @classmethod
+    def of(cls, cluster: Any, parts: list[Any], set_column: str) -> _SetOwners:
+        """By a pass over the column of sets; one id per set and partition is sent here."""
+        tasks = [_delayed(_ids_of_table)(part, set_column) for part in parts]
+        return cls(Counter(chain.from_iterable(_gather(cluster, tasks))))
+
+    @property
+    def n_sets(self) -> int:
+        return len(self.counts)
+
+    @property
+    def spanning(self) -> list[Any]:
+        """Ids of the sets that are in several partitions."""
+        return [name for name, count in self.counts.items() if count > 1]
+
+    def message(self, set_column: str) -> str:
+        """Rule, evidence and remedy."""
+        spanning = self.spanning
+        return (
+            f"all rows of a set must be in one partition: set {spanning[0]!r} of column "
+            f"{set_column!r} is in {self.counts[spanning[0]]} of them ({len(spanning)} such sets "
+            f"of {self.n_sets}). Shuffle the DataFrame by that column, "
+            f"data.shuffle(on={set_column!r}), or set it as a sorted index before it is cut."
+        )
+
+
+def _schema_of_table(part: Any, set_id: str | None) -> Schema | None:
+    """How a partition is read, if it is a table with rows."""
+    if not hasattr(part, "iloc") or len(part) == 0:
+        return None
+    source = ParquetSets(part, set_id=set_id, weight=_weight_column(part))
+    return source.whole().schema
+
+
+def _as_table_part(part: Any, schema: Schema, set_id: str | None) -> Any:
+    """A partition that is a table, with its schema; another as it is."""
+    if not hasattr(part, "iloc"):
+        return part
+    return TablePart(table=part, schema=schema, set_id=set_id)
+
+
+def _ids_of_table(part: Any, set_column: str) -> list[Any]:
+    """The distinct ids of sets of a partition."""
+    if not hasattr(part, "iloc") or len(part) == 0:
+        return []
+    if set_column not in part.columns:
+        raise ValueError(
+            f"all partitions must have the columns of the first: one has no {set_column!r}."
+        )
+    return list(part[set_column].drop_duplicates())
+
+
 def _batches(part: Any) -> Iterator[Batch]:
     """The batches of a partition, whatever it is: none, if it is empty."""
-    if hasattr(part, "iloc"):
-        if len(part):
-            yield from ParquetSets(part, weight="weight" if "weight" in part.columns else None)
+    if isinstance(part, TablePart):
+        yield from part.batches()
     elif isinstance(part, (ParquetSets, list, Iterator)):
         for item in part:
             yield as_batch(item)

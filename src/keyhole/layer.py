@@ -24,7 +24,7 @@ from jaxtyping import Float
 from keyhole.attention.activations import check_pointwise
 from keyhole.attention.heads import HeadDistribution
 from keyhole.attention.learned import MAX_HEADS_TO_JUDGE, LearnedHeads
-from keyhole.data.tokens import TokenRule
+from keyhole.data.tokens import ADDS_FEATURES, TokenRule
 from keyhole.ridge.problem import RidgeFit
 from keyhole.solvers.layers import Layer
 from keyhole.solvers.solve import LayerFit, exceeds_memory, solve_values
@@ -145,7 +145,7 @@ def with_ranks_if_drawn(spec: LayerSpec, data: TrainingSet) -> TrainingSet:
     if spec.solver == "auto" and not spec.is_exact:
         n_features = int(spec.n_heads) * (data.samples.dim + 1)
         by_gradients = exceeds_memory(len(data), n_features, spec.dtype)
-    has_extras = data.has_extras or spec.pooling == "mean+size"
+    has_extras = data.has_extras or spec.pooling in ADDS_FEATURES
     if by_gradients or data.groups is not None or has_extras:
         return data.with_ranks(data.distinct())
     return data

@@ -40,6 +40,7 @@ from keyhole.packing import (
     damaged,
     heads_fit,
     known,
+    newer_writer,
     read_container,
     refuse_if,
     write_container,
@@ -243,6 +244,13 @@ def read_model(path: Any) -> SavedModel:
     try:
         return _restore(document, Unpacker(arrays))
     except UNREADABLE as error:
+        writer = newer_writer(document)
+        if writer is not None:
+            raise ValueError(
+                f"a model file is read by the keyhole that wrote it, or a newer one: {path.name!r} "
+                f"was written by {writer}, and this is keyhole {__version__}, to which it has "
+                f"{_words(error)}. Install {writer}, or a newer one."
+            ) from None
         raise damaged(
             path, "a model file describes an estimator that this keyhole knows", _words(error)
         ) from None
@@ -256,12 +264,15 @@ def _words(error: BaseException) -> str:
 
 def _parameters(estimator: Any) -> dict[str, Any]:
     """The parameters, with the seed that a generator drew and a dtype by its name."""
+    # the seed: that of the heads of the layer, or of those that features are made with
     parameters = dict(estimator.get_params(deep=False))
     if not isinstance(parameters["random_state"], (int, type(None))):
         heads = getattr(estimator, "drawn_heads_", None)
         if heads is None:
             heads = getattr(getattr(estimator, "layer_", None), "heads", None)
         parameters["random_state"] = None if heads is None else heads.seed
+
+    # NumPy's types are no JSON
     if not isinstance(parameters["dtype"], str):
         parameters["dtype"] = np.dtype(parameters["dtype"]).name
     return parameters
@@ -271,6 +282,7 @@ def _pack_layer(packer: Packer, estimator: Any) -> Any:
     """JSON of the layer of an estimator, or of the heads of one that has features only."""
     if isinstance(estimator, AttentionFeatures):
         return packer.pack(estimator.drawn_heads_, "drawn_heads_")
+    # of a norm ball: which heads are active, and the values of all heads, zero for the others
     layer = estimator.layer_
     if isinstance(layer, PrunedLayer):
         return {
@@ -350,14 +362,19 @@ def _complete_old_files(estimator: Any) -> None:
 
 def _check_dimensions(estimator: Any) -> None:
     """Raise unless the dimensions of tokens, queries and extras are numbers that agree."""
+    # tokens
     dim = estimator.n_features_in_
     has_query = estimator.has_query_
     if type(dim) is not int or type(has_query) is not bool:
         raise ValueError("no token dimension, or no word about queries")
     refuse_if(dim < 1, f"tokens of dimension {dim}")
+
+    # queries: of dimension zero where there are none
     query_dim = estimator.n_query_features_in_
     if type(query_dim) is not int or query_dim < 0 or (query_dim > 0) != has_query:
         raise ValueError(f"queries of dimension {query_dim!r:.40}")
+
+    # extras
     n_extras = estimator.n_extras_in_
     refuse_if(type(n_extras) is not int or n_extras < 0, f"{n_extras!r:.40} columns of extras")
 
@@ -366,7 +383,7 @@ def _check_extras(estimator: Any) -> None:
     """Raise unless the layer has values, and the rule a centre, for every column of extras."""
     if isinstance(estimator, AttentionFeatures):
         return
-    n_extras = estimator.tokens_.n_extras(estimator.n_extras_in_)
+    n_extras = estimator.tokens_.n_extras(estimator.n_extras_in_, estimator.n_features_in_)
     for part in (estimator.layer_.extras_values, estimator.tokens_.extras_centre):
         length = 0 if part is None else len(part)
         if length != n_extras:
@@ -395,6 +412,7 @@ def _check_unfitted_heads(distribution: Any) -> None:
     """
     if not isinstance(distribution, UnfittedHeads):
         return
+    # a parameter is of the kind of its default; None, and arrays, only where they are named here
     for name, parameter in inspect.signature(type(distribution).__init__).parameters.items():
         value = getattr(distribution, name, None)
         default = parameter.default
@@ -438,6 +456,7 @@ def _option(value: Any) -> Any:
 
 def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:
     """Build the layer, or the heads of an estimator that has features only, and check it."""
+    # features have heads and no values
     if isinstance(estimator, AttentionFeatures):
         heads = unpacker.unpack(described)
         _attach_hops(estimator, heads)
@@ -446,11 +465,14 @@ def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:
         check_choice(estimator.dtype_, "dtype", PRECISIONS)
         estimator.drawn_heads_ = heads
         return
+
+    # a norm ball prunes heads
     if isinstance(estimator, (NormBallRegressor, NormBallClassifier)):
         parts = {name: unpacker.unpack(value) for name, value in described.items()}
         _attach_pruned(estimator, parts)
         return
 
+    # ridge: heads with values, or the kernel of infinitely many heads with dual coefficients
     layer = unpacker.unpack(described)
     is_single = _is_single(estimator)
     estimator.layer_ = layer
@@ -484,7 +506,7 @@ def _resume(estimator: Any, sums: Any) -> None:
     # moments: as many features and outputs as the layer, of no more samples than were seen
     n_columns = -1
     if isinstance(layer, FiniteLayer):
-        n_extras = estimator.tokens_.n_extras(estimator.n_extras_in_)
+        n_extras = estimator.tokens_.n_extras(estimator.n_extras_in_, estimator.n_features_in_)
         n_columns = layer.values[..., 0].size + n_extras
     if moments.cross.shape != (n_columns, n_outputs):
         raise ValueError(f"sums of shape {moments.cross.shape}, which are not those of the layer")
@@ -555,9 +577,8 @@ def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:
     refuse_if(base.extras is not None, "training sets with extras, whose part is in the values")
     refuse_if(sets.dim != estimator.n_features_in_, "a kernel that does not fit the tokens")
 
-    same_pooling = sets.pooling == rule.pooling_of_sets and sets.each == (
-        plain and rule.query == "each"
-    )
+    has_each_query = plain and rule.query == "each"
+    same_pooling = sets.pooling == rule.pooling_of_sets and sets.each == has_each_query
     # hops extend the query that is given, or the constant one
     uses_given_query = estimator.has_query_ and rule.query == "given"
     has_query = rule.query == "mean" or bool(rule.hops) or uses_given_query

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from keyhole import __version__
 from keyhole._checks import check_count, check_number, check_pairs
 from keyhole._files import refuse_special_file, write_whole
 from keyhole.attention.activations import check_activation, check_pointwise
@@ -104,13 +106,14 @@ def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
     if metadata.get("format") != FORMAT:
         raise damaged(path, f"a model file says that its format is {FORMAT!r}", "no such words")
     version = metadata.get("version")
-    if version not in READABLE_VERSIONS:
-        raise ValueError(
-            f"this keyhole reads versions {' and '.join(READABLE_VERSIONS)} of its model files: "
-            f"{path.name!r} has version {version!r:.40}. Use the keyhole that wrote it, or a newer "
-            "one."
-        )
     text = metadata.get("document", "")
+    if version not in READABLE_VERSIONS:
+        writer = _writer_of(text) or "a newer keyhole"
+        raise ValueError(
+            f"keyhole {__version__} reads versions {' and '.join(READABLE_VERSIONS)} of its model "
+            f"files: {path.name!r} has version {version!r:.40}, written by {writer}. Install "
+            f"{writer}, or a newer one."
+        )
     has_our_types = all(array.dtype in _NAMES for array in arrays.values())
     if not has_our_types or _digest(text, arrays) != metadata.get("sha256"):
         raise damaged(
@@ -138,6 +141,42 @@ def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
     return document, arrays
 
 
+_RELEASE = re.compile(r"(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?[A-Za-z0-9.+]{0,20}")
+"""A version of keyhole: numbers, and what may follow them."""
+
+
+def _writer_of(text: str) -> str | None:
+    """The keyhole that wrote a document, such as "keyhole 0.3.0"; None where it does not say."""
+    try:
+        release = json.loads(text)["keyhole"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if not isinstance(release, str) or _RELEASE.fullmatch(release) is None:
+        return None
+    return f"keyhole {release}"
+
+
+def newer_writer(document: Any) -> str | None:
+    """The keyhole that wrote a document, if it is newer than this one.
+
+    >>> newer_writer({"keyhole": "999.0.0"}), newer_writer({"keyhole": "0.0.1"})
+    ('keyhole 999.0.0', None)
+    """
+    release = document.get("keyhole") if isinstance(document, dict) else None
+    if not isinstance(release, str) or _RELEASE.fullmatch(release) is None:
+        return None
+    if _release_numbers(release) > _release_numbers(__version__):
+        return f"keyhole {release}"
+    return None
+
+
+def _release_numbers(release: str) -> tuple[int, ...]:
+    """Its first three numbers."""
+    match = _RELEASE.fullmatch(release)
+    assert match is not None
+    return tuple(int(number or 0) for number in match.groups())
+
+
 RENAMED_FIELDS = {
     "HeadDraw": {"law": "distribution"},
     "KernelLayer": {"law": "distribution"},
@@ -161,9 +200,12 @@ DROPPED_ATTRIBUTES = (
 
 def upgraded(document: dict[str, Any]) -> dict[str, Any]:
     """The description of a model in a file of version 1, as version 2 has it."""
+    # objects and parameters under their new names
     document = _with_new_names(document)
     parameters = dict(document["parameters"])
     parameters["heads"] = parameters.pop("law")
+
+    # several attributes became one, ``selection_``; the others are renamed, kept or left out
     attributes = dict(document["fitted"])
     if "selection_" in attributes:
         attributes["selection_"] = _selection_of_version_1(attributes)
@@ -181,6 +223,7 @@ def _with_new_names(value: Any) -> Any:
         return [_with_new_names(item) for item in value]
     if not isinstance(value, dict):
         return value
+    # an object: its kind, its fields, and what stands in these
     if set(value) == {"object", "with"}:
         kind = value["object"]
         renamed = RENAMED_FIELDS.get(kind, {})
@@ -325,6 +368,7 @@ class Packer:
 
     def _array(self, array: np.ndarray, name: str) -> Any:
         """JSON for an array: text goes into the JSON, numbers are put aside."""
+        # text, in NumPy's own type or as objects; the first has the width of its longest entry
         is_object = array.dtype == object
         is_text = array.dtype.kind == "U"
         if is_text or (is_object and all(isinstance(item, str) for item in array.ravel())):
@@ -339,6 +383,8 @@ class Packer:
                 )
             kind = "text" if is_text else "object"
             return {"strings": items, "shape": list(array.shape), "as": kind}
+
+        # numbers and booleans
         if array.dtype.newbyteorder("<") not in _NAMES:
             raise ValueError(
                 f"a model file holds numbers, booleans and text: {name} is an array of "
@@ -360,10 +406,12 @@ class Packer:
             # all fields, whichever these are: one that is added later is not forgotten here
             parts = {field.name: getattr(value, field.name) for field in fields(value)}
         elif isinstance(value, SetGroups):
+            # how many sets each sample has says more than where its sets begin
             parts = {field.name: getattr(value, field.name) for field in fields(value)}
             del parts["set_offsets"]
             parts["counts"] = value.counts
         elif isinstance(value, HeadDraw):
+            # heads are drawn again from their distribution and seed
             parts = {
                 "distribution": value.distribution,
                 "n_heads": value.n_heads,
@@ -372,6 +420,7 @@ class Packer:
                 "query_dim": value.query_dim,
             }
         elif known(RECORDS, value):
+            # dataclasses of ours; the Gram matrix of sums is symmetric, and half of it is stored
             parts = {
                 field.name: getattr(value, field.name)
                 for field in fields(value)
@@ -380,6 +429,7 @@ class Packer:
             if isinstance(value, DesignMoments):
                 parts["gram"] = lower_triangle(value.gram)
         elif known(DISTRIBUTIONS, value):
+            # estimators in the sense of scikit-learn: their parameters are all there is
             parameters: dict[str, Any] = value.get_params(deep=False)
             parts = {key: item for key, item in parameters.items() if key not in unsaved}
         else:
@@ -411,16 +461,19 @@ class Unpacker:
         if value is None or isinstance(value, (bool, str, int, float)):
             return value
         match value:
+            # numbers that JSON does not hold, and no endless ones, which take long to read
             case {"number": str(text)} if len(text) < 1000:
                 if text in ("inf", "-inf", "nan"):
                     return float(text)
                 return int(text)
+            # containers
             case {"list": list(items)}:
                 return [self.unpack(item) for item in items]
             case {"tuple": list(items)}:
                 return tuple(self.unpack(item) for item in items)
             case {"dict": list(items)}:
                 return {self.unpack(k): self.unpack(v) for k, v in items}
+            # arrays of numbers, which are put aside, and of text
             case {"array": str(key), "turned": bool(turned)}:
                 array = self.arrays[key]
                 if array.ndim == 0:  # a number of NumPy
@@ -428,6 +481,7 @@ class Unpacker:
                 return array.T if turned else array
             case {"strings": list(items), "shape": list(shape), "as": ("text" | "object") as kind}:
                 return self._strings(items, shape, kind)
+            # objects of ours, built from their parts
             case {"selection of version 1": dict(parts)}:
                 return _old_selection({str(k): self.unpack(v) for k, v in parts.items()})
             case {"object": str(kind), "with": dict(parts)}:
@@ -461,10 +515,13 @@ def lower_triangle(matrix: np.ndarray) -> np.ndarray:
 
 def from_lower_triangle(columns: Any) -> np.ndarray:
     """The matrix, its upper triangle zero."""
+    # a triangle of s columns has s (s + 1) / 2 numbers, so that s² ≤ 2 · numbers < (s + 1)²
     check_array(columns, 1, "sums of products")
     size = math.isqrt(2 * len(columns))
     if size < 1 or size * (size + 1) // 2 != len(columns):
         raise ValueError(f"{len(columns)} sums of products, which make no triangle")
+
+    # column k begins at the diagonal
     matrix = np.zeros((size, size), order="F")
     start = 0
     for k in range(size):

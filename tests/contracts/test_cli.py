@@ -296,6 +296,51 @@ def test_a_full_disk_and_a_long_name_end_in_a_sentence(tmp_path, monkeypatch):
     assert "'theory.csv': No space left on device. Check the name, that the disk has room" in said
 
 
+@pytest.mark.parametrize("ending", ["parquet", "csv", "npz", "arrow"])
+@pytest.mark.parametrize("command", ["fit", "predict", "lens"])
+def test_a_missing_file_is_named_with_the_advice_that_fits(command, ending, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = {
+        "fit": ("fit", f"absent.{ending}", "model"),
+        "predict": ("predict", "absent.keyhole", f"absent.{ending}", "out.csv"),
+        "lens": ("lens", f"absent.{ending}"),
+    }
+    message = " ".join(invoke(*arguments[command], code=2).stderr.split())
+    assert "absent." in message
+    assert ".." not in message
+    assert "disk has room" not in message
+    assert message.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            FileNotFoundError("'cells.csv' is not there: no such file. Check the name."),
+            "error: 'cells.csv' is not there: no such file. Check the name.",
+        ),
+        (
+            FileNotFoundError(2, "No such file or directory", "cells.csv"),
+            "'cells.csv': No such file or directory. Check the name and the folder.",
+        ),
+        (
+            OSError(28, "No space left on device", "cells.csv"),
+            "'cells.csv': No space left on device. Check the name, that the disk has room",
+        ),
+    ],
+    ids=["a sentence of keyhole", "a missing file", "a full disk"],
+)
+def test_an_error_of_a_file_ends_in_the_advice_that_fits(error, message, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("keyhole.lab.theory_report.plot", fail)
+    said = invoke("theory", "--out", tmp_path, code=2).stderr
+    assert message in said
+    assert ".." not in said
+    assert ("disk has room" in said) == (error.errno == 28)
+
+
 def test_a_name_that_is_no_utf_8_is_named(tmp_path):
     for command in (
         ("lens", "\udcff.csv"),

@@ -3,6 +3,7 @@ input.
 """
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -307,6 +308,35 @@ def test_two_tables_of_text_and_dates_go_from_fit_to_predict(shop):
     short = ("predict", "m", "short.csv", "out3.parquet", "--tokens", "tokens.csv")
     assert "column 'colour' is not in the table" in invoke(*short, code=2).stderr
     assert "--tokens" in invoke("predict", "m", "new.csv", "out3.parquet", code=2).stderr
+
+
+def test_dates_are_counted_from_that_of_the_sample_in_every_command(shop):
+    """The column that ages are counted from is stored with the model, and predict uses it."""
+    asof = [f"2024-02-{1 + i % 28:02d}" for i in range(30)]
+    samples = shop.append_column("asof", pa.array(asof))
+    csv.write_csv(samples, "samples.csv")
+    without = invoke("fit", "samples.csv", "n", *READ, *FAST).output
+    assert "dates: sold in days after the first one (--reference-date counts" in without
+    dated = ("--reference-date", "asof")
+    output = invoke("fit", "samples.csv", "m", *READ, *dated, *FAST).output
+    assert "dates: sold in days before asof" in output
+    schema = read_model("m").schema
+    assert dict(schema.columns)["reference_date"] == "asof"
+    assert schema.names[-1] == "sold (age)"
+
+    # a later table of the same ages has the same predictions
+    with_tokens = ("--tokens", "tokens.csv")
+    invoke("predict", "m", "samples.csv", "out.parquet", *with_tokens)
+    for name in ("tokens", "samples"):
+        text = Path(f"{name}.csv").read_text().replace("2024-0", "2034-0")
+        Path(f"later-{name}.csv").write_text(text.replace("asof", "when"))
+    later = ("later-samples.csv", "later.parquet", "--tokens", "later-tokens.csv")
+    assert "'asof' is not in the table" in invoke("predict", "m", *later, code=2).stderr
+    invoke("predict", "m", *later, "--reference-date", "when")
+    outputs = [parquet.read_table(name)["prediction"] for name in ("out.parquet", "later.parquet")]
+    np.testing.assert_array_equal(*outputs)
+    said = invoke("lens", "digits", *dated, "--no-report", code=2).stderr
+    assert "only tables have columns to choose: 'digits' takes no reference_date" in said
 
 
 def test_a_column_may_split_the_data(shop):

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import jaxtyping
@@ -102,23 +103,64 @@ def test_the_first_calls_of_a_function_have_their_shapes_checked():
     assert rows(np.ones((3, 2)), np.ones(4)) == 7
 
 
+def test_the_first_definitions_of_an_inner_function_have_their_shapes_checked():
+    """It is defined anew by each call of the outer one, and a checker takes longer to make than
+    most calls take.
+    """
+    shapecheck = pytest.importorskip("shapecheck")
+
+    def outer():
+        @jaxtyping.jaxtyped(typechecker=shapecheck.checker)
+        def inner(a: jaxtyping.Float[np.ndarray, "n n"]) -> int:
+            return len(a)
+
+        return inner
+
+    for _ in range(shapecheck.CHECKED_DEFINITIONS):
+        with pytest.raises(jaxtyping.TypeCheckError):
+            outer()(np.ones((3, 2)))
+    assert outer()(np.ones((3, 2))) == 3
+
+
+def test_the_first_objects_of_a_dataclass_have_their_fields_checked():
+    shapecheck = pytest.importorskip("shapecheck")
+
+    @jaxtyping.jaxtyped(typechecker=shapecheck.checker)
+    @dataclass(frozen=True)
+    class Square:
+        sides: jaxtyping.Float[np.ndarray, "n n"]
+
+    with pytest.raises(jaxtyping.TypeCheckError):
+        Square(np.ones((3, 2)))
+    for _ in range(shapecheck.CHECKED_CALLS):
+        Square(np.ones((3, 3)))
+    assert Square(np.ones((3, 2))).sides.shape == (3, 2)
+
+
 def test_an_ascii_terminal_is_shown_numbers_of_what_it_lacks():
-    main = "import sys; from keyhole.cli import main; sys.argv = ['keyhole', *sys.argv[1:]]; main()"
+    # one process runs all three commands: the lists of their arguments come as JSON
+    script = (
+        "import json, sys\n"
+        "from keyhole.cli import main\n"
+        "for arguments in json.loads(sys.argv[1]):\n"
+        "    sys.argv = ['keyhole', *arguments]\n"
+        "    try:\n"
+        "        main()\n"
+        "    except SystemExit as end:\n"
+        "        assert not end.code\n"
+    )
     ascii_only = {
         "LC_ALL": "C",
         "PYTHONIOENCODING": "ascii",
         "PYTHONUTF8": "0",
         "PYTHONCOERCECLOCALE": "0",
     }
-    for arguments in (
-        ("theory", "--help"),
-        ("theory", "--dim", "4"),
-        ("theory", "--json", "--dim", "4"),
-    ):
-        done = run("-c", main, *arguments, **ascii_only)
-        assert done.returncode == 0, done.stderr.decode()
-        assert done.stdout.isascii()
-    assert json.loads(done.stdout)["settings"]["dim"] == 4
+    commands = [["theory", "--help"], ["theory", "--dim", "4"], ["theory", "--json", "--dim", "4"]]
+    done = run("-c", script, json.dumps(commands), **ascii_only)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.isascii()
+    answer = done.stdout[done.stdout.index(b"\n{\n") :]
+    assert json.loads(answer)["settings"]["dim"] == 4
 
 
 FIT = """

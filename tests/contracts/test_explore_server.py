@@ -326,7 +326,7 @@ def evil_report(content, query):
     )
 
 
-def test_a_look_happens_in_a_process_of_its_own(server, monkeypatch):
+def test_a_table_is_described_in_a_process_of_its_own(server, monkeypatch):
     """One that dies takes nothing along; names in the data are text; nothing is written."""
     monkeypatch.setattr(explore, "look_at", fails)
     status, _, text = ask(server, "/data?name=x.csv", "POST", b"a,b\n1,2\n")
@@ -342,7 +342,7 @@ def test_a_look_happens_in_a_process_of_its_own(server, monkeypatch):
     assert alive(server)
 
 
-def test_a_table_is_looked_at(seed, monkeypatch):
+def test_a_table_is_described(seed, monkeypatch):
     """The learning curve, heads, spectrum and loading of a table that is nowhere but in memory."""
     monkeypatch.setattr(explore, "DATA_BUDGET", 2.0)
     rng = np.random.default_rng(seed)
@@ -422,7 +422,7 @@ def test_slow_uploads_lock_nobody_out(server, monkeypatch):
     """70 tables that never arrive: two are waited for, the others and what else is asked are
     answered at once.
     """
-    monkeypatch.setattr(explore, "BODY_SECONDS", 3.0)
+    monkeypatch.setattr(explore, "BODY_SECONDS", 2.0)
     with closing([]) as held:
         for _ in range(70):
             held.append(send_raw(server, upload_head(server, length=1000) + "a,b"))
@@ -610,7 +610,7 @@ def test_ctrl_c_ends_what_is_being_computed(tmp_path, before):
             for text in requests:
                 held.append(socket.create_connection(("127.0.0.1", port), timeout=30))
                 held[-1].sendall(text.encode())
-            time.sleep(2.0)  # all are being answered
+            time.sleep(1.0)  # all are being answered
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=30)
         assert process.returncode == 0

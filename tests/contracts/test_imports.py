@@ -33,6 +33,7 @@ LEVEL = {
     "choose": 8,
     "ball_layer": 8,
     "streaming": 9,
+    "export": 9,
     "estimators": 10,
     "packing": 11,
     "distributed": 11,
@@ -43,7 +44,7 @@ LEVEL = {
 }
 # package → the rooms that may import it
 HOME = {
-    "sklearn": {"estimators", "data"},
+    "sklearn": {"estimators", "data", "lab"},
     "matplotlib": {"lab"},
     "numba": {"attention"},
     "llvmlite": {"attention"},
@@ -56,7 +57,8 @@ HOME = {
     "safetensors": {"lab", "packing"},
     "pyarrow": {"data", "lab"},
     "narwhals": {"data"},
-    "torch": {"attention", "ridge", "_tensors"},
+    "torch": {"attention", "ridge", "_tensors", "export"},
+    "onnx": {"export"},
     "triton": {"attention"},
     "dask": {"distributed"},
     "distributed": {"distributed"},

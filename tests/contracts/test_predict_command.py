@@ -477,10 +477,8 @@ def test_intervals_novelty_and_what_each_key_adds(files, sets):
     np.testing.assert_allclose(
         table["novelty"], model.novelty(sets), atol=0.02
     )  # ranks, which rounding may turn
-    parts = table["contributions"].to_pylist()
-    np.testing.assert_allclose(
-        np.sum(parts, axis=1) + model.intercept_, table["prediction"], rtol=1e-9
-    )
+    parts = table["evidence"].to_pylist()
+    np.testing.assert_allclose(np.sum(parts, axis=1), table["prediction"], rtol=1e-9)
     assert "extrapolates" not in result.output  # the training sets are like the training sets
     far = kh.SetBatch(50 * sets.tokens.reshape(90, 4, 3), sets.query)
     write_parquet(folder / "in.parquet", [far])
@@ -562,7 +560,7 @@ def test_keys_keep_their_ids(tmp_path):
         assert done.exit_code == 0, done.output
         found = pq.read_table(out)
         assert found["name"].to_pylist() == lists["name"]
-        parts = found["contributions"].to_pylist()
+        parts = found["evidence"].to_pylist()
         assert [len(part) for part in parts] == [len(ids) for ids in lists["name"]]
         expected = parts if expected is None else expected
         np.testing.assert_allclose(np.concatenate(parts), np.concatenate(expected), rtol=1e-9)
@@ -579,9 +577,10 @@ def test_plausible_labels_and_what_speaks_for_the_one_that_won(sets, tmp_path):
     table = pq.read_table(tmp_path / "out.parquet")
     expected = [model.classes_[row].tolist() for row in model.predict_set(sets, 0.9)]
     assert table["labels"].to_pylist() == expected
-    won = model.decision_function(sets).argmax(axis=1)
-    found = np.sum(table["contributions"].to_pylist(), axis=1) + model.intercept_[won]
-    np.testing.assert_allclose(found, model.decision_function(sets).max(axis=1), rtol=1e-9)
+    # the lead of the label that won over the second
+    scores = np.sort(model.decision_function(sets), axis=1)
+    leads = np.sum(table["evidence"].to_pylist(), axis=1)
+    np.testing.assert_allclose(leads, scores[:, 2] - scores[:, 1], rtol=1e-9, atol=1e-12)
 
 
 def test_a_page_takes_one_prediction_apart(tmp_path, rng):

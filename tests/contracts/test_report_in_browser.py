@@ -51,11 +51,16 @@ def settle(page):
     page.ask("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 100)))")
 
 
-PLACES = [("sample", width, shade) for width in (1280, 390) for shade in ("light", "dark")]
-
-
 @pytest.mark.parametrize(
-    ("name", "width", "shade"), [*PLACES, ("evil", 1280, "light"), ("not_finite", 390, "dark")]
+    ("name", "width", "shade"),
+    [
+        ("sample", 1280, "light"),
+        ("sample", 390, "dark"),
+        pytest.param("sample", 1280, "dark", marks=pytest.mark.slow),
+        pytest.param("sample", 390, "light", marks=pytest.mark.slow),
+        ("evil", 1280, "light"),
+        ("not_finite", 390, "dark"),
+    ],
 )
 def test_every_chart_is_drawn_in_silence(new_page, folders, name, width, shade):
     page = new_page()
@@ -94,10 +99,17 @@ def test_the_switch_changes_page_and_charts(new_page, folders):
     assert page.complaints == []
 
 
-def test_a_legend_switches_its_curve_in_every_chart_of_the_group(new_page, folders):
+@pytest.fixture(scope="module")
+def sample_page(new_page, folders):
+    """One tab with the report of every kind of block, for tests that touch different charts."""
     page = new_page()
     page.open(folders["sample"] / "report.html")
     settle(page)
+    return page
+
+
+def test_a_legend_switches_its_curve_in_every_chart_of_the_group(sample_page):
+    page = sample_page
     shown = (
         "[...document.querySelectorAll('.group')[0].querySelectorAll('.plot')]"
         ".map((plot) => plot.data.filter((trace) => trace.visible).length)"
@@ -109,10 +121,8 @@ def test_a_legend_switches_its_curve_in_every_chart_of_the_group(new_page, folde
     assert page.complaints == []
 
 
-def test_zooming_places_new_ticks(new_page, folders):
-    page = new_page()
-    page.open(folders["sample"] / "report.html")
-    settle(page)
+def test_zooming_places_new_ticks(sample_page):
+    page = sample_page
     page.ask(
         "Plotly.relayout(document.querySelector('.plot'), {'xaxis.range': [2, 2.5], 'yaxis.range': "
         "[-1, -0.5]}).then(() => 1)"

@@ -91,8 +91,8 @@ def test_commands_that_read_tables(tmp_path, monkeypatch):
     assert "left out: 'id" in said
     look = ("--budget", "5", "--n-heads", "4", "--no-report")
     check_output("lens", f"{name}.parquet", "--target", target, *look, codes=(0,))
-    check_output("predict", f"{name}.model", f"{name}.parquet", f"{name}.out", codes=(0,))
-    check_output("predict", f"{name}.model", f"{name}.parquet", f"{name}.out", codes=(2,))
+    check_output("predict", f"{name}.model", f"{name}.parquet", f"{name}.out.parquet", codes=(0,))
+    check_output("predict", f"{name}.model", f"{name}.parquet", f"{name}.out.parquet", codes=(2,))
     check_output(
         "explain",
         f"{name}.model",

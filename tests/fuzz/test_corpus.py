@@ -1,4 +1,4 @@
-"""Cases that once failed are fine, and so are some hundred fresh ones.
+"""Cases that once failed are fine, and so are some dozen fresh ones.
 
 `make fuzz` runs many more.
 """
@@ -7,13 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ATTACK = Path(__file__).with_name("attack.py")
-FRESH = 150
 
 
-def test_corpus_and_fresh_cases_are_read_or_refused_in_words(seed, tmp_path):
+@pytest.mark.parametrize("n_fresh", [50, pytest.param(400, marks=pytest.mark.slow)])
+def test_corpus_and_fresh_cases_are_read_or_refused_in_words(n_fresh, seed, tmp_path):
     # in a process of its own: shapes are checked while testing, and a user has no such checks
-    arguments = ["--corpus", "--cases", str(FRESH), "--seed", str(seed), "--out", str(tmp_path)]
+    arguments = ["--corpus", "--cases", str(n_fresh), "--seed", str(seed), "--out", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, str(ATTACK), *arguments],
         capture_output=True,

@@ -424,7 +424,7 @@ def check(case):
 # conjugate gradients warn of residuals they cannot reach
 @pytest.mark.filterwarnings("ignore::keyhole.ridge.iterative.ResidualWarning")
 def test_a_prediction_is_one_number_alone_in_a_batch_as_a_sum_and_beside_refits(rng):
-    for _ in range(40):
+    for _ in range(20):
         check(Case.draw(rng))
 
 

@@ -131,7 +131,7 @@ def test_of_sums_a_contribution_is_the_effect_of_removal(n_heads, distribution, 
         )
 
 
-def test_several_looks_add_up_too(rng):
+def test_several_hops_add_up_too(rng):
     sets, y = draw(rng, n=20), rng.standard_normal(20)
     distribution = kh.LearnedHeads(steps=2, hops=2)
     model = kh.AttentionRegressor(

@@ -76,7 +76,7 @@ def test_a_kernel_one_percent_off_would_be_seen(sets, distribution, seed):
     assert standard_errors_off(products, broken) > ALLOWED
 
 
-def test_the_wrong_law_would_be_seen(sets, seed):
+def test_the_wrong_distribution_would_be_seen(sets, seed):
     # not the identity mean: against the constant query it has mean score zero, and is no other head
     # distribution
     products = products_per_head(

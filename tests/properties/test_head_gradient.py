@@ -235,7 +235,7 @@ def hops_of(rng, asked=2, dim=3, patterns=2, hops=3):
 
 @pytest.mark.parametrize("activation", ["relu", "softmax"])
 @pytest.mark.parametrize("grouped", [False, True])
-def test_gradient_through_all_looks(activation, grouped, rng):
+def test_gradient_through_all_hops(activation, grouped, rng):
     batch = (
         sets(rng, n=20).with_query(rng.normal(size=(20, 2))).with_extras(rng.normal(size=(20, 2)))
     )
@@ -273,7 +273,7 @@ def test_gradient_through_all_looks(activation, grouped, rng):
         )
 
 
-def test_broken_twin_a_look_whose_query_has_no_gradient_is_seen(rng, monkeypatch):
+def test_broken_twin_a_hop_whose_query_has_no_gradient_is_seen(rng, monkeypatch):
     """What a later hop says of what an earlier one found is a part of the gradient of the earlier
     one.
     """
@@ -288,11 +288,11 @@ def test_broken_twin_a_look_whose_query_has_no_gradient_is_seen(rng, monkeypatch
 
     monkeypatch.setattr(HopTrace, "pullback", forgetful)
     with pytest.raises(AssertionError):
-        test_gradient_through_all_looks("softmax", False, rng)
+        test_gradient_through_all_hops("softmax", False, rng)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "sum"])
-def test_looks_of_samples_of_several_sets(pooling, rng):
+def test_hops_of_samples_of_several_sets(pooling, rng):
     batch = PooledSets(kh.SetGroups(sets(rng, n=20), np.full(10, 2)), pooling)
     task = Task.of(batch, rng.normal(size=(10, 1)), None, "softmax", True)
     hops, means, noise = hops_of(rng, asked=3, hops=2)
@@ -309,7 +309,7 @@ def test_looks_of_samples_of_several_sets(pooling, rng):
     )
 
 
-def test_a_look_that_is_switched_off_changes_nothing(rng):
+def test_a_hop_that_is_switched_off_changes_nothing(rng):
     """Zeros in the rows of what it finds: the same error and the same gradient as without it, and
     none of its own.
     """

@@ -47,7 +47,7 @@ def test_error_within_five_per_cent_where_zero_mean_is_right(distribution, seed)
     assert ratio < 1.05 + 2 * np.std(pairs[:, 1] / pairs[:, 0]) / 2
 
 
-def test_broken_twin_a_law_that_is_kept_come_what_may_does_harm(seed):
+def test_broken_twin_heads_that_are_kept_come_what_may_do_harm(seed):
     class Stubborn(kh.GaussianHeads):
         def fit(self, batch, y, **options):
             return kh.GaussianHeads(mean=40.0 * np.eye(batch.dim + 1)[::-1])
@@ -58,7 +58,7 @@ def test_broken_twin_a_law_that_is_kept_come_what_may_does_harm(seed):
     assert pairs[:, 1].sum() > 1.2 * pairs[:, 0].sum()
 
 
-def test_a_law_is_learned_where_there_is_one(seed):
+def test_a_distribution_is_learned_where_there_is_one(seed):
     """The answer is the coordinate of the key that the query points at, through a permutation
     nobody told us.
     """

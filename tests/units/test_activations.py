@@ -6,6 +6,7 @@ import pytest
 
 from keyhole.attention import activations
 from keyhole.attention.activations import gaussian_moment
+from keyhole.attention.compiled_moments import fill_moments
 from keyhole.textbook import arc_cosine
 
 EPS = np.finfo(float).eps
@@ -212,3 +213,14 @@ def test_vector_exp_agrees_with_libm(rng):
     )
     for x in points:
         assert abs(vector_exp(x) / np.exp(x) - 1) <= 2 * EPS
+
+
+def test_moments_are_compiled_once_whatever_arrays_may_be_written():
+    numbers = np.array([0.25, 0.5])
+    frozen = numbers.copy()
+    frozen.flags.writeable = False
+    for array in (0.5, numbers, frozen, np.broadcast_to(0.5, 2)):
+        for other in (0.5, numbers, frozen):
+            gaussian_moment("linear", array, other, 1.0, other, array)
+    assert len(fill_moments.signatures) == 1
+    numbers[0] = 1.0  # the caller's array is his to write to

@@ -19,6 +19,7 @@ from keyhole.data.datasets import (
     load_uea,
     molecule_sets,
 )
+from keyhole.data.layout import TableOptions
 
 STORY = (
     "1 Mary moved to the bathroom.\n2 John went to the hallway.\n3 Where is Mary? \tbathroom\t1\n"
@@ -250,10 +251,29 @@ def test_load_data_by_name_or_suffix(tmp_path, monkeypatch):
     with pytest.raises(
         ValueError, match="only tables have columns to choose: 'digits' takes no keys"
     ):
-        load_data("digits", keys="a")
+        load_data("digits", options=TableOptions(keys="a"))
     (tmp_path / "a.xlsx").write_text("")
     with pytest.raises(ValueError, match="read by its suffix"):
         load_data("a.xlsx")
+
+
+def test_every_option_of_a_table_reaches_its_reader(tmp_path):
+    """The weights as well, which no command asks for."""
+    table = "set,day,x,z,age,loss,share\n"
+    table += "a,1,1.0,2.0,30,0.5,2.0\na,1,3.0,4.0,30,0.5,2.0\nb,2,5.0,6.0,40,1.5,1.0\n"
+    path = tmp_path / "table.csv"
+    path.write_text(table)
+    options = TableOptions(
+        keys="x,z", target="loss", extras="age", set_id="set", weight="share", time="day"
+    )
+
+    data = load_data(str(path), options=options)
+
+    assert data.names == ("x", "z")
+    assert data.target.tolist() == [0.5, 1.5]
+    assert data.sets.extras.tolist() == [[30.0], [40.0]]
+    assert data.weights.tolist() == [2.0, 1.0]
+    assert data.time is not None
 
 
 @pytest.mark.parametrize("kind", ["babi.tar.gz", "babi.zip", "m.xyz", "m.npz", "b.csv", "s.ts"])

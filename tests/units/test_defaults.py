@@ -77,6 +77,7 @@ def test_what_is_tried_in_which_order(bags, monkeypatch):
         ("relu", "mean", "standard", "given"),
         # poolings; sums under every scaling
         ("relu", "mean+size", scaling, "given"),
+        ("relu", "mean+statistics", scaling, "given"),
         ("relu", "sum", "none", "given"),
         ("relu", "sum", "sphere", "given"),
         ("relu", "sum", "standard", "given"),
@@ -128,8 +129,9 @@ def test_sums_are_found_where_the_target_is_one(bags):
 
 def test_sets_of_one_size_have_no_sums_to_try(rng):
     x = rng.normal(size=(40, 4, 2))
-    model = kh.AttentionRegressor(8, random_state=0).fit(x, x[:, :, 0].mean(axis=1))
-    assert {candidate.pooling for candidate in model.candidates_} == {"mean"}
+    model = kh.AttentionRegressor(8, random_state=0).fit(x, np.square(x).max(axis=(1, 2)))
+    # statistics of the keys differ between sets of one size, sums and sizes do not
+    assert {candidate.pooling for candidate in model.candidates_} == {"mean", "mean+statistics"}
 
 
 @pytest.mark.parametrize("open_setting", ["activation", "pooling", "scaling", "query"])
@@ -150,7 +152,7 @@ def test_few_keys_take_the_exact_kernel(bags):
     assert model.solver_ == "kernel"
 
 
-def test_a_query_that_points_at_keys_makes_the_law_lean_on_the_identity(seed):
+def test_a_query_that_points_at_keys_makes_the_heads_lean_on_the_identity(seed):
     sets = kh.targets.sphere_sets(120, n_keys=3, dim=6, seed=seed)
     y = np.exp(6 * np.einsum("nd,nkd->nk", sets.query, sets.tokens.reshape(120, 3, 6))).mean(axis=1)
     assert kh.AttentionRegressor(random_state=0).fit(sets, y).heads_.mean > 0
@@ -380,7 +382,7 @@ def test_softmax_heads_that_differ_in_what_they_compare(rng):
         (kh.GaussianHeads, {"mean": 0.0, "scale": 0.5, "pairs": None}),
     ],
 )
-def test_laws_without_settings(made, defaults):
+def test_head_distributions_without_settings(made, defaults):
     """What a head distribution is unless told is a promise: a change belongs into CHANGELOG."""
     distribution = made()
     assert {name: getattr(distribution, name) for name in defaults} == defaults

@@ -364,3 +364,18 @@ def test_any_table_is_read_or_refused_in_words(old, new, missing, data):
             assert later is new or np.array_equal(again.sets.tokens, found.sets.tokens)
     except Exception as error:
         assert in_our_words(error), repr(error)  # noqa: PT017
+
+
+def test_columns_of_one_name_are_paired_also_where_they_come_first():
+    """A query of fewer columns than the keys says which of theirs it has, so that the two can be
+    compared."""
+    table = pd.DataFrame(
+        {"set": [1, 1, 2], "x": [1.0, 2.0, 3.0], "price": [5.0, 6.0, 7.0], "y": [0.0, 0.0, 1.0]}
+    )
+    samples = pd.DataFrame({"set": [1, 2], "x": [2.0, 4.0], "y": [0.0, 1.0]})
+    data = kh.read_table(samples, tokens=table, keys="x,price", query="x", set_id="set")
+    assert data.sets.pairs == ((0, 0),)
+    compared = kh.tokens.with_similarity(data.sets, "dot")
+    assert compared.tokens[:, 2].tolist() == [2.0, 4.0, 12.0]
+    same = kh.read_table(samples, tokens=table, keys="x", query="x", set_id="set")
+    assert same.sets.pairs is None

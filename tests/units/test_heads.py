@@ -47,7 +47,7 @@ def test_gaussian_entries_have_the_mean_and_scale_asked_for(seed, mean, scale):
     assert np.abs(z_scores(noise[:, :-1] * noise[:, 1:], 0.0)).max() < 5
 
 
-def test_a_law_with_the_wrong_scale_would_be_seen(seed):
+def test_a_distribution_with_the_wrong_scale_would_be_seen(seed):
     heads = GaussianHeads(scale=0.6).sample(4000, DIM, seed).reshape(4000, -1)
     assert np.abs(z_scores(heads**2, 0.25)).max() > 5
 
@@ -159,7 +159,7 @@ class Doubled:
         return 2 * GaussianHeads().sample(n_heads, dim, seed, start=start)
 
 
-def test_any_law_with_sample_can_be_drawn_from():
+def test_any_distribution_with_sample_can_be_drawn_from():
     assert isinstance(Doubled(), HeadDistribution)
     draw = HeadDraw(Doubled(), n_heads=4, dim=DIM, seed=0)
     assert np.array_equal(draw.block(1, 3), 2 * GaussianHeads().sample(4, DIM, 0)[1:3])
@@ -180,7 +180,7 @@ def test_parameters_can_be_read_and_set():
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_laws_compare_by_their_parameters(distribution):
+def test_head_distributions_compare_by_their_parameters(distribution):
     assert copy.deepcopy(distribution) == distribution
     assert pickle.loads(pickle.dumps(distribution)) == distribution
     assert sum(distribution == other for other in DISTRIBUTIONS) == 1

@@ -108,7 +108,7 @@ def test_copies_remain_copies_whatever_the_order_of_their_keys(rng):
 
 @pytest.mark.parametrize("kind", [kh.AttentionRegressor, kh.AttentionClassifier])
 @pytest.mark.parametrize("n_heads", [16, math.inf])
-def test_a_fixed_law_of_two_looks_predicts_streams_and_is_saved(kind, n_heads, sets, rng, tmp_path):
+def test_fixed_heads_of_two_hops_predict_stream_and_are_saved(kind, n_heads, sets, rng, tmp_path):
     distribution = two_hops(rng)
     y = rng.integers(3, size=30)
     options = {
@@ -136,7 +136,7 @@ def test_a_fixed_law_of_two_looks_predicts_streams_and_is_saved(kind, n_heads, s
         )
 
 
-def test_a_damaged_look_is_refused(sets, rng, tmp_path):
+def test_a_damaged_hop_is_refused(sets, rng, tmp_path):
     distribution = two_hops(rng)
     model = kh.AttentionRegressor(
         8,
@@ -161,7 +161,7 @@ def test_a_damaged_look_is_refused(sets, rng, tmp_path):
             kh.save(model, tmp_path / "m.keyhole")
 
 
-def test_other_estimators_take_a_law_of_two_looks(sets, rng):
+def test_other_estimators_take_heads_of_two_hops(sets, rng):
     distribution = two_hops(rng)
     features = kh.AttentionFeatures(6, distribution, random_state=0).fit(sets).transform(sets)
     expected = kh.attention_features(
@@ -174,7 +174,7 @@ def test_other_estimators_take_a_law_of_two_looks(sets, rng):
     assert np.isfinite(ball.fit(sets, rng.normal(size=30)).predict(sets)).all()
 
 
-def test_hop_weights_of_the_last_look_are_those_of_the_heads(sets, rng):
+def test_weights_of_the_last_hop_are_those_of_the_heads(sets, rng):
     distribution = two_hops(rng)
     for activation in ("relu", "softmax"):
         model = kh.AttentionRegressor(
@@ -221,7 +221,7 @@ def test_wrong_parameters_are_named(wrong, message, rng):
         kh.LearnedHeads(**{"steps": 1, "hops": 2} | wrong).fit(sets, rng.normal(size=60))
 
 
-def test_without_a_query_there_is_one_look(rng):
+def test_without_a_query_there_is_one_hop(rng):
     sets = kh.SetBatch(rng.normal(size=(60, 2, 3)))
     assert kh.LearnedHeads(steps=1, hops="auto").fit(sets, rng.normal(size=60)).hops == 1
     with pytest.raises(ValueError, match="`hops` = 2 needs a query of each set"):
@@ -304,7 +304,7 @@ def test_a_while_passes_before_some_keys(rng):
     np.testing.assert_array_equal(ages.moved(sets, 0.0, rng).tokens, sets.tokens)
 
 
-def test_looks_start_from_what_the_coordinates_are(rng):
+def test_hops_start_from_what_the_coordinates_are(rng):
     ages = Ages.of(aged(rng))
     first, last = starting_hops(9, 9, 2, 1, 2, ages, None, seed=0)
     assert (first.shape, last.shape) == ((1, 10, 10), (2, 19, 10))
@@ -358,7 +358,7 @@ def test_a_device_takes_the_same_way(activation, grouped, rng):
         assert theirs.held_out_error == pytest.approx(mine.held_out_error, rel=1e-3)
 
 
-def test_what_the_sets_pair_is_where_looks_start(rng):
+def test_what_the_sets_pair_is_where_hops_start(rng):
     keys, query = rng.normal(size=(60, 2, 3)), rng.normal(size=(60, 2))
     task = Task(kh.SetBatch(keys, query, pairs=[(1, 2)]), np.zeros((60, 1)), None, "softmax", True)
     plan = kh.LearnedHeads(hops=2, ages=None)._plan(task, 0, None)
@@ -368,7 +368,7 @@ def test_what_the_sets_pair_is_where_looks_start(rng):
     np.testing.assert_allclose(first[0], expected, atol=0.15)
 
 
-def test_what_keys_add_in_the_last_look_sums_to_the_prediction(sets, rng):
+def test_what_keys_add_in_the_last_hop_sums_to_the_prediction(sets, rng):
     model = kh.AttentionRegressor(
         8,
         two_hops(rng),
@@ -386,7 +386,7 @@ def test_what_keys_add_in_the_last_look_sums_to_the_prediction(sets, rng):
     )
 
 
-def test_a_law_is_learned_in_the_coordinates_that_are_used(rng, monkeypatch):
+def test_heads_are_learned_in_the_coordinates_that_are_used(rng, monkeypatch):
     """Columns of zeros change nothing that is learned, and stay where the hops start."""
     sets, y, *_ = carried(rng, 80)
     used = np.array([0, 1, 2, 4, 5, 6, 8, 9, 10])  # of eleven; the query has the first three

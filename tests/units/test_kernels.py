@@ -89,7 +89,7 @@ def test_unit_tokens_have_a_kernel_of_at_most_one(rng):
     np.testing.assert_allclose(one, 1.0, rtol=1e-14)
 
 
-def test_the_law_defaults_to_mean_zero(rng):
+def test_the_heads_default_to_mean_zero(rng):
     a = ragged(rng, [2, 4], 3)
     for distribution in (None, kh.GaussianHeads(), kh.GaussianHeads(mean=np.zeros((4, 4)))):
         assert (kh.attention_kernel(a, heads=distribution) == kh.attention_kernel(a)).all()
@@ -236,7 +236,7 @@ def test_the_mlp_kernel_is_its_definition(query, budget, rng):
 # --- messages -------------------------------------------------------------------------------------
 
 
-def test_laws_without_a_closed_form_name_the_remedy(rng):
+def test_head_distributions_without_a_closed_form_name_the_remedy(rng):
     a = ragged(rng, [2, 3], 3)
     with pytest.raises(
         ValueError, match=r"QueryKeyHeads\(rank=2.*no closed form is known. Use finite heads"

@@ -32,7 +32,7 @@ def task(rng):
 FAST = {"steps": 6, "n_heads": 8}
 
 
-def test_laws_are_laws_but_have_no_heads_before_a_training_set():
+def test_learned_heads_are_a_distribution_that_needs_a_training_set():
     for distribution in (kh.LearnedHeads(), kh.IdentityHeads()):
         assert isinstance(distribution, HeadDistribution)
         with pytest.raises(ValueError, match="has no heads before it has seen a training set"):
@@ -86,7 +86,7 @@ def test_few_samples_are_not_descended_on(task):
     ("n", "gain", "learns"),
     [(80, 1.9, False), (80, 2.1, True), (260, 1.9, False), (260, 2.1, True)],
 )
-def test_a_law_is_kept_beyond_two_standard_errors(n, gain, learns, monkeypatch, seed):
+def test_learned_heads_are_kept_beyond_two_standard_errors(n, gain, learns, monkeypatch, seed):
     def found(
         pairs, unseen, base, start, alpha, *_
     ):  # what a search says that gained so many standard errors
@@ -123,7 +123,7 @@ def test_budgets_progress_and_callbacks(task, capsys):
 
 @pytest.mark.parametrize("activation", ["relu", "softmax"])
 @pytest.mark.parametrize("n_means", [1, 3])
-def test_estimators_fit_the_law_first(activation, n_means, task):
+def test_estimators_fit_the_heads_first(activation, n_means, task):
     sets, y = task
     distribution = kh.LearnedHeads(n_means=n_means, **FAST)
     model = kh.AttentionRegressor(
@@ -155,7 +155,7 @@ def test_infinite_heads_take_learned_heads(task):
     assert np.isfinite(model.predict(sets)).all()
 
 
-def test_weights_are_copies_for_a_law_too(task):
+def test_weights_are_duplicates_for_learned_heads_too(task):
     sets, y = task
     counts = np.arange(80) % 2 + 1
     rows = np.repeat(np.arange(80), counts)
@@ -363,7 +363,7 @@ def test_step_has_no_gradient(task, monkeypatch):
 @pytest.mark.parametrize(
     "distribution", [kh.LearnedHeads(steps=0, n_heads=4), kh.IdentityHeads(n_heads=4)]
 )
-def test_a_law_is_fitted_with_seed_zero_and_relu_unless_told(distribution, task):
+def test_heads_are_learned_with_seed_zero_and_relu_unless_told(distribution, task):
     told = distribution.fit(*task, seed=0, activation="relu", fit_intercept=True)
     assert distribution.fit(*task).reason == told.reason
     assert distribution.fit(*task, seed=1).reason != told.reason
@@ -404,7 +404,7 @@ def test_names_must_fit():
             distribution.strongest_pairs(names, query_names=asked)
 
 
-def test_a_law_says_what_it_was_fitted_to():
+def test_learned_heads_say_what_they_were_fitted_to():
     for rows, given, words in (
         (4, (2,), "tokens of dimension 3, and its heads are 4 × 4: got dim 2"),
         (4, (3, 2), "tokens of dimension 3, and its heads are 4 × 4: got dim 3 and query_dim 2"),
@@ -604,7 +604,7 @@ def counting(n_samples, seed):
 
 @pytest.mark.parametrize("alpha", [1e-30, 1e-12, 1e-6])
 @pytest.mark.parametrize("grouped", [False, True])
-def test_a_law_is_judged_at_a_penalty_that_float32_carries(alpha, grouped):
+def test_learned_heads_are_judged_at_a_penalty_that_float32_carries(alpha, grouped):
     """Without noise a descent may end at any penalty: of 256 features that repeat each other none
     is too small.
     """
@@ -649,7 +649,7 @@ def test_counting_without_noise_is_learned(n_samples, seed_of_data):
 
 @pytest.mark.parametrize("with_groups", [False, True])
 @pytest.mark.parametrize("fit_intercept", [True, False])
-def test_a_law_is_judged_by_a_fit_of_its_heads(with_groups, fit_intercept, task, rng):
+def test_a_distribution_is_judged_by_a_fit_of_its_heads(with_groups, fit_intercept, task, rng):
     sets, y = task
     y = y + 3.0
     weights, groups = rng.uniform(0.5, 2.0, 80), np.arange(80) // 2 if with_groups else None
@@ -937,7 +937,7 @@ def test_what_is_learned_is_told_with_the_heads(monkeypatch, task):
     np.testing.assert_array_equal(distribution.means_, descent.distribution().means_)
 
 
-def test_many_samples_go_on_from_the_law_that_a_part_of_them_found(monkeypatch, seed, rng):
+def test_many_samples_go_on_from_the_heads_that_a_part_of_them_found(monkeypatch, seed, rng):
     sets = kh.targets.sphere_sets(260, n_keys=2, dim=2, seed=seed)
     y = kh.targets.Correlation(2, 2)(sets)
     reached = FittedHeads(
@@ -971,7 +971,7 @@ def test_many_samples_go_on_from_the_law_that_a_part_of_them_found(monkeypatch, 
         ([1.0, 0.97, 0.0], 1, 2),
     ],
 )
-def test_more_looks_are_chosen_beyond_doubt_only(errors, chosen, tried, monkeypatch, seed):
+def test_more_hops_need_more_than_two_standard_errors(errors, chosen, tried, monkeypatch, seed):
     """Ties go to fewer hops, and a third is tried only if the second was worth it."""
     starts = []
 

@@ -53,10 +53,3 @@ def test_tiles_add_up_to_the_whole(dtype, order, rng, monkeypatch):
     expected = np.tril(total + factor.astype(float) @ factor.astype(float).T)
     matrices.add_outer(total, factor)
     np.testing.assert_allclose(np.tril(total), expected, atol=1e-12 if dtype == "float64" else 1e-5)
-
-
-def test_a_block_may_be_one_row(rng):
-    total, a, b = (np.asfortranarray(rng.normal(size=shape)) for shape in ((1, 4), (1, 3), (3, 4)))
-    expected = total + 2.0 * a @ b
-    matrices.multiply_add(total, a, b, scale=2.0)
-    np.testing.assert_allclose(total, expected, rtol=1e-12)

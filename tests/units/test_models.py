@@ -1181,7 +1181,7 @@ def test_fitted_attributes_fit_their_layer(rng):
         (kh.QueryKeyHeads(10**9), "heads of rank 1,000,000,000"),
     ],
 )
-def test_laws_are_refused_for_one_wrong_part(distribution, words):
+def test_head_distributions_are_refused_for_one_wrong_part(distribution, words):
     for right in (
         kh.GaussianHeads(2),
         kh.GaussianHeads(np.ones((4, 4), int)),
@@ -1193,7 +1193,7 @@ def test_laws_are_refused_for_one_wrong_part(distribution, words):
         _check_distribution(distribution)
 
 
-def test_a_law_has_heads_of_the_shape_of_its_mean():
+def test_a_distribution_has_heads_of_the_shape_of_its_mean():
     for distribution in (
         HEADS,
         kh.GaussianHeads(np.ones((4, 4))),

@@ -182,7 +182,7 @@ def test_copies_weights_zeros_and_order_agree_to_the_last_bit(sets, y, rng):
 @pytest.mark.parametrize("group_radius", [0.2, [0.1, 0.2]])
 def test_a_small_memory_budget_changes_nothing(group_radius, sets, y):
     model = kh.NormBallRegressor(
-        12, loss="squared", group_radius=group_radius, random_state=0, tol=0.01
+        12, loss="squared", group_radius=group_radius, n_folds=2, random_state=0, tol=0.01
     )
     expected = model.fit(sets, y).predict(sets)
     radius, objective, gap = model.group_radius_, model.objective_, model.duality_gap_

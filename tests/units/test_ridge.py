@@ -8,8 +8,8 @@ from ridges import design_path, gram_fixed, gram_path
 
 from keyhole.ridge import gram as tridiagonal
 from keyhole.ridge.design import ridge_rows
-from keyhole.ridge.gram import Tridiagonal, _inverse, ridge_gram
-from keyhole.ridge.matrices import _lead, add_outer, mirror_lower
+from keyhole.ridge.gram import Sweep, Tridiagonal, _inverse, ridge_gram, tridiagonalise
+from keyhole.ridge.matrices import add_outer, mirror_lower
 from keyhole.ridge.problem import (
     N_DRAFT_ALPHAS,
     RidgeProblem,
@@ -71,8 +71,6 @@ class TestRefusals:
             np.linalg.LinAlgError, match="plus the penalty 1 must be positive definite"
         ):
             _inverse(-gram, np.ones(30))
-        with pytest.raises(ValueError, match="in Fortran order: its rows are 240 bytes apart"):
-            _lead(np.zeros((30, 30)))
 
     def test_penalties_must_be_a_sequence_of_finite_numbers(self, gram, y):
         with pytest.raises(ValueError, match="at least one penalty"):
@@ -358,11 +356,16 @@ class TestMemory:
             lambda g: gram_fixed(g, y, 1.0, overwrite_gram=True, memory_budget=2**16),
             lambda g: gram_path(g, y, [1.0, 2.0], overwrite_gram=True, memory_budget=2**16),
         ):
-            given = gram.copy(order="K")
-            tracemalloc.start()
-            solve(given)
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
+            # the smaller of two peaks: in 2 of 27 runs one had 1.6 MB more, and why is not known; a
+            # copy of the matrix would be in both
+            peaks = []
+            for _ in range(2):
+                given = gram.copy(order="K")
+                tracemalloc.start()
+                solve(given)
+                peaks.append(tracemalloc.get_traced_memory()[1])
+                tracemalloc.stop()
+            peak = min(peaks)
             # LAPACK's work space is 32 to 64 columns; vectors and multipliers are a few columns
             # more
             assert peak < 0.35 * gram.nbytes, f"{peak / gram.nbytes:.2f} of a Gram matrix"
@@ -456,6 +459,12 @@ class TestPrecision:
         ):
             gram_path(gram.astype(np.float32), y, [1.0])
 
+    def test_a_matrix_too_large_for_float32_is_reduced_in_float64(self, gram, y):
+        wanted = gram_path(gram, y, [0.1, 1.0])
+        path = gram_path(1e38 * gram, y, [1e37, 1e38], dtype=np.float32)
+        assert path.factor.factor.form.basis.dtype == np.float64
+        assert path.errors == pytest.approx(wanted.errors, rel=1e-6)
+
     def test_factorising_a_float64_matrix_in_float32(self, gram, y):
         path = gram_path(gram, y, [1.0], dtype=np.float32)
         assert path.errors == pytest.approx(gram_path(gram, y, [1.0]).errors, rel=1e-3)
@@ -488,10 +497,20 @@ def test_a_draft_says_what_a_path_of_its_penalties_says(rng):
     x, y = rng.normal(size=(60, 100)), rng.normal(size=(60, 3))
     draft = ridge_gram(x @ x.T, RidgeProblem.of(y, draft=True))
     path = ridge_gram(x @ x.T, RidgeProblem.of(y, draft.alphas))
-    assert (draft.route, path.route, len(draft.alphas)) == ("eigen", "tridiagonal", N_DRAFT_ALPHAS)
+    assert draft.route == path.route == "tridiagonal"
+    assert len(draft.alphas) == N_DRAFT_ALPHAS
     np.testing.assert_allclose(draft.errors, path.errors, rtol=1e-7)
     np.testing.assert_allclose(draft.left_out, path.left_out, rtol=1e-7)
     assert draft.loss == draft.errors.min()
+
+
+def test_a_sweep_through_an_indefinite_matrix_is_refused():
+    matrix = np.asfortranarray(np.diag(np.linspace(-1.0, 1.0, 20)))
+    sweep = Sweep.of(tridiagonalise(matrix, None), np.ones((20, 1)))
+    alphas = np.array([0.5])
+    assert sweep.complements(alphas) is None
+    with pytest.raises(np.linalg.LinAlgError, match="must be positive definite"):
+        sweep.solve(alphas)
 
 
 @pytest.mark.parametrize("m", [1, 2, 3])

@@ -185,7 +185,7 @@ def test_what_needs_the_whole_training_set_says_so(sets, y, options, words):
         model.partial_fit(sets, y)
 
 
-def test_a_learned_law_goes_into_batches(sets, y):
+def test_learned_heads_go_into_batches(sets, y):
     distribution = (
         kh.AttentionRegressor(
             8,

@@ -1,10 +1,14 @@
 import math
+import pickle
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from layers import token_losses
 from paper import PAPER_LAYER, paper_classifier, paper_regressor
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import keyhole as kh
@@ -242,3 +246,124 @@ def test_extras_are_counted_from_their_centre_in_their_spread(rng):
     centre, spread = np.array([1.0, -2.0]), np.array([2.0, 0.5])
     found = replace(rule, extras_centre=centre, extras_spread=spread).apply(sets).extras
     np.testing.assert_allclose(found, (sets.extras - centre) / spread, rtol=1e-15)
+
+
+@pytest.fixture
+def compared():
+    """Two ragged sets whose similarities to their queries can be read off."""
+    keys = [np.array([[3.0, 4.0], [0.0, 2.0]]), np.array([[0.0, 0.0], [-2.0, 0.0], [1.0, 1.0]])]
+    return kh.SetBatch(keys, query=np.array([[0.0, 1.0], [2.0, 0.0]]), extras=[[7.0], [8.0]])
+
+
+@pytest.mark.parametrize(
+    ("measure", "of_keys", "of_queries"),
+    [
+        ("cosine", [0.8, 1.0, 0.0, -1.0, np.sqrt(0.5)], [1.0, 1.0]),
+        ("dot", [4.0, 2.0, 0.0, -4.0, 2.0], [1.0, 4.0]),
+        ("euclidean", [-np.sqrt(18), -1.0, -2.0, -4.0, -np.sqrt(2)], [0.0, 0.0]),
+    ],
+)
+def test_every_key_gets_its_similarity_to_the_query(measure, of_keys, of_queries, compared):
+    with_it = kh.tokens.with_similarity(compared, measure)
+    np.testing.assert_array_equal(with_it.tokens[:, :2], compared.tokens)
+    np.testing.assert_allclose(with_it.tokens[:, 2], of_keys, atol=1e-15)
+    # the query has what it has with itself, so that it stays of the kind of the keys
+    np.testing.assert_array_equal(with_it.query[:, :2], compared.query)
+    np.testing.assert_allclose(with_it.query[:, 2], of_queries)
+    np.testing.assert_array_equal(with_it.offsets, compared.offsets)
+    np.testing.assert_array_equal(with_it.extras, compared.extras)
+    assert with_it.pairs is None
+
+
+def test_cosine_is_the_default_and_several_measures_follow_each_other(compared):
+    default = kh.tokens.with_similarity(compared)
+    np.testing.assert_array_equal(
+        default.tokens, kh.tokens.with_similarity(compared, "cosine").tokens
+    )
+    several = kh.tokens.with_similarity(compared, ["dot", "euclidean"])
+    for place, measure in enumerate(("dot", "euclidean")):
+        one = kh.tokens.with_similarity(compared, measure)
+        np.testing.assert_array_equal(several.tokens[:, 2 + place], one.tokens[:, 2])
+
+
+def test_similarity_of_paired_coordinates(rng):
+    """Queries of another kind: the coordinates that mean the same are compared, and stay paired."""
+    keys = rng.normal(size=(5, 4, 3))
+    query = rng.normal(size=(5, 6))
+    pairs = [(4, 0), (1, 2)]
+    batch = kh.SetBatch(keys, query, pairs=pairs)
+    with_it = kh.tokens.with_similarity(batch, "dot")
+    by_hand = np.einsum("nkd,nd->nk", keys[:, :, [0, 2]], query[:, [4, 1]])
+    np.testing.assert_allclose(with_it.tokens[:, 3], by_hand.ravel())
+    assert with_it.pairs == ((4, 0), (1, 2), (6, 3))
+    # the same pairs, said for this once
+    said = kh.tokens.with_similarity(kh.SetBatch(keys, query), "dot", pairs=pairs)
+    np.testing.assert_array_equal(said.tokens, with_it.tokens)
+    assert said.pairs == with_it.pairs
+
+
+def test_similarity_keeps_types_and_groups(rng):
+    atoms = kh.SetBatch(rng.normal(size=(5, 2, 3)), rng.normal(size=(5, 3))).astype(np.float32)
+    molecules = kh.SetGroups(atoms, [3, 2], extras=np.ones((2, 1)))
+    with_it = kh.tokens.with_similarity(molecules)
+    assert with_it.sets.dtype == np.float32
+    assert with_it.counts.tolist() == [3, 2]
+    assert with_it.extras is molecules.extras
+    np.testing.assert_array_equal(with_it.sets.tokens, kh.tokens.with_similarity(atoms).tokens)
+
+
+def test_cosine_neither_overflows_nor_vanishes():
+    keys = np.array([[[3e200, 4e200], [3e-200, 4e-200]]])
+    with_it = kh.tokens.with_similarity(kh.SetBatch(keys, np.array([[0.0, 1e-300]])))
+    np.testing.assert_allclose(with_it.tokens[:, 2], 0.8)
+    with pytest.raises(ValueError, match=r"dot.*finite: key 0 of set 0 .*Scale the tokens"):
+        kh.tokens.with_similarity(kh.SetBatch(keys, np.array([[0.0, 1e200]])), "dot")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda b: kh.tokens.with_similarity(b.with_query(None)),
+            r"must have a query: this SetBatch has none\. Pass .*query",
+        ),
+        (
+            lambda b: kh.tokens.with_similarity(b.with_query(np.ones((2, 5)))),
+            r"of one kind: keys have 2, queries 5\. .*pairs",
+        ),
+        (
+            lambda b: kh.tokens.with_similarity(b, "manhattan"),
+            r"`measure` must be .*cosine.*dot.*euclidean.*'manhattan'",
+        ),
+        (lambda b: kh.tokens.with_similarity(b, []), r"`measure` must .*got \[\]"),
+        (lambda b: kh.tokens.with_similarity(b, ["dot", "dot"]), r"`measure`.* once: .*'dot'"),
+        (
+            lambda b: kh.tokens.with_similarity(b, pairs=[(0, 2)]),
+            r"`pairs` must name coordinates that are there: got \(0, 2\)",
+        ),
+    ],
+)
+def test_similarity_says_what_is_missing(change, words, compared):
+    with pytest.raises(ValueError, match=words):
+        change(compared)
+
+
+def test_similarity_of_anything_but_samples_is_refused(rng):
+    with pytest.raises(TypeError, match=r"`samples` must be a SetBatch: got list"):
+        kh.tokens.with_similarity([rng.normal(size=(2, 3))])
+
+
+def test_similarity_goes_into_a_pipeline(rng):
+    """A label that depends on how alike the nearest key is: softmax finds it in one column."""
+    n = 120
+    keys = [rng.normal(size=(rng.integers(3, 9), 4)) for _ in range(n)]
+    sets = kh.SetBatch(keys, rng.normal(size=(n, 4)))
+    y = np.maximum.reduceat(kh.tokens.with_similarity(sets).tokens[:, -1], sets.offsets[:-1])
+    layer = kh.AttentionRegressor(32, activation="softmax", random_state=0)
+    model = make_pipeline(FunctionTransformer(kh.tokens.with_similarity), layer)
+    assert cross_val_score(model, sets, y, cv=3).mean() > 0.5
+    model.set_params(functiontransformer__kw_args={"measure": "dot"}).fit(sets, y)
+    expected = kh.tokens.with_similarity(sets, "dot")
+    np.testing.assert_array_equal(model.predict(sets), model[-1].predict(expected))
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(sets), model.predict(sets))

@@ -376,7 +376,7 @@ def test_a_device_that_is_not_there_is_named():
 
 
 def test_auto_is_numpy_without_a_gpu():
-    from keyhole.solvers.solve import pick_device
+    from keyhole.attention.backends import pick_device
 
     expected = "cuda:0" if torch.cuda.is_available() else None
     assert pick_device("auto", kh.targets.sphere_sets(2, 2, 2, seed=0)) == expected
@@ -439,26 +439,22 @@ def test_heads_may_be_tensors_wherever_the_sets_are(rng):
 @pytest.mark.parametrize("n_heads", [3, 30])
 def test_a_device_without_room_leaves_the_gram_matrix_to_the_host(rng, n_heads, monkeypatch):
     """Three matrices of n × n numbers, of which the device has to hold all."""
-    from keyhole.solvers import on_device as torch_solvers
+    from keyhole.attention import torch_backend
 
-    batch, y, asked = draw_sets(rng), rng.standard_normal(24), []
-
-    def noted(name, plain):
-        return lambda task: asked.append(name) or plain(task)
-
-    for name in ("solve_primal", "solve_dual"):
-        monkeypatch.setattr(torch_solvers, name, noted(name, getattr(torch_solvers, name)))
+    batch = draw_sets(rng)
+    y = rng.standard_normal(24)
     settings = {**PAPER_LAYER, "random_state": 0}
     model = kh.AttentionRegressor(n_heads, alpha=0.1, **settings)
     expected = clone(model).fit(batch, y).predict(batch)
-    for room, route in (
-        (24 * 24**2, []),
-        (24 * 24**2 - 1, ["solve_primal" if n_heads == 3 else "solve_dual"]),
+    route_of_host = "primal" if n_heads == 3 else "dual"
+    for room, device, route in (
+        (24 * 24**2, "cpu", "dual"),
+        (24 * 24**2 - 1, None, route_of_host),
     ):
-        monkeypatch.setattr(torch_solvers, "free_bytes", lambda device, room=room: room)
-        asked.clear()
+        monkeypatch.setattr(torch_backend, "free_bytes", lambda device, room=room: room)
         found = clone(model).set_params(device="cpu").fit(batch, y)
-        assert asked == route
+        assert found.layer_.device == device
+        assert found.solver_ == route
         np.testing.assert_allclose(found.predict(batch), expected, atol=1e-9)
 
 
@@ -480,13 +476,24 @@ def test_groups_are_left_out_on_a_device_too(n_heads, rng):
 
 
 def test_blocks_of_heads_on_a_device_add_up(rng, monkeypatch):
-    from keyhole import _tensors
+    from keyhole.attention import torch_backend
 
     sets = kh.SetBatch(rng.normal(size=(60, 3, 8)), rng.normal(size=(60, 8)))
     options = {**PAPER_LAYER, "alpha": 1.0, "random_state": 0}
     expected = kh.AttentionRegressor(90, **options).fit(sets, sets.query[:, 0])
-    monkeypatch.setattr(_tensors, "free_bytes", lambda device: 2**20)
+
+    # every head is in one block for the Gram matrix, and in one again for the values
+    widths = []
+
+    def counted(sets, heads, activation):
+        widths.append(len(heads))
+        return kh.attention_features(sets, heads, activation)
+
+    monkeypatch.setattr(torch_backend, "attention_features", counted)
+    monkeypatch.setattr(torch_backend, "free_bytes", lambda device: 2**20)
     with config_context(working_memory=0.2):  # some twenty heads at a time
         found = kh.AttentionRegressor(90, device="cpu", **options).fit(sets, sets.query[:, 0])
+    assert len(widths) > 2
+    assert sum(widths) == 2 * 90
     np.testing.assert_allclose(found.loo_predictions_, expected.loo_predictions_, rtol=1e-8)
     np.testing.assert_allclose(found.predict(sets), expected.predict(sets), rtol=1e-8)

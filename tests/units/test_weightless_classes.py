@@ -44,22 +44,32 @@ class Samples:
         self.weights = np.where(np.isin(self.y, absent), 0.0, rng.uniform(0.5, 2.0, 60))
         self.rows = np.flatnonzero(self.weights)
         self.is_absent = np.isin(np.unique(self.y), absent)
+        self.fits = {}
+
+    def fit_both(self, name):
+        """The fit with samples of weight 0, and the fit without them: made once for all tests."""
+        if name not in self.fits:
+            rows = self.rows
+            self.fits[name] = (
+                clone(MODELS[name]).fit(self.sets, self.y, self.weights),
+                clone(MODELS[name]).fit(self.sets[rows], self.y[rows], self.weights[rows]),
+            )
+        return self.fits[name]
 
 
-@pytest.fixture(params=[["beech"], ["ash"], ["ash", "cedar"], ["cedar", "elm"]], ids="-".join)
-def samples(request, rng):
-    return Samples(rng, request.param)
-
-
-def fit_both(model, samples):
-    """The fit with samples of weight 0, and the fit without them."""
-    sets, y, weights, rows = samples.sets, samples.y, samples.weights, samples.rows
-    return clone(model).fit(sets, y, weights), clone(model).fit(sets[rows], y[rows], weights[rows])
+@pytest.fixture(
+    scope="module",
+    params=[["beech"], ["ash"], ["ash", "cedar"], ["cedar", "elm"]],
+    ids="-".join,
+)
+def samples(request):
+    seed = int(request.config.getoption("--seed"))
+    return Samples(np.random.default_rng(seed), request.param)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_label_stays_and_the_fit_is_that_without_its_samples(name, samples):
-    model, rest = fit_both(MODELS[name], samples)
+    model, rest = samples.fit_both(name)
     assert model.classes_.tolist() == ["ash", "beech", "cedar", "elm"]
     assert model.class_has_weight_.tolist() == (~samples.is_absent).tolist()
     assert rest.class_has_weight_.all()
@@ -72,7 +82,7 @@ def test_the_label_stays_and_the_fit_is_that_without_its_samples(name, samples):
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "hinge"])
 def test_its_probability_is_zero_and_the_others_are_those_of_the_fit_without(name, samples):
-    model, rest = fit_both(MODELS[name], samples)
+    model, rest = samples.fit_both(name)
     chances = model.predict_proba(samples.sets)
     np.testing.assert_array_equal(chances[:, samples.is_absent], 0.0)
     np.testing.assert_allclose(
@@ -83,7 +93,7 @@ def test_its_probability_is_zero_and_the_others_are_those_of_the_fit_without(nam
 
 @pytest.mark.parametrize("name", ["kernel", "heads", "balanced", "squared error"])
 def test_choices_and_sets_of_labels_are_those_of_the_fit_without(name, samples):
-    model, rest = fit_both(MODELS[name], samples)
+    model, rest = samples.fit_both(name)
     assert model.alpha_ == pytest.approx(rest.alpha_, rel=1e-6)
     assert model.temperature_ == pytest.approx(rest.temperature_, rel=1e-6)
     assert model.loo_error_ == pytest.approx(rest.loo_error_, rel=1e-6)
@@ -99,7 +109,7 @@ def test_choices_and_sets_of_labels_are_those_of_the_fit_without(name, samples):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_contributions_and_files_know_the_label(name, samples, tmp_path):
-    model, _ = fit_both(MODELS[name], samples)
+    model, _ = samples.fit_both(name)
     parts = np.array([part.sum(axis=0) for part in model.contributions(samples.sets)])
     parts += model.extras_contributions(samples.sets).sum(axis=1) + model.intercept_
     np.testing.assert_allclose(parts, model.decision_function(samples.sets), atol=1e-8)

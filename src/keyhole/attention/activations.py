@@ -25,8 +25,8 @@ Activation = Literal["relu", "linear", "square", "step", "exp", "softmax"]
 
 
 def check_activation(name: str) -> str:
-    """Return ``name`` if it is an activation we know."""
-    return check_choice(name, "activation", (*POINTWISE, SOFTMAX))
+    """Return ``name`` if it is one of ``ACTIVATIONS``."""
+    return check_choice(name, "activation", ACTIVATIONS)
 
 
 def check_pointwise(name: str) -> str:
@@ -82,19 +82,36 @@ def gaussian_moment(
         "std_v": std_v,
         "correlation": correlation,
     }
-    arrays = [np.asarray(value, dtype=np.float64) for value in arguments.values()]
-    for name, array in zip(arguments, arrays, strict=True):
+    arrays = {name: np.asarray(value, dtype=np.float64) for name, value in arguments.items()}
+    for name, array in arrays.items():
         check_finite(array, name)
-    for name, array in zip(("std_u", "std_v"), arrays[2:4], strict=True):
-        if (array < 0).any():
-            raise ValueError(f"`{name}` must be zero or larger: got {array.min():g}.")
-    if (np.abs(arrays[4]) > 1).any():
-        worst = arrays[4].flat[np.abs(arrays[4]).argmax()]
+    for name in ("std_u", "std_v"):
+        if (arrays[name] < 0).any():
+            raise ValueError(f"`{name}` must be zero or larger: got {arrays[name].min():g}.")
+    size = np.abs(arrays["correlation"])
+    if (size > 1).any():
+        worst = arrays["correlation"].flat[size.argmax()]
         raise ValueError(
             f"`correlation` must lie in [-1, 1]: got {worst}. Clip it if rounding took it beyond."
         )
-    shape = np.broadcast_shapes(*(array.shape for array in arrays))
-    flat = [np.ascontiguousarray(np.broadcast_to(array, shape)).reshape(-1) for array in arrays]
-    out = np.empty(flat[0].size)
-    fill_moments(code, *flat, out)
+
+    # the compiled loop takes flat arrays of one length
+    shape = np.broadcast_shapes(*(array.shape for array in arrays.values()))
+    flat = {
+        name: np.ascontiguousarray(np.broadcast_to(array, shape)).reshape(-1)
+        for name, array in arrays.items()
+    }
+    # numba compiles once for each mixture of read-only and writable arrays: here all are read-only
+    for array in flat.values():
+        array.flags.writeable = False
+    out = np.empty(flat["mean_u"].size)
+    fill_moments(
+        code,
+        flat["mean_u"],
+        flat["mean_v"],
+        flat["std_u"],
+        flat["std_v"],
+        flat["correlation"],
+        out,
+    )
     return out.reshape(shape)

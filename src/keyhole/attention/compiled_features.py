@@ -43,9 +43,8 @@ CHUNK = 32
 workspace.
 """
 
-RELU, LINEAR, SQUARE, STEP, EXP, SOFTMAX = range(
-    6
-)  # the order of activations.POINTWISE, then softmax
+# the codes of the activations, in the order of activations.ACTIVATIONS
+RELU, LINEAR, SQUARE, STEP, EXP, SOFTMAX = range(6)
 
 # Contraction to fused multiply-adds and free order of sums; NaN and infinity keep their meaning.
 _compiled = cached_njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
@@ -106,19 +105,23 @@ def _panel(rows):
             _, start, row, step, _, _, r, h, add = args
             a, b, c = (_array(context, builder, signature.args[i], args[i]) for i in (0, 4, 5))
             depth, width = cgutils.unpack_tuple(builder, b.shape, 2)
+
+            # where each row of C begins, and a register for its sums
             corner = builder.add(builder.mul(r, width), h)
             targets = [lanes.plus(corner, width, i) for i in range(rows)]
             sums = [cgutils.alloca_once(builder, lanes.vector) for _ in range(rows)]
-            with builder.if_else(builder.icmp_signed("!=", add, ir.Constant(add.type, 0))) as (
-                then,
-                otherwise,
-            ):
+
+            # start from C where `add`, else from zero
+            is_adding = builder.icmp_signed("!=", add, ir.Constant(add.type, 0))
+            with builder.if_else(is_adding) as (then, otherwise):
                 with then:
                     for total, target in zip(sums, targets, strict=True):
                         builder.store(lanes.load(c.data, target), total)
                 with otherwise:
                     for total in sums:
                         builder.store(ir.Constant(lanes.vector, None), total)
+
+            # one vector of B for all rows: row i adds A[i, k] times it
             with cgutils.for_range(builder, depth) as loop:
                 wide = lanes.load(b.data, builder.add(builder.mul(loop.index, width), h))
                 along = builder.add(start, builder.mul(loop.index, step))
@@ -128,6 +131,7 @@ def _panel(rows):
                     builder.store(
                         builder.fadd(builder.load(total), product, flags=("contract",)), total
                     )
+
             for total, target in zip(sums, targets, strict=True):
                 lanes.store(builder.load(total), c.data, target)
             return context.get_dummy_value()
@@ -153,6 +157,7 @@ def _turn(rows):
             _, corner, width, _, start, stride = args
             a, out = (_array(context, builder, signature.args[i], args[i]) for i in (0, 3))
             block = [lanes.load(a.data, lanes.plus(corner, width, j)) for j in range(rows)]
+
             # transpose every rows × rows square, exchanging ever smaller quarters
             half = rows // 2
             while half:
@@ -160,12 +165,13 @@ def _turn(rows):
                 high = [i + half if not i & half else lanes.count + i for i in range(lanes.count)]
                 for j in range(rows):
                     if not j & half:
-                        x, y = block[j], block[j + half]
-                        block[j], block[j + half] = (
-                            lanes.shuffle(x, y, low),
-                            lanes.shuffle(x, y, high),
-                        )
+                        x = block[j]
+                        y = block[j + half]
+                        block[j] = lanes.shuffle(x, y, low)
+                        block[j + half] = lanes.shuffle(x, y, high)
                 half //= 2
+
+            # row i of the transposed square is a piece of one vector
             for i in range(lanes.count):
                 square, j = divmod(i, rows)
                 piece = lanes.shuffle(
@@ -181,8 +187,12 @@ def _turn(rows):
 
 # six rows: twelve sums in the sixteen registers of AVX2 (eight spill, at half the speed), six of
 # AVX-512's
-_panel_6, _panel_4, _panel_2, _panel_1 = _panel(6), _panel(4), _panel(2), _panel(1)
-_turn_8, _turn_4 = _turn(8), _turn(4)
+_panel_6 = _panel(6)
+_panel_4 = _panel(4)
+_panel_2 = _panel(2)
+_panel_1 = _panel(1)
+_turn_8 = _turn(8)
+_turn_4 = _turn(4)
 
 
 @_compiled
@@ -215,28 +225,33 @@ _SERIES_64 = tuple(1.0 / math.factorial(k) for k in range(13, -1, -1))
 _SERIES_32 = tuple(np.float32(1.0 / math.factorial(k)) for k in range(7, -1, -1))
 _LOG2_64 = (0.6931471803691238, 1.9082149292705877e-10)
 _LOG2_32 = (np.float32(0.693115234375), np.float32(3.1946184945309415e-05))
-_INVERSE_64, _INVERSE_32 = 1.0 / math.log(2.0), np.float32(1.0 / math.log(2.0))
-_SHIFT_64, _SHIFT_32 = 1.5 * 2.0**52, np.float32(1.5 * 2.0**23)
-_SHIFT_BITS_64, _SHIFT_BITS_32 = (
-    np.float64(_SHIFT_64).view(np.int64),
-    np.float32(_SHIFT_32).view(np.int32),
-)
+_INVERSE_64 = 1.0 / math.log(2.0)
+_INVERSE_32 = np.float32(1.0 / math.log(2.0))
+_SHIFT_64 = 1.5 * 2.0**52
+_SHIFT_32 = np.float32(1.5 * 2.0**23)
+_SHIFT_BITS_64 = np.float64(_SHIFT_64).view(np.int64)
+_SHIFT_BITS_32 = np.float32(_SHIFT_32).view(np.int32)
 _RANGE_64 = (-746.0, 710.0)  # beyond: exactly 0, and infinity
 _RANGE_32 = (np.float32(-104.0), np.float32(89.0))
 
 
 @_ordered
 def _exp_64(x):
+    """exp(x) in float64."""
+    # to the range in which the result is neither 0 nor infinity, and just beyond
     x = x if x < _RANGE_64[1] else _RANGE_64[1]
     x = x if x > _RANGE_64[0] else _RANGE_64[0]
+    # n and r of x = n log 2 + r
     shifted = x * _INVERSE_64 + _SHIFT_64
     n = shifted - _SHIFT_64
     r = (x - n * _LOG2_64[0]) - n * _LOG2_64[1]
+    # exp(r), by Horner's scheme
     series = 0.0
     for c in _SERIES_64:
         series = series * r + c
+    # 2^n in two factors, so that neither leaves the range of exponents
     bits = np.float64(shifted).view(np.int64) - _SHIFT_BITS_64
-    half = bits >> 1  # 2^n in two factors, so that neither leaves the range of exponents
+    half = bits >> 1
     rest = bits - half
     return (
         series
@@ -247,6 +262,7 @@ def _exp_64(x):
 
 @_ordered
 def _exp_32(x):
+    """exp(x) in float32, step by step as `_exp_64`."""
     x = x if x < _RANGE_32[1] else _RANGE_32[1]
     x = x if x > _RANGE_32[0] else _RANGE_32[0]
     shifted = x * _INVERSE_32 + _SHIFT_32
@@ -258,7 +274,8 @@ def _exp_32(x):
     bits = np.int32(np.float32(shifted).view(np.int32) - _SHIFT_BITS_32)
     half = np.int32(bits >> np.int32(1))
     rest = np.int32(bits - half)
-    bias, mantissa = np.int32(127), np.int32(23)
+    bias = np.int32(127)
+    mantissa = np.int32(23)
     return (
         series
         * np.int32((half + bias) << mantissa).view(np.float32)
@@ -315,18 +332,33 @@ class Workspace(NamedTuple):
 def workspace(heads: np.ndarray) -> Workspace:
     """Return a workspace for tiles of heads (T, D_q, D, width)."""
     D, width = heads.shape[2:]
-    shapes = ((GROUP, D, width), (CHUNK, width), (D * width,), (width,), (width,), (width,))
-    # every row starts on a cache line: width is a whole number of vectors
-    room = np.empty(
-        sum(math.prod(shape) for shape in shapes) * heads.itemsize + VECTOR_BYTES, np.uint8
-    )
-    start = -room.ctypes.data % VECTOR_BYTES
-    arrays = []
-    for shape in shapes:
+    shapes = {
+        "queries": (GROUP, D, width),
+        "scores": (CHUNK, width),
+        "total": (D * width,),
+        "peak": (width,),
+        "highest": (width,),
+        "norm": (width,),
+    }
+
+    # All arrays are parts of one buffer that starts on a cache line. Then every row does, because
+    # width is a whole number of vectors.
+    n_numbers = sum(math.prod(shape) for shape in shapes.values())
+    buffer = np.empty(n_numbers * heads.itemsize + VECTOR_BYTES, np.uint8)
+    start = -buffer.ctypes.data % VECTOR_BYTES
+    arrays = {}
+    for name, shape in shapes.items():
         stop = start + math.prod(shape) * heads.itemsize
-        arrays.append(room[start:stop].view(heads.dtype).reshape(shape))
+        arrays[name] = buffer[start:stop].view(heads.dtype).reshape(shape)
         start = stop
-    return Workspace(*arrays)
+    return Workspace(
+        queries=arrays["queries"],
+        scores=arrays["scores"],
+        total=arrays["total"],
+        peak=arrays["peak"],
+        highest=arrays["highest"],
+        norm=arrays["norm"],
+    )
 
 
 @_compiled
@@ -334,9 +366,8 @@ def _scale_heads(total, factors):
     """Multiply every coordinate of head h by ``factors[h]``."""
     width = len(factors)
     for start in range(0, len(total), width):
-        row = total[
-            start : start + width
-        ]  # indices from 0: an index that might be negative is not vectorised
+        # a view with indices from 0: an index that might be negative is not vectorised
+        row = total[start : start + width]
         for h in range(width):
             row[h] *= factors[h]
 
@@ -347,13 +378,20 @@ def _soften(work, count, first):
 
     ``peak`` is the largest so far.
     """
-    scores, peak, highest, norm = work.scores, work.peak, work.highest, work.norm
+    scores = work.scores
+    peak = work.peak
+    highest = work.highest
+    norm = work.norm
     width = len(peak)
+
+    # the largest score of each head, earlier keys of the set included
     for h in range(width):
         highest[h] = scores[0, h] if first else peak[h]
     for k in range(count):
         for h in range(width):
             highest[h] = scores[k, h] if scores[k, h] > highest[h] else highest[h]
+
+    # what was summed relative to the old peak becomes relative to the new one
     if first:
         norm[:] = 0
     else:
@@ -361,6 +399,8 @@ def _soften(work, count, first):
             peak[h] = _exp(peak[h] - highest[h])
             norm[h] *= peak[h]
         _scale_heads(work.total, peak)
+
+    # the weights of these keys before they are normalised
     for k in range(count):
         for h in range(width):
             weight = _exp(scores[k, h] - highest[h])
@@ -376,18 +416,22 @@ def _attend(keys, start, stop, slot, code, scale, work):
 
     Keys are flat.
     """
-    total, norm = work.total, work.norm
+    total = work.total
+    norm = work.norm
     width = len(norm)
     D = len(total) // width
     for first in range(start, stop, CHUNK):
         count = min(CHUNK, stop - first)
-        some = work.scores[:count]
-        _multiply(keys, first * D, D, 1, work.queries[slot], some, count, 0)
+        scores = work.scores[:count]
+        # s_mi = x~_0ᵀ W_m x~_i, then the weights in their place, then Σ_i weight_i x~_i
+        _multiply(keys, first * D, D, 1, work.queries[slot], scores, count, 0)
         if code == SOFTMAX:
             _soften(work, count, first == start)
         else:
-            _weigh(some.reshape(-1), code, norm.dtype.type(scale / (stop - start)))
-        _multiply(keys, first * D, 1, D, some, total, D, first - start)
+            _weigh(scores.reshape(-1), code, norm.dtype.type(scale / (stop - start)))
+        _multiply(keys, first * D, 1, D, scores, total, D, first - start)
+
+    # softmax weights sum to one: divide by what they sum to, which is known at the end only
     if code == SOFTMAX:
         for h in range(width):
             norm[h] = norm.dtype.type(scale) / norm[h]
@@ -397,7 +441,8 @@ def _attend(keys, start, stop, slot, code, scale, work):
 @_compiled
 def _project(queries, first, count, heads, work):
     """x~_0ᵀ W of ``count`` sets for one tile of heads (D_q, D, width). Queries are flat."""
-    rows, columns = heads.shape[0], heads.shape[1] * heads.shape[2]
+    rows = heads.shape[0]
+    columns = heads.shape[1] * heads.shape[2]
     _multiply(
         queries,
         first * rows,
@@ -412,6 +457,7 @@ def _project(queries, first, count, heads, work):
 
 @_compiled
 def _is_finite(total):
+    """Whether all numbers are finite."""
     zero = total.dtype.type(0)
     wrong = zero
     for i in range(len(total)):
@@ -425,6 +471,7 @@ def _write(total, width, n_heads, out, start):
     D = len(total) // width
     lanes = VECTOR_BYTES // total.itemsize
     for h in range(0, n_heads, lanes):
+        # whole vectors of heads by transposing registers, eight or four coordinates at a time
         e = 0
         if h + lanes <= n_heads:
             while e + 8 <= D:
@@ -433,6 +480,7 @@ def _write(total, width, n_heads, out, start):
             if e + 4 <= D:
                 _turn_4(total, e * width + h, width, out, start + h * D + e, D)
                 e += 4
+        # the rest one by one
         for j in range(e, D):
             for i in range(h, min(h + lanes, n_heads)):
                 out[start + i * D + j] = total[j * width + i]
@@ -440,6 +488,7 @@ def _write(total, width, n_heads, out, start):
 
 @_compiled
 def _subtract(total, centre):
+    """Subtract ``centre``, which may be empty."""
     for i in range(len(centre)):
         total[i] -= centre[i]
 
@@ -456,33 +505,33 @@ def write_features(
     ``centre`` (T, D · width), or (T, 0) for nothing. Returns the first set with a feature that is
     not finite, or −1.
     """
-    D, width = heads.shape[2], heads.shape[3]
+    D = heads.shape[2]
+    width = heads.shape[3]
     shared = len(queries) == heads.shape[1]
     wrong = -1
-    # sets outside, so that a row of the output is written from left to right
+    # groups of sets outside, so that a row of the output is written from left to right
     for group in range(sets[0], sets[1], GROUP):
         count = min(GROUP, sets[1] - group)
+        # one query that all sets share is projected once
+        first_query = 0 if shared else group
+        n_queries = 1 if shared else count
         for t in range(tiles[0], tiles[1]):
-            _project(queries, 0 if shared else group, 1 if shared else count, heads[t], work)
+            _project(queries, first_query, n_queries, heads[t], work)
             for i in range(group, group + count):
-                _attend(
-                    keys, offsets[i], offsets[i + 1], 0 if shared else i - group, code, scale, work
-                )
+                slot = 0 if shared else i - group
+                _attend(keys, offsets[i], offsets[i + 1], slot, code, scale, work)
                 if wrong < 0 and not _is_finite(work.total):
                     wrong = i
                 _subtract(work.total, centre[t])
-                _write(
-                    work.total,
-                    width,
-                    min(width, n_heads - t * width),
-                    out,
-                    first + i * row + t * width * D,
-                )
+                heads_of_tile = min(width, n_heads - t * width)
+                start = first + i * row + t * width * D
+                _write(work.total, width, heads_of_tile, out, start)
     return wrong
 
 
 @_compiled
 def _inner(x, y):
+    """<x, y>."""
     total = x.dtype.type(0)
     for i in range(len(x)):
         total += x[i] * y[i]
@@ -498,12 +547,14 @@ def add_outputs(heads, values, queries, keys, offsets, sets, code, scale, out, w
     shared = len(queries) == heads.shape[1]
     for group in range(sets[0], sets[1], GROUP):
         count = min(GROUP, sets[1] - group)
+        # one query that all sets share is projected once
+        first_query = 0 if shared else group
+        n_queries = 1 if shared else count
         for t in range(heads.shape[0]):
-            _project(queries, 0 if shared else group, 1 if shared else count, heads[t], work)
+            _project(queries, first_query, n_queries, heads[t], work)
             for i in range(group, group + count):
-                _attend(
-                    keys, offsets[i], offsets[i + 1], 0 if shared else i - group, code, scale, work
-                )
+                slot = 0 if shared else i - group
+                _attend(keys, offsets[i], offsets[i + 1], slot, code, scale, work)
                 for j in range(values.shape[1]):
                     out[i, j] += _inner(work.total, values[t, j])
 
@@ -518,17 +569,26 @@ def add_contributions(heads, values, queries, keys, offsets, sets, code, scale, 
     need the norm of the whole set, so that sets of more than CHUNK keys have their scores computed
     twice.
     """
-    D, width, n_outputs = heads.shape[2], heads.shape[3], out.shape[1]
-    weights = work.scores.reshape(-1)
+    D = heads.shape[2]
+    width = heads.shape[3]
+    n_outputs = out.shape[1]
+    flat_weights = work.scores.reshape(-1)
     shared = len(queries) == heads.shape[1]
-    norm, peak = work.norm, work.peak
+    norm = work.norm
+    peak = work.peak
     for group in range(sets[0], sets[1], GROUP):
         count = min(GROUP, sets[1] - group)
+        # one query that all sets share is projected once
+        first_query = 0 if shared else group
+        n_queries = 1 if shared else count
         for t in range(heads.shape[0]):
-            _project(queries, 0 if shared else group, 1 if shared else count, heads[t], work)
+            _project(queries, first_query, n_queries, heads[t], work)
             for i in range(group, group + count):
                 projected = work.queries[0 if shared else i - group]
-                start, stop = offsets[i], offsets[i + 1]
+                start = offsets[i]
+                stop = offsets[i + 1]
+
+                # softmax: the peak and the norm of every head over the whole set
                 if code == SOFTMAX:
                     for first in range(start, stop, CHUNK):
                         n_keys = min(CHUNK, stop - first)
@@ -536,28 +596,36 @@ def add_contributions(heads, values, queries, keys, offsets, sets, code, scale, 
                         _soften(work, n_keys, first == start)
                     for h in range(width):
                         norm[h] = norm.dtype.type(scale) / norm[h]
+
                 for first in range(start, stop, CHUNK):
                     n_keys = min(CHUNK, stop - first)
-                    some = work.scores[:n_keys]
+                    weights = work.scores[:n_keys]
+
+                    # the weights of these keys; of a softmax set of one chunk, exp(s − peak) is
+                    # there already
                     if code != SOFTMAX or stop - start > CHUNK:
-                        _multiply(keys, first * D, D, 1, projected, some, n_keys, 0)
+                        _multiply(keys, first * D, D, 1, projected, weights, n_keys, 0)
                     if code != SOFTMAX:
-                        _weigh(some.reshape(-1), code, norm.dtype.type(scale / (stop - start)))
+                        _weigh(weights.reshape(-1), code, norm.dtype.type(scale / (stop - start)))
                     else:
                         for k in range(n_keys):
                             for h in range(width):
                                 weight = (
-                                    _exp(some[k, h] - peak[h])
+                                    _exp(weights[k, h] - peak[h])
                                     if stop - start > CHUNK
-                                    else some[k, h]
+                                    else weights[k, h]
                                 )
-                                some[k, h] = weight * norm[h]
+                                weights[k, h] = weight * norm[h]
+
+                    # one output: <v_m, x~_i> of all heads, then their sum by the weights
                     if n_outputs == 1:
                         _multiply(keys, first * D, D, 1, values[t], mixed, n_keys, 0)
                         for k in range(n_keys):
-                            out[first + k, 0] += _inner(some[k], mixed[k])
+                            out[first + k, 0] += _inner(weights[k], mixed[k])
                         continue
-                    _multiply(weights, 0, width, 1, values[t], mixed, n_keys, 0)
+
+                    # several outputs: Σ_m weight_mi v_m, then the inner product with x~_i
+                    _multiply(flat_weights, 0, width, 1, values[t], mixed, n_keys, 0)
                     for k in range(n_keys):
                         for e in range(D):
                             x = keys[(first + k) * D + e]

@@ -51,21 +51,45 @@ def dots(rows, i, last, columns, count, out):
     The first coordinate stands alone, so the number of coordinates is one more than a multiple of
     four.
     """
-    i1, i2, i3 = min(i + 1, last), min(i + 2, last), min(i + 3, last)
-    a0, b0, c0, d0 = rows[i, 0], rows[i1, 0], rows[i2, 0], rows[i3, 0]
+    i1 = min(i + 1, last)
+    i2 = min(i + 2, last)
+    i3 = min(i + 3, last)
+
+    # the first coordinate
+    a0 = rows[i, 0]
+    b0 = rows[i1, 0]
+    c0 = rows[i2, 0]
+    d0 = rows[i3, 0]
     for j in range(count):
         x0 = columns[0, j]
         out[0, j] = a0 * x0
         out[1, j] = b0 * x0
         out[2, j] = c0 * x0
         out[3, j] = d0 * x0
+
+    # four coordinates at a time: a, b, c, d are the four rows
     for e in range(1, rows.shape[1], 4):
-        a0, a1, a2, a3 = rows[i, e], rows[i, e + 1], rows[i, e + 2], rows[i, e + 3]
-        b0, b1, b2, b3 = rows[i1, e], rows[i1, e + 1], rows[i1, e + 2], rows[i1, e + 3]
-        c0, c1, c2, c3 = rows[i2, e], rows[i2, e + 1], rows[i2, e + 2], rows[i2, e + 3]
-        d0, d1, d2, d3 = rows[i3, e], rows[i3, e + 1], rows[i3, e + 2], rows[i3, e + 3]
+        a0 = rows[i, e]
+        a1 = rows[i, e + 1]
+        a2 = rows[i, e + 2]
+        a3 = rows[i, e + 3]
+        b0 = rows[i1, e]
+        b1 = rows[i1, e + 1]
+        b2 = rows[i1, e + 2]
+        b3 = rows[i1, e + 3]
+        c0 = rows[i2, e]
+        c1 = rows[i2, e + 1]
+        c2 = rows[i2, e + 2]
+        c3 = rows[i2, e + 3]
+        d0 = rows[i3, e]
+        d1 = rows[i3, e + 1]
+        d2 = rows[i3, e + 2]
+        d3 = rows[i3, e + 3]
         for j in range(count):
-            x0, x1, x2, x3 = columns[e, j], columns[e + 1, j], columns[e + 2, j], columns[e + 3, j]
+            x0 = columns[e, j]
+            x1 = columns[e + 1, j]
+            x2 = columns[e + 2, j]
+            x3 = columns[e + 3, j]
             # brackets make it a chain of fused multiply-adds
             out[0, j] = (((out[0, j] + a0 * x0) + a1 * x1) + a2 * x2) + a3 * x3
             out[1, j] = (((out[1, j] + b0 * x0) + b1 * x1) + b2 * x2) + b3 * x3
@@ -105,7 +129,9 @@ def may_oppose(x, y):
 def arc_rows(code, owner, weight, first, start, stop, cosine, query_cosine, count, total):
     """ReLU and step around mean zero."""
     for i in range(start, stop):
-        r, s, w = i - start, owner[i] - first, weight[i]
+        r = i - start
+        s = owner[i] - first
+        w = weight[i]
         if code == RELU:
             for j in range(count):
                 rho = query_cosine[s, j] * cosine[r, j]
@@ -118,12 +144,18 @@ def arc_rows(code, owner, weight, first, start, stop, cosine, query_cosine, coun
 
 @njit(**OPTIONS)
 def mend_rows(code, a, first, start, stop, b, chunk, cosine, query_cosine, count, total):
-    """Replace zero-mean terms with ρ near ±1 by what they are with 1 − |ρ| taken from differences.
+    """Correct the terms with ρ near ±1, around mean zero.
 
-    κ(ρ) vanishes at −1 and the step's arcsine is steep at both ends: rounding of ρ would show.
+    `arc_rows` takes 1 − |ρ| from ρ. This adds what changes if it is taken from differences of unit
+    vectors. κ(ρ) vanishes at −1 and the step's arcsine is steep at both ends, so that rounding of
+    ρ would show.
     """
     for i in range(start, stop):
-        r, s, near = i - start, a.owner[i] - first, 0
+        r = i - start
+        s = a.owner[i] - first
+
+        # most rows have no such pair, and counting vectorises
+        near = 0
         for j in range(count):
             near += abs(query_cosine[s, j] * cosine[r, j]) > _NEAR
         if near == 0:
@@ -131,10 +163,8 @@ def mend_rows(code, a, first, start, stop, b, chunk, cosine, query_cosine, count
         for j in range(count):
             rho = query_cosine[s, j] * cosine[r, j]
             if abs(rho) > _NEAR:
-                rough, fine = (
-                    max(1.0 - abs(rho), 0.0),
-                    _gap(a, i, b, chunk + j, cosine[r, j], query_cosine[s, j]),
-                )
+                rough = max(1.0 - abs(rho), 0.0)
+                fine = _gap(a, i, b, chunk + j, cosine[r, j], query_cosine[s, j])
                 if code == RELU:
                     change = relu_arc(rho, fine) - relu_arc(rho, rough)
                 else:
@@ -146,7 +176,11 @@ def mend_rows(code, a, first, start, stop, b, chunk, cosine, query_cosine, count
 def plain_rows(code, a, first, start, stop, shifts, stds, cosine, query_cosine, count, total):
     """Linear, square and exp, whose moments are elementary for any mean."""
     for i in range(start, stop):
-        r, s, w, shift, std = i - start, a.owner[i] - first, a.weight[i], a.shift[i], a.std[i]
+        r = i - start
+        s = a.owner[i] - first
+        w = a.weight[i]
+        shift = a.shift[i]
+        std = a.std[i]
         if code == LINEAR:
             for j in range(count):
                 rho = query_cosine[s, j] * cosine[r, j]
@@ -180,23 +214,28 @@ def series_floor(shift):
 def series_coefficients(power, shifts, count, out):
     """Coefficients c_k(h) of E[(h+U)_+^p (k+V)_+^p] = Σ_k ρ^k c_k(h) c_k(k).
 
-    Known up to a sign that squares away.
-
-    For p = 1: ψ(h), Φ(h), then He_{k−2}(h) φ(h)/√k!; for p = 0: Φ(h), then He_{k−1}(h) φ(h)/√k!.
-    ``out`` is (ORDER, ≥ count), filled down its columns by the recurrence of the normalised Hermite
-    polynomials.
+    Signs that cancel in the product are left out. For p = 1: ψ(h), Φ(h), then He_{k−2}(h) φ(h)/√k!;
+    for p = 0: Φ(h), then He_{k−1}(h) φ(h)/√k!. ``out`` is (ORDER, ≥ count), filled down its
+    columns by the recurrence of the normalised Hermite polynomials.
     """
     lead = power + 1  # out[lead − 1 + n] is He_n φ/√n!, n ≥ 1, before it is rescaled
+    # ψ, Φ and φ in the first rows
     for j in range(count):
         density, mass, mean, _ = normal_parts(shifts[j])
-        out[0, j], out[lead - 1, j] = mean, mass
+        out[0, j] = mean
+        out[lead - 1, j] = mass
         out[lead, j] = density
+
+    # He_n φ/√n! = (h/√n) He_{n−1} φ/√(n−1)! − √((n−1)/n) He_{n−2} φ/√(n−2)!
     for n in range(1, ORDER - lead):
-        slope, drop = 1.0 / _ROOT[n], (_ROOT[n - 1] / _ROOT[n] if n > 1 else 0.0)
+        slope = 1.0 / _ROOT[n]
+        drop = _ROOT[n - 1] / _ROOT[n] if n > 1 else 0.0
         for j in range(count):
             out[lead + n, j] = (
                 shifts[j] * slope * out[lead + n - 1, j] - drop * out[lead + n - 2, j]
             )
+
+    # from 1/√n! to 1/√k!
     for k in range(lead, ORDER):
         scale = 1.0 / (_ROOT[k] * _ROOT[k - 1]) if power == 1 else 1.0 / _ROOT[k]
         for j in range(count):
@@ -208,7 +247,8 @@ def _correlate(cosine, r, query_cosine, s, floor, floors, count, rho):
     """Fill row r of ρ; return the largest |ρ| that the series serves, and how many it does not."""
     # the bits of a positive double are ordered as it is, and a maximum of integers vectorises where
     # that of doubles does not
-    peak, beyond = np.int64(0), np.int64(0)
+    peak = np.int64(0)
+    beyond = np.int64(0)
     for j in range(count):
         value = min(max(query_cosine[s, j] * cosine[r, j], -1.0), 1.0)
         rho[r, j] = value
@@ -227,16 +267,27 @@ def _sum_series(order, rows, i, last, columns, rho, count, out):
 
     Four rows at a time, because the columns come from the second-level cache.
     """
-    i1, i2, i3 = min(i + 1, last), min(i + 2, last), min(i + 3, last)
+    i1 = min(i + 1, last)
+    i2 = min(i + 2, last)
+    i3 = min(i + 3, last)
     for r in range(4):
         for j in range(count):
             out[r, j] = 0.0
+
+    # Horner's scheme, two powers at a time, from the highest down
     for step in range(0, order, 2):
         k = order - 2 - step
-        a0, b0, c0, d0 = rows[i, k], rows[i1, k], rows[i2, k], rows[i3, k]
-        a1, b1, c1, d1 = rows[i, k + 1], rows[i1, k + 1], rows[i2, k + 1], rows[i3, k + 1]
+        a0 = rows[i, k]
+        b0 = rows[i1, k]
+        c0 = rows[i2, k]
+        d0 = rows[i3, k]
+        a1 = rows[i, k + 1]
+        b1 = rows[i1, k + 1]
+        c1 = rows[i2, k + 1]
+        d1 = rows[i3, k + 1]
         for j in range(count):
-            x0, x1 = columns[k, j], columns[k + 1, j]
+            x0 = columns[k, j]
+            x1 = columns[k + 1, j]
             out[0, j] = (out[0, j] * rho[0, j] + a1 * x1) * rho[0, j] + a0 * x0
             out[1, j] = (out[1, j] * rho[1, j] + b1 * x1) * rho[1, j] + b0 * x0
             out[2, j] = (out[2, j] * rho[2, j] + c1 * x1) * rho[2, j] + c0 * x0
@@ -250,7 +301,10 @@ def _fill_exact(power, a, i, b, chunk, cosine, r, query_cosine, s, floor, floors
         value = rho[r, j]
         if value >= max(floor, floors[j]) and value <= _CAP:
             continue
-        one_minus, one_plus = 1.0 - value, 1.0 + value
+
+        # close to ±1 from differences of unit vectors
+        one_minus = 1.0 - value
+        one_plus = 1.0 + value
         if abs(value) > _NEAR:
             gap = _gap(a, i, b, chunk + j, cosine[r, j], query_cosine[s, j])
             if value > 0.0:
@@ -286,22 +340,31 @@ def rectified_rows(
 
     The series in ρ where it holds, else pair by pair.
     """
-    peak, beyond = 0.0, 0
+    # ρ of all pairs, the largest |ρ| of the series, and how many pairs it does not serve
+    peak = 0.0
+    beyond = 0
     for i in range(start, stop):
-        s, floor = a.owner[i] - first, series_floor(a.shift[i])
+        s = a.owner[i] - first
+        floor = series_floor(a.shift[i])
         row_peak, row_beyond = _correlate(
             cosine, i - start, query_cosine, s, floor, floors, count, rho
         )
         peak = max(peak, row_peak)
         beyond += row_beyond
+
+    # the series for all pairs
     if beyond < count * (stop - start):
-        # thirteen digits: the terms fall like ρ^k/k²
+        # as many terms as give thirteen digits, as the terms fall like ρ^k/k²
         order = min(ORDER, 2 * math.ceil((7.0 - 23.0 / math.log(max(peak, 1e-9))) / 2.0))
         _sum_series(
             order, row_series, start - block, stop - 1 - block, column_series, rho, count, moment
         )
+
+    # the exact moment where the series does not hold, and the sum
     for i in range(start, stop):
-        r, s, w = i - start, a.owner[i] - first, a.weight[i]
+        r = i - start
+        s = a.owner[i] - first
+        w = a.weight[i]
         if beyond > 0:
             floor = series_floor(a.shift[i])
             _fill_exact(
@@ -361,21 +424,41 @@ def _aligned(count):
 
 @njit(**OPTIONS)
 def _buffers(width, query_width, biased):
-    order, block = (0, 0) if biased is None else (ORDER, BLOCK)
-    k = width + query_width
-    r = _aligned(k + 24 + order)
+    """Scratch of a tile; the tables of the series are empty unless ``biased``."""
+    if biased is None:
+        order = 0
+        block = 0
+    else:
+        order = ORDER
+        block = BLOCK
+
+    # One array holds all that is WIDTH columns wide: keys, queries, six arrays of four rows, and
+    # the series of the columns.
+    queries_end = width + query_width
+    rows = _aligned(queries_end + 24 + order)
+    unit = rows[:width]
+    query = rows[width:queries_end]
+    cosine = rows[queries_end : queries_end + 4]
+    query_dot = rows[queries_end + 4 : queries_end + 8]
+    query_cosine = rows[queries_end + 8 : queries_end + 12]
+    total = rows[queries_end + 12 : queries_end + 16]
+    rho = rows[queries_end + 16 : queries_end + 20]
+    moment = rows[queries_end + 20 : queries_end + 24]
+    column_series = rows[queries_end + 24 :]
+    floors = np.empty(WIDTH)
+    row_series = _aligned(block)
     return Buffers(
-        r[:width],
-        r[width:k],
-        r[k : k + 4],
-        r[k + 4 : k + 8],
-        r[k + 8 : k + 12],
-        r[k + 12 : k + 16],
-        r[k + 16 : k + 20],
-        r[k + 20 : k + 24],
-        np.empty(WIDTH),
-        r[k + 24 :],
-        _aligned(block),
+        unit,
+        query,
+        cosine,
+        query_dot,
+        query_cosine,
+        total,
+        rho,
+        moment,
+        floors,
+        column_series,
+        row_series,
     )
 
 
@@ -390,6 +473,7 @@ def _least_first(vectors, start, stop):
 
 @njit(**OPTIONS)
 def _transpose(source, start, stop, out):
+    """Write the rows ``start … stop − 1`` as columns of ``out``."""
     for j in range(stop - start):
         for e in range(source.shape[1]):
             out[e, j] = source[start + j, e]
@@ -455,16 +539,24 @@ def _fill_chunk(
         column_series,
         row_series,
     ) = buffers
-    count, owner, weight = chunk_stop - chunk, b.owner[chunk:chunk_stop], b.weight[chunk:chunk_stop]
-    shifts, stds = b.shift[chunk:chunk_stop], b.std[chunk:chunk_stop]
-    n_columns, set_last = owner[count - 1] + 1 - owner[0], a.owner[block_stop - 1] + 1
+    count = chunk_stop - chunk
+    owner = b.owner[chunk:chunk_stop]
+    weight = b.weight[chunk:chunk_stop]
+    shifts = b.shift[chunk:chunk_stop]
+    stds = b.std[chunk:chunk_stop]
+    n_columns = owner[count - 1] + 1 - owner[0]
+    set_last = a.owner[block_stop - 1] + 1
     power = 1 if code == RELU else 0
+
+    # four sets of rows at a time
     for group in range(a.owner[block], set_last, 4):
         group_last = min(group + 4, set_last)
         if upper and chunk_stop <= b.offsets[group]:
-            break
+            break  # these columns, and those of later groups, lie below the diagonal
         dots(a.query, group, group_last - 1, query, n_columns, query_dot)
         _begin_group(query_dot, owner, group_last - group, query_cosine, total)
+
+        # and four of their keys at a time: cosines with the columns, then moments and sums
         group_stop = min(a.offsets[group_last], block_stop)
         for start in range(max(a.offsets[group], block), group_stop, 4):
             stop = min(start + 4, group_stop)
@@ -554,24 +646,29 @@ def _compile_with(stamp):
         _ = stamp
         buffers = _buffers(a.unit.shape[1], a.query.shape[1], biased)
         power = 1 if code == RELU else 0
+
+        # blocks of row keys
         for block in range(a.offsets[first], a.offsets[last], BLOCK):
             block_stop = min(block + BLOCK, a.offsets[last])
-            set_first, set_last = a.owner[block], a.owner[block_stop - 1] + 1
-            least_key, least_query = (
-                _least_first(a.unit, block, block_stop),
-                _least_first(a.query, set_first, set_last),
-            )
+            set_first = a.owner[block]
+            set_last = a.owner[block_stop - 1] + 1
+            least_key = _least_first(a.unit, block, block_stop)
+            least_query = _least_first(a.query, set_first, set_last)
             if biased is not None:
                 _fill_row_series(
                     power, a.shift[block:block_stop], buffers.column_series, buffers.row_series
                 )
+
+            # against chunks of column keys; where `upper`, from the first set of the block on
             columns_start = b.offsets[max(b_first, set_first) if upper else b_first]
             columns_stop = b.offsets[b_last]
             for chunk in range(columns_start, columns_stop, WIDTH):
                 chunk_stop = min(chunk + WIDTH, columns_stop)
-                left, right = b.owner[chunk], b.owner[chunk_stop - 1] + 1
+                left = b.owner[chunk]
+                right = b.owner[chunk_stop - 1] + 1
                 _transpose(b.unit, chunk, chunk_stop, buffers.unit)
                 _transpose(b.query, left, right, buffers.query)
+                # whether a cosine of the chunk can be close enough to −1 to need `mend_rows`
                 mend = code == STEP or may_oppose(
                     least_key, _least_first(b.unit, chunk, chunk_stop)
                 )

@@ -29,7 +29,8 @@ RELU, LINEAR, SQUARE, STEP, EXP = range(5)  # the order of activations.POINTWISE
 _TWO_PI = 2.0 * math.pi
 _ROOT_TWO_PI = math.sqrt(_TWO_PI)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
-_NODES, _WEIGHTS = (_NODES + 1.0) / 2.0, _WEIGHTS / 2.0
+_NODES = (_NODES + 1.0) / 2.0
+_WEIGHTS = _WEIGHTS / 2.0
 _DECAY = 42.0  # integrands are followed until they have fallen by e⁻⁴²
 _SIGMAS = math.sqrt(2.0 * _DECAY)
 _FAR = 9.0  # Φ(−9) = 1e-19: beyond it a ReLU never rests
@@ -116,12 +117,13 @@ _TAIL = np.array(
 )
 # Taylor coefficients of exp: enough for |x| ≤ log(2)/2
 _TAYLOR = np.array([1.0 / math.factorial(i) for i in range(12, -1, -1)])
-_LOG2_HIGH, _LOG2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10
+_LOG2_HIGH = 0.693147180369123816490
+_LOG2_LOW = 1.90821492927058770002e-10
 _PER_LOG2 = 1.0 / math.log(2.0)
-EXP_LOWEST, EXP_HIGHEST = -708.0, 709.4
-_ROUNDER = (
-    1.5 * 2.0**52
-)  # adding it rounds a double to the nearest integer, held in its lowest bits
+EXP_LOWEST = -708.0
+EXP_HIGHEST = 709.4
+# adding it rounds a double to the nearest integer, held in its lowest bits
+_ROUNDER = 1.5 * 2.0**52
 
 
 @njit(**OPTIONS)
@@ -130,12 +132,15 @@ def vector_exp(x):
 
     Unlike libm's, it vectorises.
     """
+    # x = whole · log 2 + rest
     shifted = x * _PER_LOG2 + _ROUNDER
     whole = shifted - _ROUNDER
     rest = (x - whole * _LOG2_HIGH) - whole * _LOG2_LOW
+    # exp(rest), by Horner's scheme
     value = _TAYLOR[0]
     for i in range(1, 13):
         value = value * rest + _TAYLOR[i]
+    # times 2^whole, by adding to the bits of the exponent
     exponent = np.float64(shifted).view(np.int64) << np.int64(52)
     return np.int64(np.float64(value).view(np.int64) + exponent).view(np.float64)
 
@@ -177,6 +182,8 @@ def normal_parts(h):
     x = abs(h)
     if x > -_GONE:
         return (0.0, 0.0, 0.0, 0.0) if h < 0.0 else (0.0, 1.0, h, 1.0 + h * h)
+
+    # by the tail at |h|, and by symmetry for h > 0
     density = math.exp(-0.5 * x * x) / _ROOT_TWO_PI
     # with χ = φ·c: ψ = φ·(1 − xc)/(1 + x²) and Φ = φ·(c + x·that), where nothing cancels
     tail = _tail(x)
@@ -209,11 +216,15 @@ def _strip(power, a, b, width):
     """∫_{−a}^{b} ((a + z)(b − z))^power φ(z) dz, given width = a + b: the moment at ρ = −1."""
     if width <= 0.0:
         return 0.0
+
+    # a closed form where nothing cancels
     if (a >= 1.0 and b >= 1.0) or (a >= 2.0 and b >= 0.0) or (b >= 2.0 and a >= 0.0):
         density_a, mass_a, _, _ = normal_parts(a)
         density_b, mass_b, _, _ = normal_parts(b)
         mass = mass_a + mass_b - 1.0
         return mass if power == 0 else (a * b - 1.0) * mass + b * density_a + a * density_b
+
+    # else by quadrature in x = a + z, from 0 to where the density has fallen by e⁻⁴²
     a = min(a, b)  # z → −z exchanges them
     base = a * a if a < 0.0 else 0.0
     end = min(width, _reach(-a) if a < 0.0 else a + _SIGMAS)
@@ -249,17 +260,28 @@ def _blur(power, k, rho, r, eta, offset):
     e^{−k²/2}/2π times ∫_0^∞ y^p e^{−(y+η)²/2} t(w) dy, where w = offset + ρy, η = (ρk − h)/r and
     t = ψ(−|w|)/φ(w) or ±Φ(−|w|)/φ(w).
     """
+    # the range [lo, hi] in which the integrand counts, and a cut inside it
     if eta >= 0.0:
-        base, lo, hi = eta * eta, 0.0, _reach(eta)
+        base = eta * eta
+        lo = 0.0
+        hi = _reach(eta)
         cut = 0.25 * hi
     else:
-        base, lo, hi, cut = 0.0, max(0.0, -eta - _SIGMAS), _SIGMAS - eta, -eta
+        base = 0.0
+        lo = max(0.0, -eta - _SIGMAS)
+        hi = _SIGMAS - eta
+        cut = -eta
+
+    # t has a kink at w = 0: a third piece where that lies inside
     kink = -offset / rho if rho != 0.0 else -1.0
     if lo < kink < hi:
-        first, second = min(kink, cut), max(kink, cut)
+        first = min(kink, cut)
+        second = max(kink, cut)
         total = _blur_sum(power, first, second, eta, base, offset, rho)
     else:
-        first, second, total = cut, cut, 0.0
+        first = cut
+        second = cut
+        total = 0.0
     total += _blur_sum(power, lo, first, eta, base, offset, rho)
     total += _blur_sum(power, second, hi, eta, base, offset, rho)
     scale = r * r * r if power == 1 else r
@@ -286,14 +308,15 @@ def rectified_moment(power, h, k, rho, one_minus, one_plus):
     `_blur`. For p = 1 both are positive, so nothing cancels: relative error 2e-13 wherever the
     result does not underflow.
     """
+    # means so far out that σ never, or always, lets the score through
     if min(h, k) < _GONE:
         return 0.0
     if h > _FAR and k > _FAR:
         return h * k + rho if power == 1 else 1.0
-    k_given, h_given = (
-        _residual(k, h, rho, one_minus, one_plus),
-        _residual(h, k, rho, one_minus, one_plus),
-    )
+
+    # the moment with V replaced by ρU
+    k_given = _residual(k, h, rho, one_minus, one_plus)
+    h_given = _residual(h, k, rho, one_minus, one_plus)
     if rho >= 0.0:
         if max(h, k) > _FAR:
             _, mass, mean, _ = normal_parts(min(h, k))
@@ -305,6 +328,8 @@ def rectified_moment(power, h, k, rho, one_minus, one_plus):
         sharp = _strip(power, h, -k / rho, -k_given / rho)
         if power == 1:
             sharp *= -rho
+
+    # and what the noise in V adds
     r = math.sqrt(one_minus * one_plus)
     if r == 0.0:
         return sharp
@@ -327,11 +352,14 @@ def moment(code, mean_u, mean_v, std_u, std_v, rho):
         return mean_u * mean_v + rho * std_u * std_v
     if code == SQUARE:
         covariance = rho * std_u * std_v
-        second_u, second_v = mean_u * mean_u + std_u * std_u, mean_v * mean_v + std_v * std_v
+        second_u = mean_u * mean_u + std_u * std_u
+        second_v = mean_v * mean_v + std_v * std_v
         return second_u * second_v + 2.0 * covariance * (2.0 * mean_u * mean_v + covariance)
     if code == EXP:
         covariance = rho * std_u * std_v
         return math.exp(mean_u + mean_v + 0.5 * (std_u * std_u + std_v * std_v) + covariance)
+
+    # ReLU and step; a number known for certain makes the two independent
     power = 1 if code == RELU else 0
     if _is_certain(mean_u, std_u) or _is_certain(mean_v, std_v):
         value = 1.0

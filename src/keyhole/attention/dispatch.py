@@ -1,6 +1,7 @@
-"""Which of the routes a tensor takes.
+"""The one place where a route is chosen for torch tensors.
 
-Fused kernels on CUDA where there are any for it, plain torch elsewhere.
+Fused kernels on CUDA where there are any for them (triton_loops.py), plain torch elsewhere
+(torch_loops.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from keyhole._array import block_size
+from keyhole._array import block_size, blocks
 from keyhole._checks import FeatureOverflowError
 from keyhole._tensors import as_tensor
 from keyhole.attention.heads import DRAWN_BYTES, HeadArray, HeadDraw
@@ -31,9 +32,8 @@ def has_triton() -> bool:
 
 def is_fused(tensor: torch.Tensor, activation: str) -> bool:
     """Whether there is a fused kernel for these tokens: ReLU, float32, CUDA."""
-    return (
-        tensor.is_cuda and tensor.dtype == torch.float32 and activation == "relu" and has_triton()
-    )
+    is_float32_on_cuda = tensor.is_cuda and tensor.dtype == torch.float32
+    return is_float32_on_cuda and activation == "relu" and has_triton()
 
 
 def attention_gram(
@@ -52,16 +52,20 @@ def attention_gram(
     """
     tokens = a.tokens
     left = prepare_panel(tokens, a.offsets, a.query, mean, scale, activation)
-    right = (
-        None if b is None else prepare_panel(b.tokens, b.offsets, b.query, mean, scale, activation)
-    )
+    right = None
+    n_columns = len(a)
+    if b is not None:
+        right = prepare_panel(b.tokens, b.offsets, b.query, mean, scale, activation)
+        n_columns = len(b)
     if out is None:
-        out = torch.empty(
-            len(a), len(a if b is None else b), dtype=tokens.dtype, device=tokens.device
-        )
+        out = torch.empty(len(a), n_columns, dtype=tokens.dtype, device=tokens.device)
     biased = mean is not None and activation in ("relu", "step")
+
+    # plain torch, for any device, type and activation
     if not is_fused(tokens, activation):
         return fill_gram(left, right, activation, biased, out, memory_budget)
+
+    # the fused kernel, straight into a float32 matrix on the device, else by way of tiles
     from keyhole.attention.triton_loops import fused_gram
 
     if out.dtype == torch.float32 and out.device == tokens.device:
@@ -78,20 +82,23 @@ def _stream(
     """
     from keyhole.attention.triton_loops import fused_gram
 
+    symmetric = right is None
     columns = left if right is None else right
+    device = left.unit.device
+    # a square tile of float32
     side = max(1, math.isqrt(_FUSED_HOST // 4))
-    for start in range(0, len(out), side):
-        row = slice(start, min(start + side, len(out)))
-        for first in range(start if right is None else 0, out.shape[1], side):
-            column = slice(first, min(first + side, out.shape[1]))
-            same = right is None and column == row
-            other = None if same else columns.part(column)
-            tile = torch.empty(
-                row.stop - row.start, column.stop - column.start, device=left.unit.device
-            )
+    for row in blocks(len(out), side):
+        for column in blocks(out.shape[1], side):
+            if symmetric and column.start < row.start:
+                continue
+            on_diagonal = symmetric and column == row
+            other = None
+            if not on_diagonal:
+                other = columns.part(column)
+            tile = torch.empty(row.stop - row.start, column.stop - column.start, device=device)
             fused_gram(left.part(row), other, biased, tile)
             out[row, column] = tile.to(out)
-            if right is None and not same:
+            if symmetric and not on_diagonal:
                 out[column, row] = tile.T.to(out)
     return out
 
@@ -100,18 +107,30 @@ def attention_features(
     batch: SetBatch, heads: HeadDraw | HeadArray, activation: str, memory_budget: int
 ) -> torch.Tensor:
     """Φ (n, M·D) in the type and on the device of the tokens, block by block of heads."""
-    tokens, width = batch.tokens, batch.dim + 1
+    tokens = batch.tokens
+    width = batch.dim + 1
     out = torch.empty(len(batch), len(heads) * width, dtype=tokens.dtype, device=tokens.device)
     scale = 1.0 / math.sqrt(len(heads))
     for part, block in heads.blocks(block_size(DRAWN_BYTES * heads.entries, memory_budget)):
         columns = out[:, part.start * width : part.stop * width]
-        sets = (tokens, batch.offsets, batch.query, as_tensor(block, tokens))
+        weights = as_tensor(block, tokens)
         if is_fused(tokens, activation):
             from keyhole.attention.triton_loops import fill_relu_features
 
-            fill_relu_features(*sets, scale, columns)
+            fill_relu_features(tokens, batch.offsets, batch.query, weights, scale, columns)
         else:
-            fill_features(*sets, activation, scale, columns, memory_budget)
+            fill_features(
+                tokens=tokens,
+                offsets=batch.offsets,
+                query=batch.query,
+                heads=weights,
+                activation=activation,
+                scale=scale,
+                out=columns,
+                memory_budget=memory_budget,
+            )
+
+    # the activations that grow faster than their scores
     if activation in ("exp", "square") and not bool(torch.isfinite(out).all()):
         raise FeatureOverflowError(
             f"features must be finite: some overflow {out.dtype} under activation {activation!r}. "

@@ -25,6 +25,7 @@ from keyhole._checks import (
     check_float_array,
 )
 from keyhole.attention.activations import ACTIVATIONS, SOFTMAX, check_activation
+from keyhole.attention.backends import backend_for
 from keyhole.attention.heads import DRAWN_BYTES, HeadArray, HeadDraw, check_heads
 from keyhole.data.sets import SampleBatch, SetBatch, WrittenSets, check_samples, check_sets
 
@@ -464,28 +465,11 @@ def attention_features(
     (2, 40)
     """
     check_samples(batch, "batch")
-    on_device = batch.is_plain and batch.device is not None
-    heads = heads_seen_by(batch, heads, keep_tensor=on_device)
+    if batch.is_plain:
+        return backend_for(batch.device).features(batch.sets, heads, activation, dtype)
 
     # samples of several sets: the mean of the features of their sets
-    if not batch.is_plain:
-        return _pooled_features(batch, heads, activation, dtype)
-
-    # torch tensors: computed by torch or triton where they live
-    if on_device:
-        from keyhole.attention import dispatch
-
-        sets = batch.sets
-        if dtype is not None:
-            sets = sets.astype(check_dtype(dtype))
-        return dispatch.attention_features(sets, heads, check_activation(activation), MEMORY_BUDGET)
-
-    # NumPy arrays: the compiled loops, block by block of heads
-    layer = TiledLayer.of(batch.sets, heads, activation, dtype)
-    out = np.empty((len(batch), len(heads) * layer.width), layer.dtype)
-    for part, block in layer.head_blocks(MEMORY_BUDGET):
-        layer.write(out, part.start * layer.width, block, slice(0, len(batch)))
-    return out
+    return _pooled_features(batch, heads_seen_by(batch, heads), activation, dtype)
 
 
 def heads_seen_by(

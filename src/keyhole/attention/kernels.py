@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from jaxtyping import Float
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads, set_blocks
 from keyhole._checks import FeatureOverflowError
 from keyhole.attention.activations import POINTWISE, check_pointwise
+from keyhole.attention.backends import backend_for
 from keyhole.attention.features import check_equal_lengths, flatten_sets
 from keyhole.attention.heads import GaussianHeads, HeadDistribution
 from keyhole.data.sets import SampleBatch, SetBatch, check_samples, check_sets
@@ -129,15 +131,25 @@ def _sets_kernel(
     b = None
     if b_samples is not None:
         b = b_samples.sets
-    code, mean, scale = _check_arguments(a, b, heads, activation)
+    mean, scale = _check_arguments(a, b, heads, activation)
+    out = backend_for(a.device).kernel(a, b, mean, scale, activation, memory_budget)
+    return _check_overflow(out, activation)
 
-    # torch tensors: computed by torch or triton where they live
-    if a.device is not None:
-        from keyhole.attention.dispatch import attention_gram
 
-        tensor = attention_gram(a, b, mean, scale, activation, memory_budget)
-        return _check_overflow(tensor, activation)
+def host_kernel(
+    a: SetBatch,
+    b: SetBatch | None,
+    mean: np.ndarray | None,
+    scale: float,
+    activation: str,
+    memory_budget: int,
+) -> Float[np.ndarray, "n m"]:
+    """The kernel of NumPy arrays in float64, by compiled loops."""
+    from keyhole.attention.compiled import announce_compilation
+    from keyhole.attention.compiled_gram import fill_tile
 
+    announce_compilation(fill_tile)
+    code = POINTWISE.index(activation)
     # None rather than False: numba compiles the longer code for means only where it is True.
     biased = None
     if mean is not None and activation in ("relu", "step"):
@@ -150,6 +162,10 @@ def _sets_kernel(
     row_panels = _panels(a, memory_budget)
     column_panels = _panels(column_sets, memory_budget)
     out = np.zeros((len(a), len(column_sets)))
+    # The loops get the whole output flat: a view of a few columns has another memory layout, for
+    # which they would be compiled afresh.
+    flat = out.reshape(-1)
+    stride = out.shape[1]
     for row in row_panels:
         left = _prepare(a[row], mean, scale, code)
         for column in column_panels:
@@ -160,10 +176,13 @@ def _sets_kernel(
                 right = left
             else:
                 right = _prepare(column_sets[column], mean, scale, code)
-            _fill(code, biased, on_diagonal, left, right, out, row.start, column.start)
+            # tile by tile on all threads
+            origin = row.start * stride + column.start
+            fill = partial(_fill_tile, code, biased, on_diagonal, left, right, flat, origin, stride)
+            run_threads(fill, _tiles(left, right, upper=on_diagonal))
     if symmetric:
         _mirror(out)
-    return _check_overflow(out, activation)
+    return out
 
 
 def _pooled_kernel(
@@ -285,7 +304,7 @@ def tensor_kernel(
     from keyhole._tensors import empty_like
     from keyhole.attention.dispatch import attention_gram
 
-    _, mean, scale = _check_arguments(a, None, heads, activation)
+    mean, scale = _check_arguments(a, None, heads, activation)
     out = empty_like(a.tokens, len(a), dtype)
     attention_gram(a, None, mean, scale, activation, memory_budget, out)
     return _check_overflow(out, activation)
@@ -320,9 +339,9 @@ def _check_alike(a: SetBatch, b: SetBatch) -> None:
 
 def _check_arguments(
     a: SetBatch, b: SetBatch | None, heads: Any, activation: str
-) -> tuple[int, np.ndarray | None, float]:
-    """Return the code of the activation, and mean and scale of the head distribution."""
-    code = POINTWISE.index(check_pointwise(activation))
+) -> tuple[np.ndarray | None, float]:
+    """Return mean and scale of the head distribution."""
+    check_pointwise(activation)
     if b is not None:
         _check_alike(a, b)
     if heads is None:
@@ -340,7 +359,7 @@ def _check_arguments(
             "estimator."
         )
     mean, scale = heads.moments(*_dims(a))
-    return code, mean, scale
+    return mean, scale
 
 
 def _check_overflow(out: Any, activation: str) -> Any:
@@ -418,55 +437,45 @@ def _units(extended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return unit, norm
 
 
-def _fill(
-    code: int,
-    biased: bool | None,
-    upper: bool,
-    left: Panel,
-    right: Panel,
-    out: np.ndarray,
-    row: int,
-    column: int,
-) -> None:
-    """Fill the panel of K whose first entry is (row, column), or its upper triangle.
-
-    Tile by tile on all threads.
-    """
-    from keyhole.attention import compiled_gram as gram
-    from keyhole.attention.compiled import announce_compilation
-
-    announce_compilation(gram.fill_tile)
-    tiles = [
+def _tiles(left: Panel, right: Panel, *, upper: bool) -> list[tuple[slice, slice]]:
+    """Row and column sets of the pieces of work of a panel of K, or of its upper triangle."""
+    return [
         (rows, columns)
         for rows in set_blocks(left.offsets, _STRIP)
         for columns in set_blocks(right.offsets, _SPAN)
         if not upper or columns.stop > rows.start
     ]
 
-    # The loops get the whole output flat: a view of a few columns has another memory layout, for
-    # which they would be compiled afresh.
-    flat = out.reshape(-1)
-    stride = out.shape[1]
-    origin = row * stride + column
 
-    def work(tile: tuple[slice, slice]) -> None:
-        rows, columns = tile
-        gram.fill_tile(
-            code,
-            biased,
-            upper,
-            left,
-            right,
-            rows.start,
-            rows.stop,
-            columns.start,
-            columns.stop,
-            flat,
-            origin,
-            stride,
-        )
+def _fill_tile(
+    code: int,
+    biased: bool | None,
+    upper: bool,
+    left: Panel,
+    right: Panel,
+    flat: np.ndarray,
+    origin: int,
+    stride: int,
+    tile: tuple[slice, slice],
+) -> None:
+    """Fill one tile of the panel of K whose first entry is ``flat[origin]``."""
+    from keyhole.attention.compiled_gram import fill_tile
 
-    run_threads(work, tiles)
+    rows, columns = tile
+    fill_tile(
+        code,
+        biased,
+        upper,
+        left,
+        right,
+        rows.start,
+        rows.stop,
+        columns.start,
+        columns.stop,
+        flat,
+        origin,
+        stride,
+    )
 
 
 def _mirror(square: np.ndarray) -> None:

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
 from threadpoolctl import threadpool_limits
 
 from keyhole._checks import check_choice, check_count, check_no_mask, check_number, check_seed
+from keyhole.attention.backends import DescentPart, backend_for
 from keyhole.attention.features import DIFFERENTIABLE, narrow
 from keyhole.attention.head_error import (
     HeadGradient,
@@ -39,9 +40,6 @@ from keyhole.attention.heads import (
 )
 from keyhole.attention.hops import START_NOISE, Ages, UsedCoordinates, newer_first, starting_hops
 from keyhole.data.sets import SampleBatch, SetBatch
-
-if TYPE_CHECKING:
-    from keyhole.attention.torch_heads import DevicePart, DeviceTask
 
 Augmentation = Callable[[SetBatch, np.random.Generator], SetBatch]
 """What a caller may do to the sets of a step; it keeps their number and their dimensions."""
@@ -250,6 +248,60 @@ class Adam:
         return np.asarray(-self.rate * mean / (size + _LEAST_SLOPE * size.max() + 1e-12))
 
 
+@dataclass(frozen=True)
+class HostSamples:
+    """Training samples in host memory, of which every step of a descent takes some."""
+
+    task: Task
+    prepares_ahead: ClassVar[bool] = False
+
+    def part(self, rows: Int[np.ndarray, " r"], plan: LearningPlan, count: int) -> HostPart:
+        """Some samples, as step number ``count`` of a plan sees them."""
+        task = self.task
+        if len(rows) < len(task):
+            task = task.take(rows)
+        return HostPart(plan.augmented(task, count))
+
+
+@dataclass(frozen=True)
+class HostPart:
+    """The samples of one step, in host memory."""
+
+    task: Task
+
+    def gradient_in_heads(
+        self,
+        means: Float[np.ndarray, "k f e"],
+        noise: Float[np.ndarray, "m f e"],
+        alpha: float,
+        *,
+        scales: bool = False,
+        hops: Sequence[np.ndarray] = (),
+    ) -> HeadGradient:
+        """`head_error.gradient_in_heads` of these samples."""
+        return gradient_in_heads(self.task, means, noise, alpha, scales=scales, hops=hops)
+
+
+def judge_drawn(
+    seen: Task,
+    unseen: Task,
+    seed: int,
+    distribution: FittedHeads,
+    heads: np.ndarray,
+    alpha: float | None,
+) -> Judgement:
+    """The errors of drawn heads of a head distribution, by a fit to ``seen``."""
+    return judge(
+        seen,
+        distribution,
+        n_heads=len(heads),
+        seed=seed,
+        held_out=unseen,
+        alpha=alpha,
+        heads=heads,
+    )
+
+
 class HeadDescent:
     """A descent on a head distribution: matrices of all hops, scales, penalty and their moments.
 
@@ -297,13 +349,13 @@ class HeadDescent:
         self.adam_of_scales = Adam(plan.rate)
         self.adam_of_penalty = Adam(_PENALTY_RATE)
 
-        # on a device, a helper thread prepares the next step while the device computes
-        self.on_device: DeviceTask | None = None
-        self.next_step: Future[tuple[Task | DevicePart, np.ndarray]] | None = None
-        if plan.device is not None:
-            from keyhole.attention.torch_heads import DeviceTask
-
-            self.on_device = DeviceTask(task, plan.device)
+        # the samples where steps are computed; if that is not the host, a helper thread prepares
+        # the next step while the device computes. A caller's `augment` runs in the caller's thread
+        # alone, so it is not prepared ahead
+        self.samples = backend_for(plan.device).descent_samples(task)
+        self.next_step: Future[tuple[DescentPart, np.ndarray]] | None = None
+        self.helper: ThreadPoolExecutor | None = None
+        if self.samples.prepares_ahead and plan.augment is None:
             self.helper = ThreadPoolExecutor(1)
 
     def distribution(
@@ -351,8 +403,7 @@ class HeadDescent:
             part, noise = self._prepare(self.count)
         else:
             part, noise = self.next_step.result()
-        # a caller's `augment` runs in the caller's thread alone, so it is not prepared ahead
-        if self.on_device is not None and plan.augment is None:
+        if self.helper is not None:
             self.next_step = self.helper.submit(self._prepare, self.count + 1)
 
         # the gradient at heads W = U + scale · A G B
@@ -374,7 +425,7 @@ class HeadDescent:
         self.log_alpha += float(self.adam_of_penalty.move(np.array(gradient.log_alpha)))
         return gradient.error
 
-    def _prepare(self, count: int) -> tuple[Task | DevicePart, np.ndarray]:
+    def _prepare(self, count: int) -> tuple[DescentPart, np.ndarray]:
         """The samples that step number ``count`` sees, and its noise before the scales."""
         plan = self.plan
         n_hops = len(self.matrices)
@@ -382,13 +433,7 @@ class HeadDescent:
         # a fresh part of the samples: fewer for more hops, whose steps are more expensive
         n_samples = max(2, round(plan.max_samples / math.sqrt(n_hops)))
         rows = self.task.rows(n_samples, plan.seed + count)
-        part: Task | DevicePart
-        if self.on_device is not None:
-            part = self.on_device.part(rows, plan, count)
-        elif len(rows) == len(self.task):
-            part = plan.augmented(self.task, count)
-        else:
-            part = plan.augmented(self.task.take(rows), count)
+        part = self.samples.part(rows, plan, count)
 
         # fresh noise: what falls is the error of the head distribution, not of some heads
         shape = (plan.n_heads[n_hops], *self.matrices[-1].shape[1:])
@@ -396,16 +441,12 @@ class HeadDescent:
         noise *= np.float32(plan.scale)
         return part, noise
 
-    def _gradient(self, part: Task | DevicePart, noise: np.ndarray) -> HeadGradient:
+    def _gradient(self, part: DescentPart, noise: np.ndarray) -> HeadGradient:
         """The gradient on some samples, at a penalty that is raised until float32 carries it."""
         *hops, means = self.matrices
         learn_scales = self.plan.learn_scales
         for _ in range(_MAX_RAISES):
             try:
-                if isinstance(part, Task):
-                    return gradient_in_heads(
-                        part, means, noise, self.alpha, scales=learn_scales, hops=hops
-                    )
                 return part.gradient_in_heads(
                     means, noise, self.alpha, scales=learn_scales, hops=hops
                 )
@@ -849,11 +890,7 @@ class LearningPlan:
         # every head distribution is judged with the same noise, drawn once for each shape of W
         normals: dict[tuple[int, ...], np.ndarray] = {}
 
-        judge_there = None
-        if self.device is not None:
-            from keyhole.attention.torch_heads import judge_on_device
-
-            judge_there = judge_on_device(seen, unseen, self.device)
+        judge_drawn = backend_for(self.device).judge_of(seen, unseen, self.seed)
 
         def judge_heads(distribution: FittedHeads, alpha: float | None) -> Judgement:
             rows, width = distribution.means_.shape[1:]
@@ -862,18 +899,7 @@ class LearningPlan:
                     self.judge_heads, width - 1, self.seed, rows - 1
                 )
             heads = distribution.around(normals[rows, width].copy())
-            if judge_there is not None and alpha is not None:
-                loo, held_out = judge_there(distribution, heads, alpha)
-                return Judgement(loo=loo, held_out=held_out, alpha=alpha)
-            return judge(
-                seen,
-                distribution,
-                n_heads=self.judge_heads,
-                seed=self.seed,
-                held_out=unseen,
-                alpha=alpha,
-                heads=heads,
-            )
+            return judge_drawn(distribution, heads, alpha)
 
         return judge_heads
 

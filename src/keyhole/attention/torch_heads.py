@@ -31,6 +31,8 @@ class DeviceTask:
     Arithmetic is float32 for features and float64 for ridge, as on the host.
     """
 
+    prepares_ahead = True
+
     def __init__(self, task: Task, device: str) -> None:
         self.task = task
         self.device = check_device(device)

@@ -61,34 +61,42 @@ def fill_features(
     Cost: 2MD_qD + 4MD·L operations for a set in a block whose longest set has L keys; blocks hold
     sets of similar length.
     """
-    n, width, n_heads = len(offsets) - 1, heads.shape[2], len(heads)
-    tokens, lengths = tokens.to(out.dtype), np.diff(offsets)
-    queries = seen_query(query, n, tokens)
+    n_sets = len(offsets) - 1
+    n_heads, _, width = heads.shape
+    tokens = tokens.to(out.dtype)
+    queries = seen_query(query, n_sets, tokens)
     heads = heads.to(out)
+
+    # From short sets to long ones, in groups whose lengths differ by a quarter at most, so that
+    # little is padded.
+    lengths = np.diff(offsets)
     order = np.argsort(lengths, kind="stable")
     start = 0
-    while start < n:
-        longest = int(lengths[order[start]])
+    while start < n_sets:
+        shortest = int(lengths[order[start]])
+        length_limit = max(4, shortest + shortest // 4)
         stop = start
-        while stop < n and lengths[order[stop]] <= max(4, longest + longest // 4):
+        while stop < n_sets and lengths[order[stop]] <= length_limit:
             stop += 1
-        longest = int(lengths[order[stop - 1]])
-        # a set takes its projected queries, scores and weights for each head of a block
-        heads_at_once = min(n_heads, block_size(8 * 3 * (width + longest), memory_budget))
-        size = block_size(8 * 3 * heads_at_once * (width + longest), memory_budget)
-        for part in blocks(stop - start, size):
-            rows = order[start + part.start : start + part.stop]
+        group = order[start:stop]
+        longest = int(lengths[group[-1]])
+
+        # A set takes its projected queries, scores and weights for each head of a block.
+        bytes_per_head = 8 * 3 * (width + longest)
+        heads_at_once = min(n_heads, block_size(bytes_per_head, memory_budget))
+        sets_at_once = block_size(bytes_per_head * heads_at_once, memory_budget)
+        for part in blocks(len(group), sets_at_once):
             _fill_block(
-                tokens,
-                offsets,
-                queries,
-                heads,
-                activation,
-                scale,
-                out,
-                rows,
-                longest,
-                heads_at_once,
+                tokens=tokens,
+                offsets=offsets,
+                queries=queries,
+                heads=heads,
+                activation=activation,
+                scale=scale,
+                out=out,
+                rows=group[part],
+                longest=longest,
+                heads_at_once=heads_at_once,
             )
         start = stop
     return out
@@ -106,13 +114,17 @@ def _fill_block(
     longest: int,
     heads_at_once: int,
 ) -> None:
+    """Fill the rows ``rows`` of ``out``: sets of at most ``longest`` keys, padded to that."""
     width = heads.shape[2]
+
+    # Short sets repeat their last key; `present` takes its weight away.
     lengths = offsets[rows + 1] - offsets[rows]
-    index = as_tensor(
-        offsets[rows, None] + np.minimum(np.arange(longest), lengths[:, None] - 1), tokens
-    )
+    position = np.minimum(np.arange(longest), lengths[:, None] - 1)
+    index = as_tensor(offsets[rows, None] + position, tokens)
     present = as_tensor(np.arange(longest) < lengths[:, None], tokens)
     keys = torch.nn.functional.pad(tokens[index], (0, 1), value=1.0)
+
+    # x~_0ᵀ W_m, then scores, weights and features, for as many heads as fit
     where = as_tensor(rows, tokens)
     for part in blocks(len(heads), heads_at_once):
         block = heads[part]
@@ -168,35 +180,47 @@ def rectified_moment(
 
     h and k broadcast against ρ.
     """
+    # the integral everywhere, then the closed form where |ρ| is too large for its nodes
     near = torch.clamp(rho, -FAR, FAR)
     result = _near_moment(power, h, k, near)
     far = torch.nonzero(rho.abs() > FAR, as_tuple=True)
     if far[0].numel():
-        h, k = torch.broadcast_to(h, rho.shape)[far], torch.broadcast_to(k, rho.shape)[far]
-        result[far] = _far_moment(power, h, k, rho[far], gap[far])
+        far_h = torch.broadcast_to(h, rho.shape)[far]
+        far_k = torch.broadcast_to(k, rho.shape)[far]
+        result[far] = _far_moment(power, far_h, far_k, rho[far], gap[far])
     return result
 
 
 def _near_moment(power: int, h: torch.Tensor, k: torch.Tensor, rho: torch.Tensor) -> torch.Tensor:
+    """The moment at correlation zero plus the integral of its derivatives up to ρ.
+
+    With t = sin θ the bivariate density is smooth in θ, and 24 Gauss–Legendre nodes suffice.
+    """
     nodes, weights = np.polynomial.legendre.leggauss(NODES)
     angle = torch.asin(rho)
     # a density of e⁻⁸⁰⁰ is nothing, and its square would be NaN times infinity
-    h_kept, k_kept = torch.clamp(h, -37.0, 37.0), torch.clamp(k, -37.0, 37.0)
-    squares, product = 0.5 * (h_kept * h_kept + k_kept * k_kept), h_kept * k_kept
+    h_near = torch.clamp(h, -37.0, 37.0)
+    k_near = torch.clamp(k, -37.0, 37.0)
+    squares = 0.5 * (h_near * h_near + k_near * k_near)
+    product = h_near * k_near
+
+    # the integral over the angle, of the density for p = 0 and of (ρ − t) times it for p = 1
     total = torch.zeros_like(rho)
     for node, weight in zip(nodes, weights, strict=True):
         part = (0.5 + 0.5 * float(node)) * angle
-        sine, cosine = torch.sin(part), torch.cos(part)
+        sine = torch.sin(part)
+        cosine = torch.cos(part)
         term = torch.exp((product * sine - squares) / (cosine * cosine))
-        total += 0.5 * float(weight) * (term * (rho - sine) if power == 1 else term)
+        if power == 1:
+            term = term * (rho - sine)
+        total += 0.5 * float(weight) * term
     total *= angle / (2.0 * math.pi)
-    if power == 1:
-        return (
-            total
-            + rectified_mean(h) * rectified_mean(k)
-            + rho * (torch.special.ndtr(h) * torch.special.ndtr(k))
-        )
-    return total + torch.special.ndtr(h) * torch.special.ndtr(k)
+
+    # what is there at correlation zero, and for p = 1 its slope in ρ
+    masses = torch.special.ndtr(h) * torch.special.ndtr(k)
+    if power == 0:
+        return total + masses
+    return total + rectified_mean(h) * rectified_mean(k) + rho * masses
 
 
 def _far_moment(
@@ -205,16 +229,22 @@ def _far_moment(
     """The closed form. ``gap`` = 1 − |ρ| may be better known than ρ."""
     # zero counts as positive, and two zeros as equal: the angle between them must survive the
     # division by h
-    h, k = torch.where(h.abs() < _TINY, _TINY, h), torch.where(k.abs() < _TINY, _TINY, k)
+    h = torch.where(h.abs() < _TINY, _TINY, h)
+    k = torch.where(k.abs() < _TINY, _TINY, k)
     sign = torch.sign(rho)
     r = torch.sqrt(gap * (2.0 - gap)).clamp(min=_TINY)
     # k − ρh without cancellation: ρ = sign·(1 − gap)
-    k_given, h_given = (k - sign * h) + sign * gap * h, (h - sign * k) + sign * gap * k
+    k_given = (k - sign * h) + sign * gap * h
+    h_given = (h - sign * k) + sign * gap * k
+
+    # Φ₂(h, k; ρ) by Owen's T, which is all of it for p = 0
     opposed = torch.where((h >= 0) == (k >= 0), 0.0, 0.5)
     both = 0.5 * (torch.special.ndtr(h) + torch.special.ndtr(k)) - opposed
     both = (both - _owen(h, k_given / r) - _owen(k, h_given / r)).clamp(min=0.0)
     if power == 0:
         return both
+
+    # E(h+U)_+(k+V)_+ = (hk + ρ) Φ₂ + h φ(k) Φ(·) + k φ(h) Φ(·) + r² φ₂
     density = torch.exp(-0.5 * (h * h + torch.square(k_given / r))) * r / (2.0 * math.pi)
     tails = h * normal_density(k) * torch.special.ndtr(h_given / r)
     tails = tails + k * normal_density(h) * torch.special.ndtr(k_given / r)
@@ -226,9 +256,14 @@ def _owen(h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
     The ratio is brought into [0, 1], where 20 nodes give 1e-16.
     """
+    # T is odd in its second argument and even in its first
     odd = torch.where((h >= 0) == (y >= 0), 1.0, -1.0)
-    h, y = h.abs(), y.abs()
-    small, large = torch.minimum(h, y), torch.maximum(h, y)
+    h = h.abs()
+    y = y.abs()
+
+    # T(large, small/large) by Gauss–Legendre quadrature
+    small = torch.minimum(h, y)
+    large = torch.maximum(h, y)
     nodes, weights = np.polynomial.legendre.leggauss(20)
     ratio = small / large
     total = torch.zeros_like(h)
@@ -236,9 +271,10 @@ def _owen(h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         square = 1.0 + torch.square((0.5 + 0.5 * float(node)) * ratio)
         total += 0.5 * float(weight) * torch.exp(-0.5 * large * large * square) / square
     total *= ratio / (2.0 * math.pi)
-    # total is T(large, small/large); where y is the larger that is T(y, h/y), and T(h, y/h) follows
-    # from it
-    at_h, at_y = torch.special.ndtr(-h), torch.special.ndtr(-y)
+
+    # where y is the larger, that is T(y, h/y), and T(h, y/h) follows from it
+    at_h = torch.special.ndtr(-h)
+    at_y = torch.special.ndtr(-y)
     swapped = 0.5 * (at_h + at_y) - at_h * at_y - total
     return odd * torch.where(y <= h, total, swapped)
 
@@ -252,7 +288,7 @@ _NEAR = 0.99
 
 @dataclass(frozen=True)
 class TensorPanel:
-    """What the tiles need of some sets.
+    """What the tiles need of a batch of sets.
 
     The fields of ``keyhole.attention.compiled_gram.Panel``, as float64 tensors.
     """
@@ -267,12 +303,18 @@ class TensorPanel:
 
     def part(self, sets: slice) -> TensorPanel:
         """The panel of consecutive sets."""
-        first, last = int(self.offsets[sets.start]), int(self.offsets[sets.stop])
+        first = int(self.offsets[sets.start])
+        last = int(self.offsets[sets.stop])
         rows = slice(first, last)
         return TensorPanel(
-            self.unit[rows], self.query[sets], self.weight[rows], self.shift[rows], self.std[rows],
-            self.owner[rows] - sets.start, self.offsets[sets.start : sets.stop + 1] - first,
-        )  # fmt: skip
+            unit=self.unit[rows],
+            query=self.query[sets],
+            weight=self.weight[rows],
+            shift=self.shift[rows],
+            std=self.std[rows],
+            owner=self.owner[rows] - sets.start,
+            offsets=self.offsets[sets.start : sets.stop + 1] - first,
+        )
 
 
 def prepare_panel(
@@ -287,28 +329,41 @@ def prepare_panel(
 
     In float64 on the device of ``tokens``.
     """
+    # directions and lengths of x~_i and x~_0; without a query, x~_0 = [0; √2]
+    n_sets = len(offsets) - 1
+    device = tokens.device
     unit, norm = units(tokens, 1.0)
-    n = len(offsets) - 1
     if query is None:
-        directions = torch.zeros(n, tokens.shape[1] + 1, dtype=torch.float64, device=tokens.device)
+        directions = torch.zeros(n_sets, tokens.shape[1] + 1, dtype=torch.float64, device=device)
         directions[:, -1] = 1.0
-        query_norm = torch.full((n,), 2.0**0.5, dtype=torch.float64, device=tokens.device)
+        query_norm = torch.full((n_sets,), 2.0**0.5, dtype=torch.float64, device=device)
     else:
         directions, query_norm = units(query, 1.0)
     lengths = as_tensor(np.diff(offsets), tokens)
     owner = torch.repeat_interleave(
-        torch.arange(n, device=tokens.device), lengths, output_size=len(tokens)
+        torch.arange(n_sets, device=device), lengths, output_size=len(tokens)
     )
+
+    # the standard deviation scale |x~_0| |x~_i| of every score, and its mean in units of that
     std = scale * query_norm[owner] * norm
     shift = torch.zeros_like(std)
     if mean is not None:
-        pulled = directions @ as_tensor(mean, tokens, torch.float64) / scale
-        shift = (pulled[owner] * unit).sum(dim=1)
+        projected = directions @ as_tensor(mean, tokens, torch.float64) / scale
+        shift = (projected[owner] * unit).sum(dim=1)
+
+    # E[σ(u)σ(v)] is (τ_u τ_v)^power times a function of shifts and ρ; for exp the exponent of
+    # E[exp(u)], mean + variance/2, stands in the place of the shift
     power = {"relu": 1, "linear": 1, "square": 2}.get(activation, 0)
     if activation == "exp":
         shift = shift * std + 0.5 * std**2
     return TensorPanel(
-        unit, directions, norm * std**power / lengths[owner], shift, std, owner, offsets
+        unit=unit,
+        query=directions,
+        weight=norm * std**power / lengths[owner],
+        shift=shift,
+        std=std,
+        owner=owner,
+        offsets=offsets,
     )
 
 
@@ -336,6 +391,7 @@ def fill_gram(
     """
     symmetric = right is None
     columns = left if right is None else right
+    # keys along each side of a tile, so that its pairs of keys fit the budget
     side = max(1, int(block_size(8 * _TEMPORARIES, memory_budget) ** 0.5))
     for row in set_blocks(left.offsets, side):
         a = left.part(row)
@@ -343,6 +399,7 @@ def fill_gram(
             if symmetric and column.start < row.start:
                 continue
             tile = gram_tile(a, columns.part(column), activation, biased)
+            # on the diagonal the upper triangle counts, elsewhere the tile has a mirror image
             if symmetric and column == row:
                 tile = torch.triu(tile) + torch.triu(tile, 1).T
             out[row, column] = tile.to(out)
@@ -370,19 +427,27 @@ def pair_moments(
 ) -> torch.Tensor:
     """m/(τ_u τ_v)^p for all pairs of keys, p the power of τ that the weights carry."""
     rho = (cosine * query).clamp(-1.0, 1.0)
-    h, k = a.shift[:, None], b.shift[None, :]
-    tau_u, tau_v = a.std[:, None], b.std[None, :]
+    h = a.shift[:, None]
+    k = b.shift[None, :]
+
+    # moments that are elementary for any mean
     if activation == "linear":
         return h * k + rho
     if activation == "square":
         return (h * h + 1.0) * (k * k + 1.0) + 2.0 * rho * (2.0 * h * k + rho)
     if activation == "exp":
+        tau_u = a.std[:, None]
+        tau_v = b.std[None, :]
         return torch.exp(h + k + rho * tau_u * tau_v)
+
+    # ReLU and step, around a mean or around zero
     gap = _gap(a, b, cosine, query, rho)
-    power = 1 if activation == "relu" else 0
+    is_relu = activation == "relu"
     if biased:
-        return rectified_moment(power, h, k, rho, gap)
-    return relu_arc(rho, gap) if power == 1 else step_arc(rho, gap)
+        return rectified_moment(int(is_relu), h, k, rho, gap)
+    if is_relu:
+        return relu_arc(rho, gap)
+    return step_arc(rho, gap)
 
 
 def _gap(
@@ -397,7 +462,9 @@ def _gap(
     if i.numel():
         keys = a.unit[i] - torch.sign(cosine[i, j])[:, None] * b.unit[j]
         queries = a.query[a.owner[i]] - torch.sign(query[i, j])[:, None] * b.query[b.owner[j]]
-        key_gap, query_gap = 0.5 * keys.square().sum(dim=1), 0.5 * queries.square().sum(dim=1)
+        key_gap = 0.5 * keys.square().sum(dim=1)
+        query_gap = 0.5 * queries.square().sum(dim=1)
+        # 1 − |q||c| with |q| = 1 − query_gap and |c| = 1 − key_gap
         gap[i, j] = query_gap + query[i, j].abs() * key_gap
     return gap
 
@@ -407,7 +474,9 @@ def _indicator(panel: TensorPanel) -> torch.Tensor:
 
     Sums over sets are then matrix products.
     """
-    n, t = len(panel.offsets) - 1, len(panel.weight)
-    matrix = torch.zeros(n, t, dtype=torch.float64, device=panel.weight.device)
-    matrix[panel.owner, torch.arange(t, device=panel.weight.device)] = panel.weight
+    n_sets = len(panel.offsets) - 1
+    n_keys = len(panel.weight)
+    device = panel.weight.device
+    matrix = torch.zeros(n_sets, n_keys, dtype=torch.float64, device=device)
+    matrix[panel.owner, torch.arange(n_keys, device=device)] = panel.weight
     return matrix

@@ -64,7 +64,8 @@ def fill_in_registers(
     step: int | None = None,
 ) -> torch.Tensor:
     """One thread per head, ``sets_at_once`` sets at a time."""
-    n, dim = len(offsets) - 1, tokens.shape[1]
+    n = len(offsets) - 1
+    dim = tokens.shape[1]
     tokens = tokens.contiguous()  # the kernel counts addresses itself
     length = int(offsets[1] - offsets[0])
     equal = int(offsets[-1]) == n * length and not (np.diff(offsets) != length).any()
@@ -192,21 +193,27 @@ def relu_in_registers(
                 moved = moved + (projected[e * SETS + s] + asked[s] * w,)
         projected = moved
 
-    first, size = (), ()
+    first = ()
+    size = ()
     longest = length
     for s in tl.static_range(SETS):
         a_set = min(tl.program_id(0) * SETS + s, n_sets - 1).to(tl.int64)
         if EQUAL:
-            first, size = first + (a_set * length,), size + (length,)
+            first = first + (a_set * length,)
+            size = size + (length,)
         else:
-            start, stop = tl.load(offsets + a_set), tl.load(offsets + a_set + 1)
-            first, size = first + (start,), size + (stop - start,)
+            start = tl.load(offsets + a_set)
+            stop = tl.load(offsets + a_set + 1)
+            first = first + (start,)
+            size = size + (stop - start,)
             longest = max(longest, (stop - start).to(tl.int32))
     total = ()
     for _ in tl.static_range(WIDTH * SETS):
         total = total + (tl.zeros((HEADS,), tl.float32),)
     for i in range(longest):
-        x, weight, grown = (), (), ()
+        x = ()
+        weight = ()
+        grown = ()
         for s in tl.static_range(SETS):
             key = first[s] + i
             if not EQUAL:  # past the end of a set its last key is read again, and weighs nothing
@@ -268,7 +275,8 @@ def fill_in_tiles(
 
     Three passes over ``out``.
     """
-    n, dim = len(offsets) - 1, tokens.shape[1]
+    n = len(offsets) - 1
+    dim = tokens.shape[1]
     # out[s, m·D + e] = Σ_d x~_0[s, d] W_m[d, e]
     torch.mm(
         seen_query(query, n, tokens), heads.permute(1, 0, 2).reshape(heads.shape[1], -1), out=out
@@ -316,13 +324,15 @@ def relu_in_tiles(
     a_set = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     coordinate = tl.arange(0, PADDED)
-    here, known = head < n_heads, coordinate < DIM
+    here = head < n_heads
+    known = coordinate < DIM
     row = out + a_set * stride + head * (DIM + 1)
     block = row[:, None] + coordinate[None, :]
     inside = here[:, None] & known[None, :]
     projected = tl.load(block, mask=inside, other=0.0)
     constant = tl.load(row + DIM, mask=here, other=0.0)
-    first, last = tl.load(offsets + a_set), tl.load(offsets + a_set + 1)
+    first = tl.load(offsets + a_set)
+    last = tl.load(offsets + a_set + 1)
     total = tl.zeros((HEADS, PADDED), tl.float32)
     mass = tl.zeros((HEADS,), tl.float32)
     for start in range(first, last, KEYS):
@@ -364,8 +374,10 @@ def _mass(x):
 def _owen(h, y, NODES: tl.constexpr, COUNT: tl.constexpr):
     """Owen's T(h, y/h)."""
     odd = tl.where((h >= 0.0) == (y >= 0.0), 1.0, -1.0)
-    h, y = tl.abs(h), tl.abs(y)
-    small, large = tl.minimum(h, y), tl.maximum(h, y)
+    h = tl.abs(h)
+    y = tl.abs(y)
+    small = tl.minimum(h, y)
+    large = tl.maximum(h, y)
     ratio = small / large
     total = tl.zeros_like(h)
     for i in tl.static_range(COUNT):
@@ -373,7 +385,8 @@ def _owen(h, y, NODES: tl.constexpr, COUNT: tl.constexpr):
         square = 1.0 + part * part
         total += NODES[1][i] * (tl.exp(-0.5 * (large * large) * square) / square)
     total *= ratio * _PER_TWO_PI
-    beyond_h, beyond_y = _mass(-h), _mass(-y)
+    beyond_h = _mass(-h)
+    beyond_y = _mass(-y)
     swapped = 0.5 * (beyond_h + beyond_y) - beyond_h * beyond_y - total
     return odd * tl.where(y <= h, total, swapped)
 
@@ -381,7 +394,8 @@ def _owen(h, y, NODES: tl.constexpr, COUNT: tl.constexpr):
 @triton.jit
 def _moment(h, k, rho, NODES: tl.constexpr, COUNT: tl.constexpr):
     """E(h + U)_+(k + V)_+ for every correlation."""
-    h, k = tl.where(tl.abs(h) < _TINY, _TINY, h), tl.where(tl.abs(k) < _TINY, _TINY, k)
+    h = tl.where(tl.abs(h) < _TINY, _TINY, h)
+    k = tl.where(tl.abs(k) < _TINY, _TINY, k)
     rho = tl.minimum(tl.maximum(rho, -1.0), 1.0)
     gap = 1.0 - tl.abs(rho)
     sign = tl.where(rho >= 0.0, 1.0, -1.0)
@@ -404,11 +418,13 @@ def entry_kernel(
     NODES: tl.constexpr, COUNT: tl.constexpr, SYMMETRIC: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """out[rows[e], columns[e]] for entry e, and its mirror image in the symmetric case."""
-    row, column = tl.load(rows + tl.program_id(0)), tl.load(columns + tl.program_id(0))
+    row = tl.load(rows + tl.program_id(0))
+    column = tl.load(columns + tl.program_id(0))
     query = tl.load(row_query + row * width) * tl.load(column_query + column * width)
     for e in range(1, width):
         query += tl.load(row_query + row * width + e) * tl.load(column_query + column * width + e)
-    row_last, column_last = tl.load(row_offsets + row + 1), tl.load(column_offsets + column + 1)
+    row_last = tl.load(row_offsets + row + 1)
+    column_last = tl.load(column_offsets + column + 1)
     total = tl.zeros((SIZE, SIZE), tl.float64)
     for start in range(tl.load(row_offsets + row), row_last, SIZE):
         i = start + tl.arange(0, SIZE)
@@ -425,7 +441,8 @@ def entry_kernel(
                 left = tl.load(row_unit + i * width + e, mask=i_here, other=0.0)
                 right = tl.load(column_unit + j * width + e, mask=j_here, other=0.0)
                 cosine += left[:, None] * right[None, :]
-            h_all, k_all = h[:, None] + tl.zeros_like(cosine), k[None, :] + tl.zeros_like(cosine)
+            h_all = h[:, None] + tl.zeros_like(cosine)
+            k_all = k[None, :] + tl.zeros_like(cosine)
             moment = _moment(h_all, k_all, query * cosine, NODES, COUNT)
             total += (moment * cosine) * (i_weight[:, None] * j_weight[None, :])
     value = tl.sum(tl.sum(total, axis=1), axis=0).to(out.dtype.element_ty)
@@ -518,10 +535,8 @@ def _cosines(
         _load_tile(a, row, DEPTH, 0, ROWS, SLICE), _load_tile(b, column, DEPTH, 0, COLUMNS, SLICE).T
     )
     for k in tl.static_range(SLICE, DEPTH, SLICE):
-        left, right = (
-            _load_tile(a, row, DEPTH, k, ROWS, SLICE),
-            _load_tile(b, column, DEPTH, k, COLUMNS, SLICE),
-        )
+        left = _load_tile(a, row, DEPTH, k, ROWS, SLICE)
+        right = _load_tile(b, column, DEPTH, k, COLUMNS, SLICE)
         total = tl.fma(
             tl.dot(left, right.T), 1.0, total
         )  # a plain sum would be made, and truncated, by the tensor cores
@@ -546,7 +561,8 @@ def _add_last(total, left, right):
 
     As a sum the compiler would hand it to the tensor cores, to be truncated with the rest.
     """
-    left, right = tl.broadcast(left, total)[0], tl.broadcast(right, total)[0]
+    left = tl.broadcast(left, total)[0]
+    right = tl.broadcast(right, total)[0]
     return tl.fma(left, right, total)
 
 
@@ -568,7 +584,8 @@ def _store_tile(
 
     In the symmetric case what lies on or above the diagonal, and its mirror image.
     """
-    rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
+    rows = row + tl.arange(0, ROWS)
+    columns = column + tl.arange(0, COLUMNS)
     inside = (rows[:, None] < n) & (columns[None, :] < m)
     if SYMMETRIC:
         inside = inside & (rows[:, None] <= columns[None, :])
@@ -629,7 +646,8 @@ def arc_kernel(
     Weights carry lengths, deviations and 1/N; rows' a factor 1/2 as well.
     """
     tile = tiles + 4 * tl.program_id(0)
-    row, column = tl.load(tile) * ROWS, tl.load(tile + 1) * COLUMNS
+    row = tl.load(tile) * ROWS
+    column = tl.load(tile + 1) * COLUMNS
     query = _cosines(row_query, row, column_query, column, DEPTH, SLICE, ROWS, COLUMNS)
     query = _add_last(
         query, _column(row_query_last, row, ROWS), _row(column_query_last, column, COLUMNS)
@@ -751,7 +769,8 @@ def rectified_kernel(
     quadrature may be too large: error_scale · Σ ρ^{4·COUNT} times the densities.
     """
     tile = tiles + 4 * tl.program_id(0)
-    row, column = tl.load(tile) * ROWS, tl.load(tile + 1) * COLUMNS
+    row = tl.load(tile) * ROWS
+    column = tl.load(tile + 1) * COLUMNS
     query = _cosines(row_query, row, column_query, column, DEPTH, SLICE, ROWS, COLUMNS)
     query = _add_last(
         query, _column(row_query_last, row, ROWS), _row(column_query_last, column, COLUMNS)
@@ -760,7 +779,8 @@ def rectified_kernel(
     error = tl.zeros((ROWS, COLUMNS), tl.float32)
     for i in range(tl.load(tile + 2)):
         start = tl.load(row_level + i)
-        here, present = start + row, tl.load(row_level + i + 1) - start
+        here = start + row
+        present = tl.load(row_level + i + 1) - start
         last = _column(row_last, here, ROWS)
         h = _column(row_parts, here, ROWS)
         h_mean = _load_weight(row_parts + row_count, here, row, present, ROWS, RAGGED)[:, None]
@@ -771,7 +791,8 @@ def rectified_kernel(
         row_sum = tl.zeros((ROWS, COLUMNS), tl.float32)
         for j in tl.range(tl.load(tile + 3), num_stages=STAGES):
             other = tl.load(column_level + j)
-            there, known = other + column, tl.load(column_level + j + 1) - other
+            there = other + column
+            known = tl.load(column_level + j + 1) - other
             k = _row(column_parts, there, COLUMNS)
             k_mean = _load_weight(
                 column_parts + column_count, there, column, known, COLUMNS, RAGGED
@@ -872,8 +893,10 @@ def operand(panel: TensorPanel, *, right: bool, biased: bool) -> Operand:
     """Sort, split and stack a panel."""
     lengths = np.diff(panel.offsets)
     if lengths.min() == lengths.max():
-        n, longest = len(lengths), int(lengths[0])
-        order, level = np.arange(n), n * np.arange(longest + 1)
+        n = len(lengths)
+        longest = int(lengths[0])
+        order = np.arange(n)
+        level = n * np.arange(longest + 1)
         rows = torch.arange(n * longest, device=panel.unit.device).view(n, longest).T.reshape(-1)
     else:
         order = np.argsort(-lengths, kind="stable")
@@ -918,7 +941,8 @@ def _parts(panel: TensorPanel) -> torch.Tensor:
     """h scaled so that exponents are of base 2, and the weight times ψ(h), Φ(h), φ(h)."""
     from keyhole.attention.torch_loops import normal_density, rectified_mean
 
-    h, weight = panel.shift, panel.weight
+    h = panel.shift
+    weight = panel.weight
     return torch.stack([
         h.clamp(-12.0, 12.0) * math.sqrt(_LOG2_E),  # beyond, φ(h) = 5e-33 has nothing to weigh
         weight * rectified_mean(h),
@@ -941,7 +965,8 @@ def quadrature(count: int) -> tuple[tuple[tuple[float, ...], ...], float]:
     i = np.arange(1, count)
     beside = np.sqrt(i * (i + 1.0)) / (2 * i + 1.0)
     values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))
-    nodes, weights = 0.5 * (1.0 + values), 0.5 * vectors[0] ** 2
+    nodes = 0.5 * (1.0 + values)
+    weights = 0.5 * vectors[0] ** 2
     rho = np.linspace(0.5, 1.0, 200)  # below, the error is less than 1e-7 anyway
     exact = (np.sqrt(1 - rho**2) - 1 + rho * np.arcsin(rho)) / rho**2
     sums = (weights / np.sqrt(1 - np.square(rho[:, None] * nodes))).sum(axis=1)
@@ -968,12 +993,11 @@ def _tile_grid(
 
 def _tiles(left: Operand, right: Operand, symmetric: bool, tiling: Tiling) -> torch.Tensor:
     """(tiles, 4): coordinates, and the longest lengths of rows and columns; the most work first."""
-    n_rows, n_columns = (
-        -(-len(left.lengths) // tiling.rows),
-        -(-len(right.lengths) // tiling.columns),
-    )
+    n_rows = -(-len(left.lengths) // tiling.rows)
+    n_columns = -(-len(right.lengths) // tiling.columns)
     rows, columns = _tile_grid(n_rows, n_columns, symmetric, tiling)
-    longest, widest = left.lengths[rows * tiling.rows], right.lengths[columns * tiling.columns]
+    longest = left.lengths[rows * tiling.rows]
+    widest = right.lengths[columns * tiling.columns]
     tiles = np.stack([rows, columns, longest, widest], axis=1).astype(np.int32)
     if left.ragged or right.ragged:
         tiles = tiles[np.argsort(-longest * widest, kind="stable")]
@@ -1003,7 +1027,8 @@ def launch(
         "num_warps": tiling.warps,
         "maxnreg": tiling.registers,
     }
-    a, b = left.arguments(), right.arguments()
+    a = left.arguments()
+    b = right.arguments()
     size = (len(left.order), len(right.order), out.stride(0))
     if nodes is None:
         arc_kernel[(len(tiles),)](*a, *b, tiles, out, *size, **shape)
@@ -1055,7 +1080,8 @@ def fused_gram(
     left = _of_one_width(left)
     columns = left if right is None else _of_one_width(right)
     tiling = Tiling() if tiling is None else tiling
-    a, b = operand(left, right=False, biased=biased), operand(columns, right=True, biased=biased)
+    a = operand(left, right=False, biased=biased)
+    b = operand(columns, right=True, biased=biased)
     if not biased:
         launch(a, b, out, symmetric=symmetric, tiling=tiling, nodes=None)
         return out
@@ -1063,7 +1089,8 @@ def fused_gram(
     launch(a, b, out, symmetric=symmetric, tiling=tiling, nodes=nodes)
     for part in blocks(len(out), block_size(out.shape[1], _SCANNED)):
         missing = torch.nonzero(torch.isnan(out[part]))
-        i, j = missing[:, 0] + part.start, missing[:, 1]
+        i = missing[:, 0] + part.start
+        j = missing[:, 1]
         if symmetric:
             i, j = i[i <= j], j[i <= j]
         if len(i):
@@ -1078,12 +1105,15 @@ def choose_nodes(
 
     Entries are taken at fixed strides.
     """
-    n, m = len(left.offsets) - 1, len(right.offsets) - 1
+    n = len(left.offsets) - 1
+    m = len(right.offsets) - 1
     device = left.unit.device
     steps = torch.arange(n_samples, device=device)
-    rows, columns = (steps * 7919) % n, (steps * 104729 + 1) % m
+    rows = (steps * 7919) % n
+    columns = (steps * 104729 + 1) % m
     # one key of each set per sample stands for the rest: 32 draws of a pair for each pair of sets
-    first, second = as_tensor(left.offsets, steps), as_tensor(right.offsets, steps)
+    first = as_tensor(left.offsets, steps)
+    second = as_tensor(right.offsets, steps)
     turn = torch.arange(32, device=device)
     i = first[rows][:, None] + (turn * 13) % (first[rows + 1] - first[rows])[:, None]
     j = (
@@ -1092,7 +1122,8 @@ def choose_nodes(
     )
     query = (left.query[rows] * right.query[columns]).sum(dim=1)
     rho = (left.unit[i] * right.unit[j]).sum(dim=2) * query[:, None]
-    h, k = left.shift[i], right.shift[j]
+    h = left.shift[i]
+    k = right.shift[j]
     scale = torch.exp(-0.5 * (h * h + k * k)) / (2.0 * math.pi)
     scale = (torch.clamp(h, min=0.0) * torch.clamp(k, min=0.0) + scale).mean(dim=1)
     density = torch.exp(-0.25 * (h * h + k * k)).amax(dim=1) / (2.0 * math.pi)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import numpy as np
 import typer
@@ -20,7 +20,7 @@ from keyhole._files import behind_links
 from keyhole.cli._output import echo, printable, refuse
 
 if TYPE_CHECKING:
-    from keyhole.data.layout import Dataset
+    from keyhole.data.layout import Dataset, TableOptions
 
 MAX_COUNT = 2**31 - 1
 """Bound of whole numbers on the command line that have no smaller one of their own."""
@@ -39,6 +39,31 @@ def _escaped_usage() -> Iterator[None]:
     except UsageError as error:
         error.message = printable(error.message)
         raise
+
+
+def refuse_error(error: ValueError | OSError) -> NoReturn:
+    """End with what keyhole says of a wrong value, or of a file and what to do about it."""
+    if isinstance(error, OSError):
+        refuse(_explain_file_error(error))
+    refuse(str(error))
+
+
+def _explain_file_error(error: OSError) -> str:
+    """What went wrong with a file, and what to do about it, in sentences.
+
+    keyhole's own errors have no number and say all of it. Those of the system are a few words.
+    """
+    if error.errno is None and str(error).endswith("."):
+        return str(error)
+    name = ""
+    if error.filename is not None:
+        name = f"{str(error.filename)!r:.200}: "
+    reason = (error.strerror or str(error)).removesuffix(".")
+    if isinstance(error, FileNotFoundError):
+        advice = "Check the name and the folder."
+    else:
+        advice = "Check the name, that the disk has room, and that you may write there."
+    return f"a file could not be read or written: {name}{reason}. {advice}"
 
 
 class _Sentences(TyperGroup):
@@ -80,13 +105,7 @@ class _Sentences(TyperGroup):
         except OSError as error:
             if error.errno == errno.EPIPE:  # whoever read our output has seen enough
                 raise
-            name = ""
-            if error.filename is not None:
-                name = f"{str(error.filename)!r:.200}: "
-            refuse(
-                f"a file could not be read or written: {name}{error.strerror or error}. Check the "
-                "name, that the disk has room, and that you may write there."
-            )
+            refuse_error(error)
         except sqlite3.Error as error:
             refuse(
                 f"the store of finished cells could not be read or written: {error}. Check that "
@@ -254,6 +273,15 @@ Groups = Annotated[
 Time = Annotated[
     str | None, typer.Option(help="Column of dates or numbers: what is newer is kept for testing.")
 ]
+ReferenceDate = Annotated[
+    str | None,
+    typer.Option(
+        help=(
+            "Column with the date of each sample: dates become days before it, in the place of "
+            "days after the first one."
+        )
+    ),
+]
 Split = Annotated[
     str | None, typer.Option(help="Column that says train or test (or 0 or 1) of every sample.")
 ]
@@ -264,41 +292,14 @@ Dim = Annotated[
 Task = Annotated[str, typer.Option(help="auto, regression or classification.")]
 
 
-def read_data(
-    data: str,
-    *,
-    tokens: str | None,
-    keys: str | None,
-    query: str | None,
-    target: str | None,
-    extras: str | None,
-    set_id: str | None,
-    missing: str,
-    dim: int | None,
-    groups: str | None,
-    time: str | None,
-    split: str | None,
-) -> Dataset:
+def read_data(data: str, tokens: str | None, options: TableOptions) -> Dataset:
     """The data, or a message and exit code 2."""
     from keyhole.data.datasets import load_data
 
     try:
-        dataset = load_data(
-            data,
-            tokens=tokens,
-            keys=keys,
-            query=query,
-            target=target,
-            extras=extras,
-            set_id=set_id,
-            missing=missing,
-            dim=dim,
-            groups=groups,
-            time=time,
-            split=split,
-        )
+        dataset = load_data(data, tokens=tokens, options=options)
     except (ValueError, OSError) as error:
-        refuse(str(error))
+        refuse_error(error)
     if dataset.target is None:
         refuse(
             f"{data} must have a target to learn: no column target, label, class or y. Name it "

@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from keyhole.cli._app import Tokens, answer_or_exit, app, check_folder
+from keyhole.cli._app import Tokens, answer_or_exit, app, check_folder, refuse_error
 from keyhole.cli._output import echo, refuse
 
 
@@ -56,7 +56,7 @@ def explain(
         else:
             dataset = load_data(data)
     except (ValueError, OSError) as error:
-        refuse(str(error))
+        refuse_error(error)
 
     # names that are positions in a list say nothing of what they are, and are not compared
     has_positions = any("[" in name for name in dataset.names)

@@ -20,6 +20,7 @@ from keyhole.cli._app import (
     Keys,
     Missing,
     Query,
+    ReferenceDate,
     SetId,
     Split,
     Target,
@@ -31,6 +32,7 @@ from keyhole.cli._app import (
     check_output,
     read_data,
     read_n_heads,
+    refuse_error,
     task_of,
 )
 from keyhole.cli._output import refuse, say
@@ -61,6 +63,7 @@ def fit(
     groups: Groups = None,
     time: Time = None,
     split: Split = None,
+    reference_date: ReferenceDate = None,
     task: Task = "auto",
     n_heads: Annotated[
         str | None, typer.Option(help="Heads M: a number, inf for the exact kernel, or auto.")
@@ -114,9 +117,9 @@ def fit(
     )
 
     # read
-    dataset = read_data(
-        data,
-        tokens=tokens,
+    from keyhole.data.layout import TableOptions
+
+    options = TableOptions(
         keys=keys,
         query=query,
         target=target,
@@ -127,7 +130,9 @@ def fit(
         groups=groups,
         time=time,
         split=split,
+        reference_date=reference_date,
     )
+    dataset = read_data(data, tokens, options)
     train = dataset.train
     if not len(train):
         refuse(
@@ -213,7 +218,7 @@ def _save(estimator: Any, path: Path, data: Any, overwrite: bool) -> None:
     try:
         save(estimator, path, schema=data.schema, overwrite=overwrite)
     except (ValueError, OSError) as error:
-        refuse(str(error))
+        refuse_error(error)
 
 
 def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: float) -> None:
@@ -227,6 +232,8 @@ def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: floa
             if use in columns:
                 uses.append(f"{use}: {', '.join(columns[use])}")
         say(console, "; ".join(uses))
+    for line in _date_lines(data):
+        say(console, line)
     if data.left_out:
         say(
             console,
@@ -258,42 +265,87 @@ def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: floa
     say(console, f"{len(data.train)} sets in {seconds:.1f} s")
 
 
+def _date_lines(data: Any) -> list[str]:
+    """How dates became numbers: ages, or days after the first one."""
+    reference = dict(data.columns).get("reference_date")
+    of_kind: dict[str, list[str]] = {"age": [], "date": []}
+    for coding in data.codings:
+        if coding.kind in of_kind:
+            of_kind[coding.kind].append(coding.column)
+    lines = []
+    if of_kind["age"]:
+        lines.append(f"dates: {', '.join(of_kind['age'])} in days before {reference}")
+    if of_kind["date"]:
+        line = f"dates: {', '.join(of_kind['date'])} in days after the first one"
+        if reference is None:
+            line += " (--reference-date counts the days before the date of each sample)"
+        lines.append(line)
+    return lines
+
+
 def _leave_one_out_line(estimator: Any, data: Any, kind: str) -> str:
-    """RMSE and R², or accuracy with its standard error, of samples or groups left out."""
+    """How well samples, or groups, are predicted that were left out; beside a constant guess."""
+    from keyhole.lab import scores
+
     train = data.train
     method = "leave-one-out" if data.groups is None else "leave-one-group-out"
     if kind == "regression":
-        # R² is 1 − MSE / Var y; it is not defined for a constant target
-        mean_square = np.square(train.target - estimator.loo_predictions_).mean()
-        variance = train.target.var()
-        share = mean_square / variance if variance > 0 else float("nan")
-        rmse = number(float(np.sqrt(mean_square)))
-        return f"{method} RMSE {rmse}, R² {1 - share:.3f}"
-    # one score says which of two classes wins, else each class has a score
-    scores = estimator.loo_decision_
-    if scores.ndim == 1:
-        winners = (scores > 0).astype(int)
-    else:
-        winners = scores.argmax(axis=1)
+        predictions = estimator.loo_predictions_
+        is_known = np.isfinite(predictions.reshape(len(train), -1)).all(axis=1)
+        target = train.target[is_known]
+        measures = scores.number_measures(target, predictions[is_known])
+        return (
+            f"{method} RMSE {number(measures.rmse)}, R² {measures.r2:.3f}"
+            f"{_constant_rmse(target, train.target)}{_uncounted(is_known)}"
+        )
+
     # the standard error of a share e of n samples is √(e (1 − e) / n)
-    error_rate = float((estimator.classes_[winners] != train.target).mean())
-    standard_error = np.sqrt(error_rate * (1 - error_rate) / len(train))
+    classes = estimator.classes_
+    labels = np.searchsorted(classes, train.target)
+    probabilities = scores.probabilities_of(estimator.loo_decision_, estimator.temperature_)
+    is_known = np.isfinite(probabilities).all(axis=1)
+    measures_of_classes = scores.class_measures(labels[is_known], probabilities[is_known])
+    accuracy = measures_of_classes.accuracy
+    standard_error = np.sqrt(accuracy * (1 - accuracy) / max(1, int(is_known.sum())))
+    guess = scores.constant_class_guess(labels[is_known], labels, len(classes))
     return (
-        f"{method} accuracy {100 * (1 - error_rate):.1f} % ± {100 * standard_error:.1f}, "
-        f"{len(estimator.classes_)} classes"
+        f"{method} {measures_of_classes.words(len(classes), standard_error)}, {len(classes)} "
+        f"classes; a constant guess: {guess.words()}{_uncounted(is_known)}"
     )
 
 
+def _constant_rmse(target: np.ndarray, training_target: np.ndarray) -> str:
+    """The RMSE of the mean of the training samples, in words."""
+    rmse = float(np.sqrt(np.square(target - training_target.mean(axis=0)).mean()))
+    return f"; a constant guess: RMSE {number(rmse)}"
+
+
+def _uncounted(is_known: np.ndarray) -> str:
+    """Samples that are fitted exactly within rounding: nothing is known of them left out."""
+    count = int((~is_known).sum())
+    return f" ({count} samples that are fitted exactly are not counted)" if count else ""
+
+
 def _test_line(estimator: Any, data: Any, kind: str) -> str:
-    """RMSE and R², or accuracy, on the test part of the data."""
+    """How well the test part of the data is predicted; beside a constant guess."""
+    from keyhole.lab import scores
+
     test = data.test
-    score = f"{estimator.score(test.sets, test.target):.3f}"
     if kind == "regression":
-        errors = np.square(test.target - estimator.predict(test.sets))
-        measures = f"RMSE {number(float(np.sqrt(errors.mean())))}, R² {score}"
+        measures = scores.number_measures(test.target, estimator.predict(test.sets))
+        words = f"RMSE {number(measures.rmse)}, R² {measures.r2:.3f}"
+        guess = _constant_rmse(test.target, data.train.target)
     else:
-        measures = f"accuracy {score}"
+        # a class that the training part does not have is none of the columns
+        classes = estimator.classes_
+        places = np.minimum(np.searchsorted(classes, test.target), len(classes) - 1)
+        labels = np.where(classes[places] == test.target, places, -1)
+        training_labels = np.searchsorted(classes, data.train.target)
+        probabilities = estimator.predict_proba(test.sets)
+        words = scores.class_measures(labels, probabilities).words(len(classes))
+        constant = scores.constant_class_guess(labels, training_labels, len(classes))
+        guess = f"; a constant guess: {constant.words()}"
     part = "sets that the data sets apart"
     if data.time is not None:
         part = "newest sets, kept for testing"
-    return f"test {measures} on the {len(test)} {part}, which the model has not seen"
+    return f"test {words} on the {len(test)} {part}, which the model has not seen{guess}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from keyhole.cli._app import (
     Keys,
     Missing,
     Query,
+    ReferenceDate,
     SetId,
     Split,
     Target,
@@ -56,6 +58,7 @@ def lens(
     groups: Groups = None,
     time: Time = None,
     split: Split = None,
+    reference_date: ReferenceDate = None,
     task: Task = "auto",
     budget: Annotated[
         float, typer.Option(help="Seconds, predicted from sizes.", min=5.0, max=86400.0)
@@ -90,9 +93,9 @@ def lens(
     folder = _folder(data, out, overwrite) if report else None
 
     # read
-    dataset = read_data(
-        data,
-        tokens=tokens,
+    from keyhole.data.layout import TableOptions
+
+    options = TableOptions(
         keys=keys,
         query=query,
         target=target,
@@ -103,7 +106,9 @@ def lens(
         groups=groups,
         time=time,
         split=split,
+        reference_date=reference_date,
     )
+    dataset = read_data(data, tokens, options)
     assert dataset.target is not None
     kind = task_of(dataset.target, task)
     from keyhole.lab.lens.findings import LensConfig
@@ -155,16 +160,20 @@ def _folder(data: str, out: Path | None, overwrite: bool) -> Path:
 def _print(console: Console, findings: Any) -> None:
     from keyhole.lab.lens.findings import percent
 
-    rows = [
-        {
+    rows = []
+    for row in findings.table:
+        shown = {
             "learner": row["learner"],
             "error": percent(row["error, %"] / 100),
             "±": percent(row["±"] / 100),
-            "sets": str(row["sets"]),
-            "folds": str(row["folds"]),
         }
-        for row in findings.table
-    ]
+        for measure in ("R²", "AUC", "log-loss"):
+            if measure in row:
+                value = row[measure]
+                shown[measure] = f"{value:.3f}" if math.isfinite(value) else "–"
+        shown["sets"] = str(row["sets"])
+        shown["folds"] = str(row["folds"])
+        rows.append(shown)
     # the table first, then the questions that it decides, then what the budget did not allow
     say(console, f"{findings.description}; {findings.config.kind}")
     show_table(console, f"held-out error: {findings.measure}", rows)

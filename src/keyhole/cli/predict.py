@@ -21,10 +21,12 @@ from keyhole.cli._app import (
     Dim,
     Keys,
     Query,
+    ReferenceDate,
     SetId,
     Tokens,
     app,
     check_output,
+    refuse_error,
 )
 from keyhole.cli._output import echo, refuse
 
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
     from keyhole.models import SavedModel
 
 MISSING_HELP = (
-    "Missing values: error, drop tokens with one, or impute as the model was fitted [default: as "
-    "the model was fitted]."
+    "Missing values: error, drop tokens with one (a set without tokens gets one of zeros), or "
+    "impute as the model was fitted [default: as the model was fitted]."
 )
 Missing = Annotated[str | None, typer.Option(help=MISSING_HELP)]
 Unknown = Annotated[
@@ -55,10 +57,17 @@ def predict(
             help="Parquet, Arrow, CSV, npz or .ts file, or a folder of Parquet or .ts.",
         ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Parquet file to write.")],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT",
+            help="File to write: .parquet, .arrow, .csv, .tsv or .jsonl (JSON lines).",
+        ),
+    ],
     tokens: Tokens = None,
     keys: Keys = None,
     query: Query = None,
+    reference_date: ReferenceDate = None,
     set_id: SetId = None,
     missing: Missing = None,
     unknown: Unknown = "error",
@@ -74,7 +83,7 @@ def predict(
         typer.Option(help="Coverage, such as 0.9: adds intervals, or sets of labels, and novelty."),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Add what each key adds to the prediction.")
+        bool, typer.Option("--explain", help="Add what each key says for the prediction.")
     ] = False,
     key_id: Annotated[
         str | None,
@@ -103,10 +112,13 @@ def predict(
     check_output(out, inputs)
     from keyhole.data.datasets import open_data
     from keyhole.data.layout import check_columns
+    from keyhole.data.outputs import output_format
     from keyhole.data.writer import PartedFile
     from keyhole.models import read_model
 
     try:
+        file_format = output_format(out)
+
         # the model, and whether it can do what it is to do
         saved = read_model(model)
         if proba and not hasattr(saved.estimator, "predict_proba"):
@@ -119,6 +131,7 @@ def predict(
             tokens=tokens,
             keys=keys,
             query=query,
+            reference_date=reference_date,
             set_id=set_id,
             missing=missing,
             dim=dim,
@@ -145,12 +158,12 @@ def predict(
             interval=interval,
             explain=explain,
         )
-        file = PartedFile(out, _job(model, work), overwrite=overwrite)
+        file = PartedFile(out, _job(model, work), overwrite=overwrite, file_format=file_format)
         work.check_first()
         with file:
             rows = _write_missing(work, file)
     except (ValueError, OSError) as error:
-        refuse(str(error))
+        refuse_error(error)
     echo(f"wrote {out}: {rows} predictions")
     if work.has_novelty:
         _warn_of_novelty(out)
@@ -188,10 +201,10 @@ def _check_interval(saved: SavedModel, interval: float | None) -> None:
 
 def _warn_of_novelty(out: Path) -> None:
     """Say how many sets are unlike those of training."""
-    from keyhole.data.writer import written_column
+    from keyhole.data.outputs import output_format, written_column
     from keyhole.lab.explain import NOVEL
 
-    novelty = written_column(out, "novelty")
+    novelty = written_column(out, "novelty", output_format(out))
     count = int((novelty > NOVEL).sum())
     if count:
         echo(
@@ -357,34 +370,25 @@ class _Work:
         return columns
 
     def explanations(self, sets: Any) -> dict[str, np.ndarray]:
-        """What each key and each sample-level feature adds to the prediction.
+        """What each key and each sample-level feature says for the prediction.
 
-        In the order of the keys.
-
-        Of several classes, to the score of the one that won; of several outputs a column for each.
+        In the order of the keys, each with an equal share of the intercept: see
+        `keyhole.estimators.evidence`. Of a classifier, positive numbers speak for the label that
+        was predicted and negative ones for the one beside it; of several outputs a column for each.
         """
-        # contributions of keys, (N_i,) or (N_i, t) of each set, and of extras, (n, c) or (n, c, t)
-        fitted = self.model.estimator
-        keys = fitted.contributions(sets)
-        extras = fitted.extras_contributions(sets)
-        parts: dict[str, tuple[list[np.ndarray], np.ndarray]] = {}
-        if keys[0].ndim == 1:
-            parts[""] = (keys, extras)
-        elif hasattr(fitted, "classes_"):
-            winners = fitted.decision_function(sets).argmax(axis=1)
-            keys_of_winners = [part[:, j] for part, j in zip(keys, winners, strict=True)]
-            parts[""] = (keys_of_winners, extras[np.arange(len(winners)), :, winners])
-        else:
-            for j in range(keys[0].shape[1]):
-                parts[f"_{j}"] = ([part[:, j] for part in keys], extras[:, :, j])
+        from keyhole.estimators.evidence import evidence_of_predictions
 
-        # columns of lists, those of keys first
+        evidence_of_outputs = evidence_of_predictions(self.model.estimator, sets)
         columns = {}
-        for suffix, (of_keys, _) in parts.items():
-            columns[f"contributions{suffix}"] = lists(of_keys)
-        if extras.shape[1]:
-            for suffix, (_, of_extras) in parts.items():
-                columns[f"extras_contributions{suffix}"] = lists(of_extras)
+        for j, evidence in enumerate(evidence_of_outputs):
+            suffix = ""
+            if len(evidence_of_outputs) > 1:
+                suffix = f"_{j}"
+            columns[f"evidence{suffix}"] = lists(evidence.keys)
+            if evidence.others is not None:
+                columns["evidence_against"] = evidence.others
+            if evidence.extras.shape[1]:
+                columns[f"extras_evidence{suffix}"] = lists(evidence.extras)
         return columns
 
 

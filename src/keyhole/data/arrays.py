@@ -130,6 +130,14 @@ def with_last(array: Any, value: float) -> Any:
     return extended
 
 
+def with_columns(array: Any, columns: np.ndarray) -> Any:
+    """Rows with further columns last, in the type and on the device of the array."""
+    columns = columns.astype(str(array.dtype).removeprefix("torch."), copy=False)
+    if is_tensor(array):
+        return _of_tensors().with_columns(array, columns)
+    return np.concatenate([array, columns], axis=1)
+
+
 def check_sizes(n: int, lengths: np.ndarray, dim: int, name: str) -> None:
     """Raise unless there are sets, all with keys, and coordinates."""
     if n == 0:

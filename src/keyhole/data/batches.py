@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 
-class Batch(NamedTuple):
-    """Some samples: ``sets``, and ``y`` and ``weights`` or None."""
+@dataclass(frozen=True)
+class Batch:
+    """Some samples: ``sets``, and ``y`` and ``weights`` or None.
+
+    It unpacks as fits take it: (X, y), or (X, y, sample_weight) where there are weights.
+
+    >>> X, y = Batch("sets", "target")
+    >>> X, y, sample_weight = Batch("sets", "target", "weights")
+    """
 
     sets: Any
     y: Any = None
     weights: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.sets
+        yield self.y
+        if self.weights is not None:
+            yield self.weights
 
 
 def as_batch(item: Any) -> Batch:

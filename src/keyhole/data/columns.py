@@ -188,6 +188,18 @@ def instants(column: Any, name: str, place: Place) -> Float[np.ndarray, " r"]:
     return times
 
 
+def reference_days(column: Any, name: str, place: Place) -> Float[np.ndarray, " r"]:
+    """The date that each sample counts ages from, in days since 1970; every row says so."""
+    if not is_date(column.type):
+        raise SchemaError(
+            f"the reference date {name!r} must hold dates: it holds {column.type}{place.inside}. "
+            "Convert it, for example with pandas.to_datetime, or name another column."
+        )
+    in_days = days(column)
+    refuse_gaps(in_days[:, None], (name,), place, "reference date")
+    return in_days
+
+
 SPLIT_WORDS = {
     "0": 0,
     "0.0": 0,
@@ -263,6 +275,7 @@ PLURALS = {
     "target": "targets",
     "extra": "extras",
     "time": "times",
+    "reference date": "reference dates",
 }
 
 
@@ -291,7 +304,7 @@ def refuse_gaps(
 
     # what can be done: targets and times are not made up, and tokens alone can be dropped
     remedy = "Fill them in"
-    if is_missing and what not in ("target", "time"):
+    if is_missing and what not in ("target", "time", "reference date"):
         remedy += ", have them filled by the mean with missing='impute' (--missing impute)"
     if is_missing and what == "token":
         remedy += ", or drop the tokens that have one with missing='drop' (--missing drop)"
@@ -319,6 +332,16 @@ def kind_of(kind: pa.DataType) -> str:
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
         return "date"
     return ""
+
+
+def is_date(kind: pa.DataType) -> bool:
+    """Whether a column holds dates or times, which durations are not."""
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+
+
+def time_zone(kind: pa.DataType) -> str | None:
+    """The time zone of a column of dates or times, None where it has none."""
+    return kind.tz if pa.types.is_timestamp(kind) else None
 
 
 _SECONDS = {"D": 86400.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -380,8 +403,12 @@ class Study:
         values = values[np.isfinite(values)]
         if len(values):
             self._start = min(self._start, float(values.min()))
-            self._sum += float(values.sum(dtype=np.float64))
-            self._count += len(values)
+            self.add_sum(float(values.sum(dtype=np.float64)), len(values))
+
+    def add_sum(self, total: float, count: int) -> None:
+        """Count further values by their sum: ages, which no column holds."""
+        self._sum += total
+        self._count += count
 
     def coding(self, *, impute: bool) -> Coding:
         """What was learned; missing values are filled in only if ``impute``."""
@@ -397,8 +424,8 @@ class Study:
             mean = self._sum / self._count
             if np.isfinite(mean):
                 fill = mean
-        if self.kind == "number":
-            return Coding(column=self.name, kind="number", fill=fill)
+        if self.kind in ("number", "age"):
+            return Coding(column=self.name, kind=self.kind, fill=fill)
 
         # dates are counted from the first one
         start = self._start if self._count else 0.0
@@ -407,7 +434,7 @@ class Study:
         return Coding(column=self.name, kind="date", start=start, fill=fill)
 
 
-HOLDS = {"number": "numbers", "text": "text", "date": "dates"}
+HOLDS = {"number": "numbers", "text": "text", "date": "dates", "age": "dates"}
 _ARROW_TYPES = {"number": pa.float64(), "text": pa.string(), "date": pa.timestamp("s")}
 
 
@@ -420,15 +447,24 @@ def coded(
     impute: bool = False,
     unknown: str = "error",
 ) -> Float[np.ndarray, "r w"]:
-    """A column as numbers, one row for each entry; NaN where one is missing and not imputed."""
+    """A column as numbers, one row for each entry; NaN where one is missing and not imputed.
+
+    Where ages are counted, dates become days since 1970; `ages` makes ages of these, once it is
+    known which sample an entry belongs to.
+    """
     # the column must be of the kind that was learned; one of missing values only is of any kind
     column = plain_values(column)
     kind = coding.kind
     if kind in ("one-hot", "hashed"):
         kind = "text"
+    elif kind == "age":
+        kind = "date"
     if pa.types.is_null(column.type):
         column = column.cast(_ARROW_TYPES[kind])
-    if kind_of(column.type) != kind:
+    has_right_kind = kind_of(column.type) == kind
+    if coding.kind == "age":
+        has_right_kind = is_date(column.type)
+    if not has_right_kind:
         raise SchemaError(
             f"column {coding.column!r} must hold {lists}{HOLDS[kind]}, as it did in the table it "
             f"was learned from: it holds {lists}{column.type}{place.inside}. Convert it."
@@ -437,6 +473,8 @@ def coded(
         return _coded_texts(coding, column, place, impute=impute, unknown=unknown)
 
     # numbers and dates are one coordinate each
+    if coding.kind == "age":
+        return days(column)[:, None]
     if kind == "number":
         values = numbers(column, coding.column, place, lists=lists)
     else:
@@ -444,6 +482,23 @@ def coded(
     if impute and coding.fill is not None:
         values = np.where(np.isnan(values), np.asarray(coding.fill, values.dtype), values)
     return values[:, None]
+
+
+def ages(
+    coding: Coding,
+    in_days: Float[np.ndarray, " r"],
+    reference: Float[np.ndarray, " r"],
+    *,
+    impute: bool,
+) -> Float[np.ndarray, " r"]:
+    """Days before the reference date of the sample: negative for later dates.
+
+    NaN where a date is missing and not imputed.
+    """
+    values = reference - in_days
+    if impute and coding.fill is not None:
+        values = np.where(np.isnan(values), coding.fill, values)
+    return values
 
 
 def _coded_texts(

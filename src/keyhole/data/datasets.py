@@ -13,6 +13,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from jaxtyping import Float, Int
 from keyhole._checks import check_choice, check_count
 from keyhole._files import refuse_special_file
 from keyhole.data.batches import Batch
-from keyhole.data.layout import Dataset
+from keyhole.data.layout import Dataset, TableOptions
 from keyhole.data.npz import UNREADABLE, NpzFile, check_pointer
 from keyhole.data.reader import SUFFIXES, ParquetSets, read_table
 from keyhole.data.schema import Schema
@@ -43,6 +44,10 @@ def read_texts(path: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
 
     Members of archives are read in memory and only if they are plain files: a link, or a name that
     leads out of the archive, has no way to the disk. Limits hold for all files together.
+
+    ``zipfile`` and ``tarfile`` read the archives. What is ours are the limits, which neither has:
+    on a size that a zip lies about, on the bytes and members of a tar, on compressions that let a
+    small file ask for all memory.
     """
     contents: dict[str, bytes] = {}
     total = 0
@@ -77,7 +82,9 @@ def _files(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Itera
     if path.is_dir():
         yield from _in_folder(path, wanted)
     elif not path.is_file():
-        raise FileNotFoundError(f"{path.name!r} is not there: no such file or folder.")
+        raise FileNotFoundError(
+            f"{path.name!r} is not there: no such file or folder. Check the name and the folder."
+        )
     elif zipfile.is_zipfile(path):
         yield from _in_zip(path, wanted, stack)
     else:
@@ -1147,28 +1154,18 @@ NAMES: dict[str, Callable[[], Dataset]] = {"digits": load_digits_sets}
 
 
 def load_data(
-    data: str,
-    *,
-    tokens: str | None = None,
-    keys: str | Sequence[str] | None = None,
-    query: str | Sequence[str] | None = None,
-    target: str | Sequence[str] | None = None,
-    extras: str | Sequence[str] | None = None,
-    groups: str | None = None,
-    time: str | None = None,
-    split: str | None = None,
-    set_id: str | None = None,
-    missing: str | None = None,
-    dim: int | None = None,
+    data: str, *, tokens: str | None = None, options: TableOptions | None = None
 ) -> Dataset:
     """Read data by a name that comes with keyhole ("digits"), or from a file.
 
-    The suffix of a file says what it is: a table, whose options are those of `read_table`; time
+    The suffix of a file says what it is: a table, whose ``options`` are those of `read_table`; time
     series, a .ts file or a folder of a …_TRAIN.ts and a …_TEST.ts; or molecules (.xyz).
 
     >>> load_data("digits")
     Dataset(1797 sets: scikit-learn's digits, 8 × 8 pixels, those with some ink)
     """
+    options = options or TableOptions()
+
     # a table
     path = Path(data)
     loaders: dict[str, Callable[[Path], Dataset]] = {".ts": load_uea, ".xyz": load_molecules}
@@ -1177,23 +1174,26 @@ def load_data(
         return read_table(
             path,
             tokens=tokens,
-            keys=keys,
-            query=query,
-            target=target,
-            extras=extras,
-            groups=groups,
-            time=time,
-            split=split,
-            set_id=set_id,
-            missing=missing,
-            dim=dim,
+            keys=options.keys,
+            query=options.query,
+            target=options.target,
+            extras=options.extras,
+            weight=options.weight,
+            groups=options.groups,
+            time=options.time,
+            split=options.split,
+            reference_date=options.reference_date,
+            set_id=options.set_id,
+            missing=options.missing,
+            dim=options.dim,
         )
 
     # neither a name nor a format of ours
     is_ours = data in NAMES or suffix in loaders
     if not is_ours and not path.exists():
         raise FileNotFoundError(
-            f"{data!r} is neither a file nor data that comes with keyhole ({', '.join(NAMES)})."
+            f"{data!r} is neither a file nor data that comes with keyhole ({', '.join(NAMES)}). "
+            "Check the name and the folder."
         )
     if not is_ours:
         raise ValueError(
@@ -1201,23 +1201,17 @@ def load_data(
             f"{path.name!r}."
         )
 
-    # data that has no columns to choose
-    options = {
-        "dim": dim,
-        "extras": extras,
-        "groups": groups,
-        "keys": keys,
-        "query": query,
-        "set_id": set_id,
-        "split": split,
-        "target": target,
-        "time": time,
-        "tokens": tokens,
-    }
-    chosen = [name for name, value in options.items() if value is not None]
+    # data that has no columns to choose, and no say in what becomes of missing values
+    chosen = []
+    for option in fields(options):
+        is_given = getattr(options, option.name) is not None
+        if is_given and option.name != "missing":
+            chosen.append(option.name)
+    if tokens is not None:
+        chosen.append("tokens")
     if chosen:
         raise ValueError(
-            f"only tables have columns to choose: {data!r} takes no {', '.join(chosen)}."
+            f"only tables have columns to choose: {data!r} takes no {', '.join(sorted(chosen))}."
         )
     if suffix in loaders:
         return loaders[suffix](path)
@@ -1236,6 +1230,7 @@ def open_data(
     tokens: str | None = None,
     keys: str | Sequence[str] | None = None,
     query: str | Sequence[str] | None = None,
+    reference_date: str | None = None,
     set_id: str | None = None,
     missing: str | None = None,
     unknown: str = "error",
@@ -1254,6 +1249,7 @@ def open_data(
             keys=keys,
             query=query,
             target=(),
+            reference_date=reference_date,
             set_id=set_id,
             missing=missing,
             dim=dim,

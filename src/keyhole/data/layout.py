@@ -5,6 +5,7 @@ One row per set or one per token, whatever file they come from.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,8 +24,10 @@ from keyhole.data.columns import (
     SchemaError,
     Study,
     TextEvidence,
+    ages,
     coded,
     instants,
+    is_date,
     is_list,
     is_number,
     kind_of,
@@ -34,9 +37,11 @@ from keyhole.data.columns import (
     one_piece,
     parts_of_split,
     plain_values,
+    reference_days,
     refuse_gaps,
     same_lengths,
     set_ids,
+    time_zone,
     unlisted,
 )
 from keyhole.data.schema import Coding, Schema
@@ -181,6 +186,7 @@ class TableOptions:
     groups: str | None = None
     time: str | None = None
     split: str | None = None
+    reference_date: str | None = None
 
 
 def check_names(given: str | Sequence[str] | None, option: str) -> None:
@@ -258,7 +264,8 @@ class Layout:
     may all be empty. Where keys are ``joined`` they have a table of their own, and all else has a
     table with one row per sample. ``codings`` are those of columns that are no plain numbers;
     ``unknown`` says what becomes of categories that are not in them. ``key_id`` is a column of
-    tokens that is copied as a list of its entries in the order of the keys.
+    tokens that is copied as a list of its entries in the order of the keys. ``reference_date`` is a
+    column of samples that dates are counted back from, as ages.
     """
 
     keys: tuple[str, ...]
@@ -278,6 +285,9 @@ class Layout:
     unknown: str = "error"
     left_out: tuple[str, ...] = ()
     key_id: str | None = None
+    reference_date: str | None = None
+    warned_columns: set[str] = field(default_factory=set, compare=False, repr=False)
+    """Columns of which it was said that dates lie after the reference date: it is said once."""
 
     @classmethod
     def of(
@@ -320,17 +330,30 @@ class Layout:
         # the keys, among the columns that nothing else uses
         used: set[str | None] = {*query, *targets, *extras}
         used |= {options.weight, options.groups, options.time, options.split}
+        used |= {options.reference_date}
+        with_ages = options.reference_date is not None
         if options.target is not None and not targets:
             # whoever says that there is no target does not make a coordinate of it
             used |= set(_usual_target(schema, taken={*(keys or ()), *query}))
         if tokens is not None:
-            layout = cls._by_join(schema, source, tokens, keys, query, used, options.set_id)
+            layout = cls._by_join(
+                schema, source, tokens, keys, query, used, options.set_id, with_ages=with_ages
+            )
         else:
             keys_are_lists = keys[0] in lists if keys else bool(lists)
             if options.set_id is None and keys_are_lists:
-                layout = cls._by_set(schema, pieces, source, keys, query, used)
+                layout = cls._by_set(schema, pieces, source, keys, query, used, with_ages=with_ages)
             else:
-                layout = cls._by_token(schema, pieces, source, keys, query, used, options.set_id)
+                layout = cls._by_token(
+                    schema,
+                    pieces,
+                    source,
+                    keys,
+                    query,
+                    used,
+                    options.set_id,
+                    with_ages=with_ages,
+                )
         layout = replace(
             layout,
             target=targets,
@@ -341,6 +364,7 @@ class Layout:
             groups=options.groups,
             time=options.time,
             split=options.split,
+            reference_date=options.reference_date,
         )
         if tokens is not None:
             return layout
@@ -356,6 +380,8 @@ class Layout:
         query: tuple[str, ...],
         used: set[str | None],
         set_id: str | None,
+        *,
+        with_ages: bool,
     ) -> Layout:
         """Keys in a table of tokens, all else in one of samples.
 
@@ -379,7 +405,14 @@ class Layout:
             return iter(tokens.select(names).to_batches())
 
         layout = cls._by_token(
-            tokens.schema, pieces, "the table of tokens", keys, (), set(), set_id
+            tokens.schema,
+            pieces,
+            "the table of tokens",
+            keys,
+            (),
+            set(),
+            set_id,
+            with_ages=with_ages,
         )
         unused = [column.name for column in schema if column.name not in {*used, set_id}]
         left_out = tuple(f"{name!r} of the samples is neither query nor extra" for name in unused)
@@ -397,8 +430,13 @@ class Layout:
         query: tuple[str, ...],
         used: set[str | None],
         set_id: str | None,
+        *,
+        with_ages: bool,
     ) -> Layout:
-        """One row per token; ``used`` are columns that cannot be keys."""
+        """One row per token; ``used`` are columns that cannot be keys.
+
+        Dates are keys unasked only if they are counted as ages.
+        """
         # which set a row belongs to
         if not set_id:
             set_id = next((name for name in SET_NAMES if name in schema.names), None)
@@ -434,7 +472,7 @@ class Layout:
                 else:
                     content = "several kinds of things" if column.metadata else column.type
                     left_out += (f"{column.name!r} holds {content}",)
-            keys, reasons = _coordinates(candidates, schema, pieces, source)
+            keys, reasons = _coordinates(candidates, schema, pieces, source, with_ages=with_ages)
             left_out += reasons
         if not keys:
             why = f" ({'; '.join(left_out[:10])})" if left_out else ""
@@ -455,8 +493,13 @@ class Layout:
         keys: tuple[str, ...] | None,
         query: tuple[str, ...],
         used: set[str | None],
+        *,
+        with_ages: bool,
     ) -> Layout:
-        """One row per set; ``used`` are columns that cannot be keys."""
+        """One row per set; ``used`` are columns that cannot be keys.
+
+        Dates are keys unasked only if they are counted as ages.
+        """
         if not query and "query" in schema.names and "query" not in (keys or ()):
             query = ("query",)
         check_columns(schema, query, "query", source)
@@ -482,7 +525,9 @@ class Layout:
             if has_lists_of_lists:
                 keys = tuple(candidates)
             else:
-                keys, left_out = _coordinates(candidates, schema, pieces, source)
+                keys, left_out = _coordinates(
+                    candidates, schema, pieces, source, with_ages=with_ages
+                )
         # a column without lists has one entry per set, and says nothing of single keys
         for name in keys:
             kind = schema.field(name).type
@@ -532,7 +577,9 @@ class Layout:
     @property
     def of_samples(self) -> list[str]:
         """Columns of samples rather than of tokens."""
-        single = filter(None, (self.weight, self.groups, self.time, self.split))
+        single = filter(
+            None, (self.weight, self.groups, self.time, self.split, self.reference_date)
+        )
         return list(dict.fromkeys([*self.query, *self.target, *self.extras, *single]))
 
     def columns(self, more: Sequence[str] = ()) -> list[str]:
@@ -558,6 +605,8 @@ class Layout:
             name = column.name
             inner = _inner(column.type)
             kind = kind_of(inner)
+            if self._counts_age(name, inner):
+                kind = "age"
             if not kind and not is_list(inner) and not pa.types.is_null(inner):
                 raise SchemaError(
                     f"column {name!r} must hold numbers, text or dates: it holds "
@@ -572,9 +621,36 @@ class Layout:
                 )
             # plain numbers without anything to fill in need not be studied
             needs_mean = kind == "number" and self.missing == "impute"
-            if kind in ("text", "date") or needs_mean:
+            if kind in ("text", "date", "age") or needs_mean:
                 studies.setdefault(name, Study(name, kind))
         return list(studies.values())
+
+    def _counts_age(self, name: str, kind: pa.DataType) -> bool:
+        """Whether a column becomes ages: dates do, but for those that ages are counted from."""
+        has_reference = self.reference_date is not None and name != self.reference_date
+        return has_reference and is_date(kind)
+
+    def check_ages(self, *, from_schema: bool) -> None:
+        """Raise unless there are ages where there is a date to count from, and the reverse."""
+        has_ages = any(coding.kind == "age" for coding in self.codings)
+        if has_ages == (self.reference_date is not None):
+            return
+        if has_ages:
+            raise SchemaError(
+                "ages are counted from the date of the sample: the schema has ages, and no column "
+                "to count from. Name it with `reference_date` (--reference-date)."
+            )
+        if from_schema:
+            raise SchemaError(
+                "dates must be read as in the table that the schema was learned from: it was "
+                f"learned without `reference_date`, and now that is {self.reference_date!r}. Leave "
+                "it out, or read both tables with it."
+            )
+        raise SchemaError(
+            f"dates are counted from the reference date {self.reference_date!r} as ages: no column "
+            "of keys, query or extras holds dates. Name one of dates with `keys` (--keys), or "
+            "leave out `reference_date` (--reference-date)."
+        )
 
     @property
     def options(self) -> tuple[tuple[str, Any], ...]:
@@ -591,6 +667,7 @@ class Layout:
             ("extras", self.extras),
             ("dim", self.dim),
             ("missing", missing),
+            ("reference_date", self.reference_date),
         )
         return tuple((option, value) for option, value in options if value)
 
@@ -603,6 +680,7 @@ class Layout:
         """
         try:
             table = whole_batch(table)
+            self._check_time_zones(table, tokens)
             if self.joined:
                 return self._read_joined(table, place, copied, tokens)
             if self.set_id:
@@ -638,6 +716,74 @@ class Layout:
             parts.append(part)
             owners += [name] * part.shape[1]
         return np.concatenate(parts, axis=1), owners
+
+    def _check_time_zones(self, table: Any, tokens: Any) -> None:
+        """Raise where one of reference date and dates has a time zone, and the other has none."""
+        if self.reference_date is None:
+            return
+        reference_zone = time_zone(table.schema.field(self.reference_date).type)
+        age_columns = [coding.column for coding in self.codings if coding.kind == "age"]
+        schemas = [table.schema] if tokens is None else [table.schema, tokens.schema]
+        for schema in schemas:
+            for name in age_columns:
+                if name not in schema.names:
+                    continue
+                kind = _inner(schema.field(name).type)
+                zone = time_zone(kind)
+                if is_date(kind) and (zone is None) != (reference_zone is None):
+                    raise SchemaError(
+                        "dates and the reference date must both have a time zone, or neither: "
+                        f"{self.reference_date!r} has {_zone_words(reference_zone)} and {name!r} "
+                        f"has {_zone_words(zone)}. Convert one of them, for example with "
+                        "frame[name].dt.tz_localize('UTC') of pandas."
+                    )
+
+    def _reference(self, table: Any, place: Place) -> Float[np.ndarray, " n"] | None:
+        """The reference date of each row in days since 1970; None where there is none."""
+        if self.reference_date is None:
+            return None
+        name = self.reference_date
+        return reference_days(plain_values(table.column(name)), name, place)
+
+    def _with_ages(
+        self,
+        values: Float[np.ndarray, "r d"],
+        owners: Sequence[str],
+        reference: Float[np.ndarray, " r"] | None,
+        place: Place,
+    ) -> Float[np.ndarray, "r d"]:
+        """Coded columns, days of dates turned into ages.
+
+        ``owners`` are the columns they come from, ``reference`` the reference date of each entry.
+        """
+        if reference is None:
+            return values
+        codings = {coding.column: coding for coding in self.codings if coding.kind == "age"}
+        aged = values.astype(np.float64)
+        for j, name in enumerate(owners):
+            if name in codings:
+                aged[:, j] = ages(
+                    codings[name], values[:, j], reference, impute=self.missing == "impute"
+                )
+                self._warn_of_later_dates(name, aged[:, j], place)
+        return aged
+
+    def _warn_of_later_dates(
+        self, name: str, ages_of_column: Float[np.ndarray, " r"], place: Place
+    ) -> None:
+        """Say that some ages are negative; once, however many parts a table is read in."""
+        is_later = ages_of_column < 0
+        if name in self.warned_columns or not is_later.any():
+            return
+        self.warned_columns.add(name)
+        warnings.warn(
+            f"dates of column {name!r} lie after the date of their sample in "
+            f"{self.reference_date!r} ({place.row(is_later.argmax())} is the first, "
+            f"{int(is_later.sum())} of {len(is_later)} entries read so far): their age is "
+            "negative. Drop such tokens if they are not known yet when a prediction is made.",
+            UserWarning,
+            stacklevel=2,
+        )
 
     def _names_of(self, columns: Sequence[str]) -> tuple[str, ...]:
         """Names of the coordinates that columns become."""
@@ -719,7 +865,10 @@ class Layout:
             evidence = f"set {empty[0]} has no keys"
             if not self.set_id:
                 evidence += f", {place.row(empty[0])} has none in column {self.keys[0]!r}"
-            raise SchemaError(f"every set must have at least one key: {evidence}. Drop such sets.")
+            raise SchemaError(
+                f"every set must have at least one key: {evidence}. Drop such sets, or give them a "
+                "token of zeros with missing='drop' (--missing drop)."
+            )
 
         # keys and queries in one type
         if query is not None:
@@ -733,13 +882,12 @@ class Layout:
     def _pairs(self) -> tuple[tuple[int, int], ...] | None:
         """Coordinates of one name in query and keys.
 
-        None where they are all there are, in their order, or none is.
+        None where query and keys have the same coordinates in the same order, or none in common.
         """
         names = self._names_of(self.keys)
         query_names = self._names_of(self.query)
         pairs = tuple((i, names.index(name)) for i, name in enumerate(query_names) if name in names)
-        in_order = tuple((i, i) for i in range(min(len(names), len(query_names))))
-        if not pairs or pairs == in_order:
+        if not pairs or names == query_names:
             return None
         return pairs
 
@@ -846,7 +994,12 @@ class Layout:
         rows = None
         if self.codings:
             rows = np.repeat(np.arange(table.num_rows), np.diff(offsets))
-        tokens, owners = self._coded(parts, place._replace(rows=rows), "lists of ")
+        place_of_entries = place._replace(rows=rows)
+        tokens, owners = self._coded(parts, place_of_entries, "lists of ")
+        reference = self._reference(table, place)
+        if reference is not None:
+            reference = reference[rows]
+        tokens = self._with_ages(tokens, owners, reference, place_of_entries)
         return tokens, offsets, self._names_of(self.keys), owners
 
     def _nested_tokens(
@@ -925,6 +1078,7 @@ class Layout:
             owners = list(names)
         else:
             vectors, owners = self._coded(self._columns_of(table, names), place)
+            vectors = self._with_ages(vectors, owners, self._reference(table, place), place)
         refuse_gaps(vectors, owners, place, what)
         return vectors
 
@@ -957,6 +1111,7 @@ class Layout:
         owner, first_rows = _owners(ids)
         n_sets = len(first_rows)
         tokens, names = self._coded(self._columns_of(table, self.keys), place)
+        tokens = self._with_ages(tokens, names, self._reference(table, place), place)
         if self.dim is not None and self.dim != len(self.keys):
             raise SchemaError(
                 f"`dim` is {self.dim}, and there are {len(self.keys)} key columns. Leave it out."
@@ -1031,7 +1186,14 @@ class Layout:
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         rows = order[np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)]
         query = self._vectors(samples, place, self.query, "query")
-        sets = self._sets(values[rows], offsets, query, names, place_of_tokens, lambda: rows)
+
+        # tokens of several samples have an age for each
+        reference = self._reference(samples, place)
+        if reference is not None:
+            reference = np.repeat(reference, lengths)
+        place_of_entries = place_of_tokens._replace(rows=rows)
+        keys = self._with_ages(values[rows], names, reference, place_of_entries)
+        sets = self._sets(keys, offsets, query, names, place_of_tokens, lambda: rows)
 
         # tokens that belong to no sample are left out, and that is said
         layout = self
@@ -1051,6 +1213,7 @@ def _check_single_columns(schema: pa.Schema, options: TableOptions, source: str)
         "groups": options.groups,
         "time": options.time,
         "split": options.split,
+        "reference_date": options.reference_date,
     }
     for option, name in names.items():
         if name is None:
@@ -1058,6 +1221,10 @@ def _check_single_columns(schema: pa.Schema, options: TableOptions, source: str)
         if not isinstance(name, str) or not name:
             raise ValueError(f"`{option}` must name a column: got {name!r:.60}.")
         check_columns(schema, [name], option, source)
+
+
+def _zone_words(zone: str | None) -> str:
+    return "none" if zone is None else f"one ({zone})"
 
 
 def _usual_target(schema: pa.Schema, taken: set[str]) -> tuple[str, ...]:
@@ -1096,7 +1263,7 @@ def _is_ragged(schema: pa.Schema, name: str) -> bool:
 
 
 def _coordinates(
-    names: list[str], schema: pa.Schema, pieces: Pieces, source: str
+    names: list[str], schema: pa.Schema, pieces: Pieces, source: str, *, with_ages: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Those columns that are coordinates, and words for those that look like something else.
 
@@ -1110,13 +1277,19 @@ def _coordinates(
         return tuple(names), ()
     reasons: dict[str, str] = {}
     for name in names:
-        kind = kind_of(_inner(schema.field(name).type))
+        inner = _inner(schema.field(name).type)
+        kind = kind_of(inner)
         if kind == "number":
             reasons[name] = _number_reason(name, first, pieces)
         elif kind == "text":
             reasons[name] = _text_reason(name, pieces)
-        elif kind == "date":
-            reasons[name] = "a time, because it holds dates"
+        elif kind == "date" and not with_ages and is_date(inner):
+            reasons[name] = (
+                "a time, because it holds dates (its age is a coordinate if reference_date "
+                "(--reference-date) names the date of the sample)"
+            )
+        elif kind == "date" and not is_date(inner):
+            reasons[name] = "a time, because it holds durations"
     left_out = {name: reason for name, reason in reasons.items() if reason}
     coordinates = tuple(name for name in names if name not in left_out)
     return coordinates, tuple(f"{name!r} looks like {reason}" for name, reason in left_out.items())

@@ -28,10 +28,13 @@ from keyhole.data.batches import Batch
 from keyhole.data.columns import (
     Place,
     SchemaError,
+    Study,
+    days,
     is_list,
     labels,
     one_piece,
     plain_values,
+    reference_days,
     set_ids,
     unlisted,
 )
@@ -456,14 +459,18 @@ def _files(path: FilePath | Sequence[FilePath]) -> list[Path]:
         else:
             files.append(one)
     if not files:
-        raise FileNotFoundError(f"there is no Parquet file in {path}.")
+        raise FileNotFoundError(
+            f"there is no Parquet file in {path}. Name a file, or a folder that has some."
+        )
     # refuse in words what Arrow would refuse in its own, or wait for without end
     for file in files:
         check_file_name(file)
         if file.exists():
             refuse_special_file(file)
         if not file.is_file():
-            raise FileNotFoundError(f"{file.name!r} is not there: no such file.")
+            raise FileNotFoundError(
+                f"{file.name!r} is not there: no such file. Check the name and the folder."
+            )
     return files
 
 
@@ -538,7 +545,8 @@ class _GroupIds:
 class ParquetSets:
     """Sets in Parquet, Arrow, CSV or npz files, in batches.
 
-    Two batches are in memory, one of them being read.
+    ``for X, y in source`` goes through them; with ``weight`` it is ``for X, y, sample_weight in
+    source``. Two batches are in memory, one of them being read.
 
     It can be gone through any number of times, cut into parts and sent to other processes: it holds
     names and numbers only. Parquet and Arrow files are read row group by row group; CSV and npz
@@ -578,6 +586,12 @@ class ParquetSets:
     split : str, optional
         Column that says of every sample whether it is for training or for testing: train or test,
         or 0 or 1.
+    reference_date : str, optional
+        Column of dates, one for each sample: dates of keys, query and extras are then ages, the
+        days before it, negative for later dates, of which a warning tells. Without it a date is
+        the days after the first one of the table, which says little about samples of other
+        times. Dates are keys unasked only with it. The column itself, if it is an extra, stays the
+        days after the first one. Either all these columns have a time zone, or none has.
     set_id : str, optional
         With one row per token, which set a row belongs to; by default the first of set, set_id,
         bag, bag_id, id, group. Rows of a set follow each other where they are not in one row group.
@@ -609,7 +623,7 @@ class ParquetSets:
     >>> kh.data.write_parquet(path, [(sets, sets.query[:, 0])], row_group_size=40)
     100
     >>> source = ParquetSets(path)
-    >>> [len(batch.sets) for batch in source], source.n_rows
+    >>> [len(X) for X, y in source], source.n_rows
     ([40, 40, 20], 100)
     """
 
@@ -626,6 +640,7 @@ class ParquetSets:
         groups: str | None = None,
         time: str | None = None,
         split: str | None = None,
+        reference_date: str | None = None,
         set_id: str | None = None,
         missing: str | None = None,
         dim: int | None = None,
@@ -648,6 +663,7 @@ class ParquetSets:
             groups=groups,
             time=time,
             split=split,
+            reference_date=reference_date,
         )
         target_is_of_schema = False
         if schema is not None:
@@ -702,20 +718,72 @@ class ParquetSets:
             self.require([self.layout.set_id], one_type=True)
         codings = self._learned() if schema is None else schema.codings
         self.layout = replace(self.layout, codings=codings, unknown=unknown)
+        self.layout.check_ages(from_schema=schema is not None)
 
     def _learned(self) -> tuple[Coding, ...]:
         """How columns that are no plain numbers become such, by a pass over these columns."""
         token_schema = None if self.tokens is None else self.tokens.schema
         studies = self.layout.studies(self._file(0).schema, token_schema)
+        impute = self.layout.missing == "impute"
         for study in studies:
+            if study.kind == "age":
+                # of ages there is nothing to learn but the mean that fills in missing ones
+                if impute:
+                    self._study_ages(study)
+                continue
             for table, place in self._pieces_to_study(study.name):
                 column = table.column(0)
                 if is_list(column.type):
                     study.add(unlisted(column)[0], place, "lists of ")
                 else:
                     study.add(column, place)
-        impute = self.layout.missing == "impute"
         return tuple(study.coding(impute=impute) for study in studies)
+
+    def _study_ages(self, study: Study) -> None:
+        """The sum and the number of all known ages of one column."""
+        name = study.name
+        reference = str(self.layout.reference_date)
+
+        # dates in the table of samples, or of tokens that say the date of their sample themselves
+        of_samples = name in {*self.layout.query, *self.layout.extras}
+        if self.tokens is None or of_samples:
+            for table, place in self._pieces([name, reference]):
+                dates = plain_values(table.column(0))
+                from_days = reference_days(plain_values(table.column(1)), reference, place)
+                if is_list(dates.type):
+                    dates, offsets = unlisted(dates)
+                    from_days = np.repeat(from_days, np.diff(offsets))
+                known_ages = _known(from_days - days(plain_values(dates)))
+                study.add_sum(float(known_ages.sum()), len(known_ages))
+
+        # dates in the table of tokens, each as often as samples have it
+        if self.tokens is not None and name in self.layout.keys:
+            self._study_ages_of_join(study, reference)
+
+    def _study_ages_of_join(self, study: Study, reference: str) -> None:
+        """The same for a table of tokens: Σ over samples s and their tokens t of (r_s − date_t)."""
+        set_id = str(self.layout.set_id)
+        assert self.tokens is not None
+
+        # samples of each id: how many, and the sum of their reference dates
+        id_parts = []
+        day_parts = []
+        for table, place in self._pieces([set_id, reference]):
+            id_parts.append(set_ids(plain_values(table.column(0)), set_id, place))
+            day_parts.append(reference_days(plain_values(table.column(1)), reference, place))
+        ids, sample_of = np.unique(np.concatenate(id_parts), return_inverse=True)
+        counts = np.bincount(sample_of)
+        sums = np.bincount(sample_of, weights=np.concatenate(day_parts))
+
+        # tokens whose date is known and whose id a sample has
+        place = Place("the table of tokens")
+        tokens = self.tokens.select([set_id, study.name])
+        token_ids = set_ids(plain_values(one_piece(tokens.column(0))), set_id, place)
+        in_days = days(plain_values(one_piece(tokens.column(1))))
+        is_counted = np.isin(token_ids, ids) & np.isfinite(in_days)
+        position = np.searchsorted(ids, token_ids[is_counted])
+        total = sums[position].sum() - (counts[position] * in_days[is_counted]).sum()
+        study.add_sum(float(total), int(counts[position].sum()))
 
     def _pieces_to_study(self, name: str) -> Iterator[tuple[Any, Place]]:
         """All record batches of one column: of the samples, of the tokens, or of both."""
@@ -1010,6 +1078,7 @@ def _with_stored_options(options: TableOptions, stored: dict[str, Any]) -> Table
         set_id=filled(options.set_id, "set_id"),
         missing=filled(options.missing, "missing"),
         dim=filled(options.dim, "dim"),
+        reference_date=filled(options.reference_date, "reference_date"),
     )
 
 
@@ -1023,6 +1092,11 @@ def _checked_options(options: TableOptions) -> TableOptions:
         missing=check_choice(options.missing or "error", "missing", MISSING),
         dim=_checked_size(options.dim, "dim"),
     )
+
+
+def _known(values: np.ndarray) -> np.ndarray:
+    """The values that are not missing."""
+    return values[np.isfinite(values)]
 
 
 def _checked_size(size: int | None, name: str) -> int | None:
@@ -1051,9 +1125,11 @@ def read_table(
     query: str | Sequence[str] | None = None,
     target: str | Sequence[str] | None = None,
     extras: str | Sequence[str] | None = None,
+    weight: str | None = None,
     groups: str | None = None,
     time: str | None = None,
     split: str | None = None,
+    reference_date: str | None = None,
     set_id: str | None = None,
     missing: str | None = None,
     dim: int | None = None,
@@ -1069,7 +1145,8 @@ def read_table(
     ``y``.
 
     Text becomes numbers: a coordinate for each category, up to 32 of them, and a place that a hash
-    names for more; dates become days after the first one, booleans 0 and 1. What was learned so is
+    names for more; dates become days after the first one, or, with ``reference_date``, days before
+    the date of their sample; booleans 0 and 1. What was learned so is
     ``data.schema``, which reads other tables the same way. Columns of one name in query and keys
     are paired (`SetBatch.pairs`).
 
@@ -1080,8 +1157,10 @@ def read_table(
     tokens : table, str or Path, optional
         The tokens, where ``source`` has one row per sample. A sample has the tokens of its id, also
         where other samples have the same.
-    keys, query, target, extras, groups, time, split, set_id, missing, dim
+    keys, query, target, extras, weight, groups, time, split, reference_date
         As in `keyhole.data.ParquetSets`, which reads the same tables in parts.
+    set_id, missing, dim
+        As in `keyhole.data.ParquetSets`.
 
     Returns
     -------
@@ -1119,9 +1198,11 @@ def read_table(
         query=query,
         target=target,
         extras=extras,
+        weight=weight,
         groups=groups,
         time=time,
         split=split,
+        reference_date=reference_date,
         set_id=set_id,
         missing=missing,
         dim=dim,

@@ -11,7 +11,7 @@ from keyhole.data.sets import SetBatch, SetGroups
 if TYPE_CHECKING:
     from keyhole.data.layout import Dataset
 
-CODINGS = ("number", "date", "one-hot", "hashed")
+CODINGS = ("number", "date", "age", "one-hot", "hashed")
 MOST_CATEGORIES = 32
 """Different texts of a column up to which each has a coordinate of its own; more share `HASHED` of
 them.
@@ -26,15 +26,16 @@ class Coding:
     Attributes
     ----------
     column : str
-    kind : "number", "date", "one-hot" or "hashed"
-        A date becomes days after ``start``; a text a one among zeros, or a sign at a place that its
-        hash names.
+    kind : "number", "date", "age", "one-hot" or "hashed"
+        A date becomes days after ``start``, or its age, the days before the reference date of its
+        sample; a text a one among zeros, or a sign at a place that its hash names.
     categories : tuple of str
         Those of "one-hot", sorted; "" stands for a missing value, where the table had any.
     start : float
         First day of the table, counted from 1970.
     fill : float or None
-        What is put in the place of a missing value: the mean over the rows of the table.
+        What is put in the place of a missing value: the mean over the rows of the table. Of an age
+        that is the mean over the tokens that samples have.
 
     Examples
     --------
@@ -55,6 +56,8 @@ class Coding:
             return tuple(f"{self.column}={category}" for category in self.categories)
         if self.kind == "hashed":
             return tuple(f"{self.column}#{j}" for j in range(HASHED))
+        if self.kind == "age":
+            return (f"{self.column} (age)",)
         return (self.column,)
 
     def as_list(self) -> list[Any]:
@@ -130,7 +133,14 @@ class Schema:
     columns: tuple[tuple[str, Any], ...] = ()
     codings: tuple[Coding, ...] = field(default=(), repr=False)
 
-    def read(self, source: Any, *, tokens: Any = None, unknown: str = "error") -> Dataset:
+    def read(
+        self,
+        source: Any,
+        *,
+        tokens: Any = None,
+        unknown: str = "error",
+        missing: str | None = None,
+    ) -> Dataset:
         """Read another table as the one this schema was learned from; its target may be absent.
 
         Parameters
@@ -140,6 +150,14 @@ class Schema:
         unknown : "error" or "ignore"
             What a category that was not in the table of before is: refused, by its name and row, or
             none of those that were.
+        missing : "error", "drop", "impute" or None
+            What to do about a missing value, and about a sample without tokens; None is as the
+            table of before was read. "error" refuses both. "drop" drops a token that has a missing
+            value; a sample that has no tokens, or none left, gets one token of zeros: every number
+            0, the first date, no category. Such a sample is scored as the set of that one token,
+            which a model that was fitted to samples like it knows; of another it is an
+            extrapolation (see `AttentionRegressor.novelty`). "impute" fills in missing values as in
+            the table of before, and refuses samples without tokens.
 
         Examples
         --------
@@ -158,7 +176,9 @@ class Schema:
         """
         from keyhole.data.reader import ParquetSets
 
-        data = ParquetSets(source, tokens=tokens, schema=self, unknown=unknown).whole()
+        data = ParquetSets(
+            source, tokens=tokens, schema=self, unknown=unknown, missing=missing
+        ).whole()
         self.check(data.sets, data.names)
         return data
 

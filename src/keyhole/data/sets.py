@@ -558,6 +558,24 @@ class SetBatch(SampleBatch):
         """
         return self._from_flat(self.tokens, self.offsets, query, self.extras)
 
+    def with_coordinates(
+        self,
+        of_keys: Float[np.ndarray, "t c"],
+        of_query: Float[np.ndarray, "n c"],
+        pairs: tuple[tuple[int, int], ...] | None,
+    ) -> SetBatch:
+        """The same sets with further coordinates of keys and queries, known to be finite, last.
+
+        ``pairs`` are those of all coordinates. The sets must have queries.
+        """
+        return self._from_flat(
+            tokens=arrays.with_columns(self.tokens, of_keys),
+            offsets=self.offsets,
+            query=arrays.with_columns(self.query, of_query),
+            extras=self.extras,
+            pairs=pairs,
+        )
+
     def beside(self, others: Sequence[SetBatch]) -> SetBatch:
         """The same sets with the coordinates of sets of the same sizes after theirs."""
         batches = (self, *others)

@@ -12,14 +12,18 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from numpy.typing import ArrayLike
 
 from keyhole._array import block_size, set_blocks, unit_exponent
-from keyhole._checks import as_sequence, check_count, check_float_array
-from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
+from keyhole._checks import as_sequence, check_count, check_float_array, check_pairs
+from keyhole.data.sets import PooledSets, SampleBatch, SetBatch, check_samples
 
 SCALINGS = ("none", "sphere", "standard")
-POOLINGS = ("mean", "mean+size", "sum")
+POOLINGS = ("mean", "mean+size", "mean+statistics", "sum")
+ADDS_FEATURES = ("mean+size", "mean+statistics")
+"""Poolings that average, and make sample-level features of the keys."""
 QUERIES = ("given", "mean", "each")
+MEASURES = ("cosine", "dot", "euclidean")
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,10 @@ class TokenRule:
     query : "given", "mean" or "each"
         "mean" replaces the query by the mean of the keys, after scaling; "each" makes every key the
         query in turn and pools the features over queries.
-    pooling : "mean", "mean+size" or "sum"
+    pooling : "mean", "mean+size", "mean+statistics" or "sum"
         Over keys, over queries, and over the sets of a sample. "mean+size" averages, and makes the
-        number of keys a further sample-level feature, the last.
+        number of keys a further sample-level feature, the last; "mean+statistics" has the mean,
+        standard deviation, least and largest value of each coordinate of the keys after it.
     centre, spread : arrays (d,) or None
         For "standard": a token becomes (x − centre) / spread.
     query_centre, query_spread : arrays (d_q,) or None
@@ -88,8 +93,7 @@ class TokenRule:
         """
         batch.check_query_rule(query)
         rule = cls(scaling=scaling, query=query, pooling=pooling)
-        if rule.counts_keys:
-            batch = with_size(batch)
+        batch = rule._with_set_features(batch)
 
         # sample-level features
         if batch.extras is not None:
@@ -113,22 +117,30 @@ class TokenRule:
         return rule
 
     @property
-    def counts_keys(self) -> bool:
-        """Whether the number of keys is a sample-level feature, after those that are given."""
-        return self.pooling == "mean+size"
-
-    @property
     def pooling_of_sets(self) -> str:
         """What is done over keys: "mean" or "sum"."""
-        if self.counts_keys:
+        if self.pooling in ADDS_FEATURES:
             return "mean"
         return self.pooling
 
-    def n_extras(self, n_given: int) -> int:
-        """How many sample-level features the layer sees of samples that have so many."""
-        if self.counts_keys:
+    def n_extras(self, n_given: int, dim: int) -> int:
+        """How many sample-level features the layer sees of samples with ``n_given`` of their own.
+
+        ``dim`` is the dimension of the keys.
+        """
+        if self.pooling == "mean+size":
             return n_given + 1
+        if self.pooling == "mean+statistics":
+            return n_given + 1 + 4 * dim
         return n_given
+
+    def _with_set_features(self, batch: SampleBatch) -> SampleBatch:
+        """The samples with the sample-level features that the pooling makes of their sets."""
+        if self.pooling == "mean+size":
+            return with_size(batch)
+        if self.pooling == "mean+statistics":
+            return with_statistics(batch)
+        return batch
 
     def with_extras_scale(self, scale: float) -> TokenRule:
         """The same rule with extras of another scale."""
@@ -162,8 +174,7 @@ class TokenRule:
 
     def apply(self, batch: SampleBatch) -> SetBatch | PooledSets:
         """Scale, make queries, and pool."""
-        if self.counts_keys:
-            batch = with_size(batch)
+        batch = self._with_set_features(batch)
         sets = self._scale(batch.sets)
         if self.query == "mean":
             sets = sets.with_query(_means_of_keys(sets))
@@ -333,6 +344,190 @@ def with_size(samples: Any) -> Any:
     if samples.extras is None:
         return samples.with_extras(sizes)
     return samples.with_extras(np.hstack([samples.extras, sizes]))
+
+
+def with_statistics(samples: Any) -> Any:
+    """The same samples with statistics of their keys as further sample-level features.
+
+    They are the number of keys, then the mean, the standard deviation, the least and the largest
+    value of every coordinate. What a maximum or a spread decides is then a linear function.
+
+    Parameters
+    ----------
+    samples : SetBatch or SetGroups
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> with_statistics(SetBatch([np.array([[1.0], [3.0]])])).extras
+    array([[2., 2., 1., 1., 3.]])
+    """
+    sizes = samples.token_counts
+    starts = np.cumsum(sizes) - sizes
+    tokens = np.asarray(samples.sets.numpy().tokens, dtype=np.float64)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    least = np.minimum.reduceat(tokens, starts, axis=0)
+    largest = np.maximum.reduceat(tokens, starts, axis=0)
+    mean = _sums_of_sorted(tokens, owner, starts) / sizes[:, None]
+    deviations = np.square(tokens - mean[owner])
+    variance = _sums_of_sorted(deviations, owner, starts) / sizes[:, None]
+    statistics = np.hstack([sizes[:, None], mean, np.sqrt(variance), least, largest])
+    if samples.extras is None:
+        return samples.with_extras(statistics)
+    return samples.with_extras(np.hstack([samples.extras, statistics]))
+
+
+def _sums_of_sorted(
+    values: Float[np.ndarray, "t d"], owner: Int[np.ndarray, " t"], starts: Int[np.ndarray, " n"]
+) -> Float[np.ndarray, "n d"]:
+    """Σ over the keys of each sample, to the last bit the same for any order of the keys."""
+    sums = np.empty((len(starts), values.shape[1]))
+    for column in range(values.shape[1]):
+        order = np.lexsort((values[:, column], owner))
+        sums[:, column] = np.add.reduceat(values[order, column], starts)
+    return sums
+
+
+def with_similarity(
+    samples: Any,
+    measure: str | Sequence[str] = "cosine",
+    *,
+    pairs: ArrayLike | None = None,
+) -> Any:
+    """The same samples, each key with its similarity to the query of its set as a last coordinate.
+
+    For targets that depend on how much a key is like the query, such as ranking: is this candidate
+    like something in the history? The heads can also learn this from keys and queries, from more
+    samples. It changes nothing where the query has nothing to do with the keys.
+
+    The query gets what it has with itself: 1, its squared length, or 0. So a query of the keys'
+    kind stays one, and is scaled as they are.
+
+    Parameters
+    ----------
+    samples : SetBatch or SetGroups
+        With queries.
+    measure : "cosine", "dot" or "euclidean", or several of them
+        "cosine" is the cosine of the angle between the two, 0 where one of them is zero; "dot"
+        their inner product; "euclidean" minus their distance. All are larger for keys that are
+        more alike. Several give a coordinate each, in their order.
+    pairs : sequence of (query coordinate, key coordinate), optional
+        Coordinates that are compared. By default the ``pairs`` of the batch, or all coordinates
+        where keys and query have equally many.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> batch = SetBatch([np.array([[3.0, 4.0], [0.0, 2.0]])], query=np.array([[0.0, 1.0]]))
+    >>> with_similarity(batch).tokens
+    array([[3. , 4. , 0.8],
+           [0. , 2. , 1. ]])
+    >>> with_similarity(batch, ["dot", "euclidean"]).tokens[:, 2:].round(2)
+    array([[ 4.  , -4.24],
+           [ 2.  , -1.  ]])
+
+    In a pipeline, as any function of the samples:
+
+    >>> import keyhole as kh
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from sklearn.preprocessing import FunctionTransformer
+    >>> similarity = FunctionTransformer(with_similarity, kw_args={"measure": "dot"})
+    >>> model = make_pipeline(similarity, kh.AttentionClassifier())
+    """
+    check_samples(samples, "samples")
+    measures = _checked_measures(measure)
+    sets = samples.sets
+    if sets.query is None:
+        raise ValueError(
+            f"sets must have a query: this {type(samples).__name__} has none. Pass "
+            "kh.SetBatch(keys, query), one query for each set."
+        )
+
+    # the coordinates that are compared
+    if pairs is None:
+        stated_pairs = sets.pairs
+    else:
+        stated_pairs = check_pairs(pairs, samples.query_dim, sets.dim)
+    if stated_pairs is None and samples.query_dim != sets.dim:
+        raise ValueError(
+            f"keys and query must have coordinates of one kind: keys have {sets.dim}, queries "
+            f"{samples.query_dim}. Say which of them mean the same with "
+            "pairs=[(query coordinate, key coordinate), …], here or in kh.SetBatch."
+        )
+    query_columns = np.arange(samples.query_dim)
+    key_columns = np.arange(sets.dim)
+    if stated_pairs is not None:
+        query_columns, key_columns = np.array(stated_pairs).T
+
+    # similarities, in float64 and in host memory, a block of sets at a time
+    in_memory = sets.numpy()
+    queries = in_memory.query[:, query_columns].astype(np.float64)
+    of_keys = np.empty((len(in_memory.tokens), len(measures)))
+    for rows in set_blocks(in_memory.offsets, block_size(8 * len(key_columns), 2**26)):
+        block = in_memory[rows]
+        keys = block.tokens[:, key_columns].astype(np.float64)
+        queries_of_keys = np.repeat(queries[rows], block.lengths, axis=0)
+        places = slice(in_memory.offsets[rows.start], in_memory.offsets[rows.stop])
+        for j, name in enumerate(measures):
+            of_keys[places, j] = _similarity(keys, queries_of_keys, name)
+    of_queries = np.stack([_similarity(queries, queries, name) for name in measures], axis=1)
+    _refuse_infinite_similarities(of_keys, of_queries, measures, in_memory.offsets)
+
+    # similarities are the last coordinates of keys and queries, and mean the same
+    batch_pairs = sets.pairs
+    if batch_pairs is None and samples.query_dim != sets.dim:
+        batch_pairs = stated_pairs
+    if batch_pairs is not None:
+        new_pairs = [(samples.query_dim + j, sets.dim + j) for j in range(len(measures))]
+        batch_pairs = (*batch_pairs, *new_pairs)
+    return samples.with_sets(sets.with_coordinates(of_keys, of_queries, batch_pairs))
+
+
+def _checked_measures(measure: Any) -> tuple[str, ...]:
+    """Names of measures as a tuple, each known and there once."""
+    names = (measure,) if isinstance(measure, str) else tuple(measure)
+    are_known = all(name in MEASURES for name in names)
+    if not names or not are_known or len(set(names)) < len(names):
+        raise ValueError(
+            f"`measure` must be one of {', '.join(map(repr, MEASURES))}, or several of them, each "
+            f"once: got {measure!r:.100}."
+        )
+    return names
+
+
+def _similarity(
+    keys: Float[np.ndarray, "t d"], queries: Float[np.ndarray, "t d"], measure: str
+) -> Float[np.ndarray, " t"]:
+    """The similarity of each row of ``keys`` to the same row of ``queries``."""
+    # a product and its sum along rows, so that equal rows give equal bits wherever they stand
+    with np.errstate(over="ignore"):
+        if measure == "cosine":
+            return np.asarray((_to_sphere(keys) * _to_sphere(queries)).sum(axis=1))
+        if measure == "dot":
+            return np.asarray((keys * queries).sum(axis=1))
+        return -np.sqrt(np.square(keys - queries).sum(axis=1))
+
+
+def _refuse_infinite_similarities(
+    of_keys: Float[np.ndarray, "t m"],
+    of_queries: Float[np.ndarray, "n m"],
+    measures: tuple[str, ...],
+    offsets: Int[np.ndarray, " o"],
+) -> None:
+    """Raise where numbers are so large that their products are not finite."""
+    for similarities, noun in ((of_keys, "key"), (of_queries, "the query")):
+        is_infinite = ~np.isfinite(similarities)
+        if not is_infinite.any():
+            continue
+        row, j = (int(k) for k in np.argwhere(is_infinite)[0])
+        place = f"the query of set {row}"
+        if noun == "key":
+            i = int(np.searchsorted(offsets, row, side="right")) - 1
+            place = f"key {row - int(offsets[i])} of set {i}"
+        raise ValueError(
+            f"the similarity {measures[j]!r} must be finite: {place} has {similarities[row, j]}. "
+            "Scale the tokens, or use 'cosine'."
+        )
 
 
 def _means_of_keys(sets: SetBatch) -> Float[np.ndarray, "n d"]:

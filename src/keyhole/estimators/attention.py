@@ -23,6 +23,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from keyhole._checks import check_choice, check_count, check_seed
 from keyhole.attention.activations import ACTIVATIONS, Activation
+from keyhole.attention.backends import pick_device
 from keyhole.attention.heads import HeadDistribution
 from keyhole.choose import choose
 from keyhole.costs import warn_if_long
@@ -79,7 +80,6 @@ from keyhole.layer import FittedLayer, fit
 from keyhole.refits import Refits
 from keyhole.ridge.calibration import fit_temperature
 from keyhole.solvers.layers import FiniteLayer, KernelLayer
-from keyhole.solvers.solve import pick_device
 from keyhole.spec import LayerSpec
 from keyhole.training import TrainingSet
 
@@ -611,11 +611,11 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     dtype : "float64" or "float32"
         Precision of the features and their Gram matrix. Kernels are always float64, except those of
         a device.
-    pooling : "mean", "mean+size", "sum" or "auto"
+    pooling : "mean", "mean+size", "mean+statistics", "sum" or "auto"
         Whether features are averaged over keys (and queries, and sets of a sample) or added up, for
         targets that grow with the set. "mean+size" averages, and has the number of keys as a
-        sample-level feature. "auto" averages unless, where sets differ in size, another is clearly
-        better.
+        sample-level feature; "mean+statistics" has the mean, standard deviation, least and largest
+        value of every coordinate as well. "auto" averages unless another is clearly better.
     scaling : "none", "sphere", "standard" or "auto"
         What is done to tokens first, learned on the training sets: each to length one; or every
         coordinate centred and divided by √d times its standard deviation; "auto" takes the one of
@@ -716,7 +716,7 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         random_state: int | np.random.RandomState | np.random.Generator | None = None,
         *,
         dtype: Literal["float64", "float32"] | type | np.dtype = "float64",
-        pooling: Literal["mean", "mean+size", "sum", "auto"] = "auto",
+        pooling: Literal["mean", "mean+size", "mean+statistics", "sum", "auto"] = "auto",
         scaling: Literal["none", "sphere", "standard", "auto"] = "auto",
         query: Literal["given", "mean", "each", "auto"] = "auto",
         device: str | None = None,
@@ -948,7 +948,7 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         random_state: int | np.random.RandomState | np.random.Generator | None = None,
         *,
         dtype: Literal["float64", "float32"] | type | np.dtype = "float64",
-        pooling: Literal["mean", "mean+size", "sum", "auto"] = "auto",
+        pooling: Literal["mean", "mean+size", "mean+statistics", "sum", "auto"] = "auto",
         scaling: Literal["none", "sphere", "standard", "auto"] = "auto",
         query: Literal["given", "mean", "each", "auto"] = "auto",
         device: str | None = None,

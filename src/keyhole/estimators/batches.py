@@ -572,7 +572,7 @@ def settle(draft: Any, data: TrainingSet) -> LayerRecipe:
         choice.spec.heads,
         data,
         n_kept=N_KEPT,
-        n_extras=rule.n_extras(draft.n_extras_in_),
+        n_extras=rule.n_extras(draft.n_extras_in_, data.samples.dim),
     )
     draft.heads_ = choice.spec.heads
     draft.tokens_ = rule
@@ -732,7 +732,7 @@ def resume_stream(model: Any, sums: LayerSums) -> None:
         dtype=layer.dtype,
         fit_intercept=sums.moments.fit_intercept,  # that of the fit, whatever the parameter is now
         memory_budget=spec.memory_budget,
-        n_extras=model.tokens_.n_extras(model.n_extras_in_),
+        n_extras=model.tokens_.n_extras(model.n_extras_in_, model.n_features_in_),
     )
 
     # what samples are like is known from those that were kept, if any were

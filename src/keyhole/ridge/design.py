@@ -26,6 +26,7 @@ from keyhole.ridge.problem import (
     check_gram_size,
     choose,
     default_alphas,
+    errors_in_own_units,
     leave_one_out,
     numerical_floor,
     rounding_of_squares,
@@ -396,16 +397,23 @@ class PrincipalAxes:
         if error_sums is None:
             selection = "gcv"
             resolution = self.generalised_resolution()
-            errors = self.generalised_errors(alphas).mean(axis=1)
+            output_errors = self.generalised_errors(alphas)
         else:
             selection = "loo"
             resolution = self.resolution
-            errors = error_sums.mean(axis=1) / self.weight
+            output_errors = error_sums / self.weight
+        errors = output_errors.mean(axis=1)
+        spread = np.sqrt(self.squares / self.weight)
+        relative_errors = errors_in_own_units(output_errors, spread)
 
         # the penalty of least loss, among those at which rounding does not show
         moved = self.rounding * self.amplification(alphas)
         steady = moved <= steadiness(self.rounding)
-        if log_losses is None:
+        if log_losses is None and relative_errors is not None:
+            largest_variance = float(np.square(spread).max())
+            relative_resolution = resolution / largest_variance
+            best = choose(alphas, relative_errors, resolution=relative_resolution, steady=steady)
+        elif log_losses is None:
             best = choose(alphas, errors, resolution=resolution, steady=steady)
         else:
             best = choose(alphas, log_losses, steady=steady)
@@ -421,6 +429,7 @@ class PrincipalAxes:
             selection=selection,
             floor=self.floor,
             log_losses=log_losses,
+            relative_errors=relative_errors,
             moved=moved,
         )
 

@@ -1,4 +1,4 @@
-"""Gram matrices summed in blocks, Cholesky in tiles, BLAS in place: matrices too large to copy.
+"""Gram matrices summed in blocks, and Cholesky in tiles: matrices too large to copy.
 
 Tiles are not only for the cache: the OpenBLAS that SciPy 1.17.1 carries writes outside of matrices
 of order 20,000, in a rank-419 update as in a Cholesky factorisation.
@@ -6,103 +6,11 @@ of order 20,000, in a rank-419 update as in a Cholesky factorisation.
 
 from __future__ import annotations
 
-import ctypes
-from functools import cache
-from typing import Any
-
 import numpy as np
 from jaxtyping import Float
-from scipy.linalg import cython_blas, get_blas_funcs, get_lapack_funcs, solve_triangular
+from scipy.linalg import get_blas_funcs, get_lapack_funcs, solve_triangular
 
 from keyhole._array import blocks
-
-Block = Float[np.ndarray, "_ _"]
-
-
-@cache
-def _routine(name: str) -> Any:
-    """The Fortran routine ``name``, every argument by reference. Calls release the GIL."""
-    capsule = cython_blas.__pyx_capi__[name]
-    name_of = ctypes.pythonapi.PyCapsule_GetName
-    name_of.restype = ctypes.c_char_p
-    name_of.argtypes = [ctypes.py_object]
-    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer_of.restype = ctypes.c_void_p
-    pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    address = pointer_of(capsule, name_of(capsule))
-    return ctypes.CFUNCTYPE(None)(address)
-
-
-def _call(name: str, dtype: np.dtype[Any], *arguments: Any) -> None:
-    """Call s``name`` or d``name``.
-
-    Str, int, float and arrays in Fortran order become references.
-    """
-    real: type[ctypes.c_double] | type[ctypes.c_float]
-    if dtype == np.float64:
-        prefix = "d"
-        real = ctypes.c_double
-    else:
-        prefix = "s"
-        real = ctypes.c_float
-    references: list[Any] = []
-    for argument in arguments:
-        if isinstance(argument, str):
-            references.append(ctypes.c_char_p(argument.encode()))
-        elif isinstance(argument, int):
-            references.append(ctypes.byref(ctypes.c_int(argument)))
-        elif isinstance(argument, float):
-            references.append(ctypes.byref(real(argument)))
-        else:
-            references.append(ctypes.c_void_p(argument.ctypes.data))
-    _routine(prefix + name)(*references)
-
-
-def _lead(block: Block) -> int:
-    """Distance between columns; rows must be adjacent."""
-    rows, columns = block.shape
-    if rows > 1 and block.strides[0] != block.itemsize:
-        raise ValueError(
-            f"a block must be in Fortran order: its rows are {block.strides[0]} bytes apart."
-        )
-    # the stride of a single column means nothing
-    if columns > 1:
-        return max(1, rows, block.strides[1] // block.itemsize)
-    return max(1, rows)
-
-
-def multiply_add(
-    total: Block, a: Block, b: Block, *, scale: float = 1.0, trans: str = "NN"
-) -> None:
-    """total ← total + scale · op(a) op(b), with op transposing where ``trans`` says T."""
-    m, n = total.shape
-    k = a.shape[1] if trans[0] == "N" else a.shape[0]
-    _call(
-        "gemm",
-        total.dtype,
-        trans[0],
-        trans[1],
-        m,
-        n,
-        k,
-        scale,
-        a,
-        _lead(a),
-        b,
-        _lead(b),
-        1.0,
-        total,
-        _lead(total),
-    )
-
-
-def multiply_symmetric(total: Block, a: Block, b: Block) -> None:
-    """total ← total + a b for a symmetric matrix of which the lower triangle is read."""
-    m, n = b.shape
-    _call(
-        "symm", total.dtype, "L", "L", m, n, 1.0, a, _lead(a), b, _lead(b), 1.0, total, _lead(total)
-    )
-
 
 TILE = 4096  # order of the float32 tiles that are added to a float64 sum: 64 MiB each
 

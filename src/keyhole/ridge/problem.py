@@ -171,8 +171,7 @@ class RidgeFit:
         units of y: infinite where the leverage is 1 within rounding, None if there was no second
         pass over the samples.
     route : str
-        The way it was solved: "cholesky", "tridiagonal", "banded", "eigen", "design", "device",
-        "cg".
+        The way it was solved: "cholesky", "tridiagonal", "eigen", "design", "device", "cg".
     selection : str
         What the errors are: "loo" (leave-one-out), "groups" (leave-one-group-out), "gcv"
         (generalised cross-validation) or "holdout" (on samples held out).
@@ -186,6 +185,9 @@ class RidgeFit:
     log_losses : array (a,) or None
         Of classes: the weighted mean log-losses of leave-one-out scores, each penalty's at the
         temperature that suits it. If given, ``best`` is the position of their least.
+    relative_errors : array (a,) or None
+        Of several outputs: their errors, each in units of the variance of its output, averaged. If
+        given, and log-losses are not, ``best`` is the position of their least.
     moved : array (a,) or None
         The share of the spread of the outputs by which rounding moves predictions at each penalty.
         None of an iterative solve.
@@ -206,6 +208,7 @@ class RidgeFit:
     residual: float = 0.0
     n_iter: int = 0
     log_losses: Float[np.ndarray, " a"] | None = None
+    relative_errors: Float[np.ndarray, " a"] | None = None
     moved: Float[np.ndarray, " a"] | None = None
     factor: Route | None = field(default=None, repr=False, compare=False)
 
@@ -221,10 +224,17 @@ class RidgeFit:
 
     @property
     def loss(self) -> float:
-        """What the penalty used was chosen by: its log-loss if there is one, else its error."""
-        if self.log_losses is None:
-            return self.error
-        return float(self.log_losses[self.best])
+        """What the penalty used was chosen by, at that penalty."""
+        return float(self.scores[self.best])
+
+    @property
+    def scores(self) -> Float[np.ndarray, " a"]:
+        """What the penalty used was chosen by: log-losses, errors of several outputs, or errors."""
+        if self.log_losses is not None:
+            return self.log_losses
+        if self.relative_errors is not None:
+            return self.relative_errors
+        return self.errors
 
     def at(self, i: int) -> RidgeFit:
         """The fit at ``alphas[i]``, from the factorisation that was kept."""
@@ -393,11 +403,17 @@ class RidgeProblem:
             if path_losses is not None:
                 path_losses.put(part.penalties, part.rows, part.residuals)
         errors = totals.mean(axis=1) / self.weights.sum()
+        relative_errors = errors_in_own_units(totals / self.weights.sum(), self.spread)
 
         # the penalty of least loss, among those at which rounding does not show
         steady = moved <= steadiness(route.rounding)
         log_losses: Float[np.ndarray, " a"] | None = None
-        if path_losses is None:
+        if path_losses is None and relative_errors is not None:
+            # of rounding: four units of the largest output, in units of its spread
+            sizes = np.abs(self.y).max(axis=0)[self.spread > 0] / self.spread[self.spread > 0]
+            resolution = rounding_of_squares(float(sizes.max(initial=0.0)), route.rounding)
+            best = choose(alphas, relative_errors, resolution=resolution, steady=steady)
+        elif path_losses is None:
             best = choose(alphas, errors, resolution=self.resolution(route.rounding), steady=steady)
         else:
             log_losses = path_losses.losses()
@@ -415,9 +431,27 @@ class RidgeProblem:
             selection="loo" if self.groups is None else "groups",
             floor=route.floor,
             log_losses=log_losses,
+            relative_errors=relative_errors,
             moved=moved,
             factor=route if keep_factor else None,
         )
+
+
+def errors_in_own_units(
+    errors: Float[np.ndarray, "a t"], spread: Float[np.ndarray, " t"]
+) -> Float[np.ndarray, " a"] | None:
+    """Mean over outputs of squared errors, each in units of the variance of its output.
+
+    Outputs in different units then count alike. None for one output; one that does not vary does
+    not count.
+
+    >>> errors_in_own_units(np.array([[1.0, 1e6]]), np.array([2.0, 1e3]))
+    array([0.625])
+    """
+    varies = spread > 0
+    if errors.shape[1] == 1 or not varies.any():
+        return None
+    return np.asarray((errors[:, varies] / np.square(spread[varies])).mean(axis=1))
 
 
 def steadiness(rounding: float) -> float:

@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Float
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, unit_exponent
-from keyhole.attention.features import apply_values, key_contributions, written_blocks
+from keyhole.attention.backends import backend_for
+from keyhole.attention.features import key_contributions, written_blocks
 from keyhole.attention.heads import HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
@@ -49,37 +50,24 @@ class FiniteLayer:
         self, samples: SampleBatch, *, memory_budget: int = MEMORY_BUDGET
     ) -> Float[np.ndarray, "n t"]:
         """Return f on every sample. O(tokens · M · D) and no temporary beyond the budget."""
-        if self.device is None:
-            outputs = self._outputs_of_heads(samples, memory_budget)
-        else:
-            from keyhole.solvers.on_device import finite_outputs
-
-            outputs = finite_outputs(self, samples, memory_budget)
-        with np.errstate(over="ignore"):  # what overflows is reported below
-            outputs = outputs + self.intercept + extras_outputs(self, samples)
-        return check_finite_predictions(outputs)
-
-    def _outputs_of_heads(self, samples: SampleBatch, memory_budget: int) -> np.ndarray:
-        """Σ_m <v_m, φ_m(x)> of every sample."""
-        # values have the units of y, which may be beyond the range of float32: contract them in
-        # units of their own
-        exponents = unit_exponent(self.values, axis=(0, 1))
-        outputs = apply_values(
+        outputs = backend_for(self.device).outputs(
             samples,
             self.heads,
-            np.ldexp(self.values, -exponents),
+            self.values,
             self.activation,
             dtype=self.dtype,
             memory_budget=memory_budget,
         )
-        with np.errstate(over="ignore"):
-            return np.ldexp(outputs.astype(np.float64), exponents)
+        with np.errstate(over="ignore"):  # what overflows is reported below
+            outputs = outputs + self.intercept + extras_outputs(self, samples)
+        return check_finite_predictions(outputs)
 
     def contributions(
         self, samples: SampleBatch, *, memory_budget: int = MEMORY_BUDGET
     ) -> Float[np.ndarray, "k t"]:
         """What every key adds to f, sample after sample; by NumPy."""
-        # in units of the values, as in `_outputs_of_heads`
+        # values have the units of y, which may be beyond the range of float32: contract them in
+        # units of their own
         exponents = unit_exponent(self.values, axis=(0, 1))
         parts = key_contributions(
             samples,
@@ -134,29 +122,18 @@ class KernelLayer:
         self, samples: SampleBatch, *, memory_budget: int = MEMORY_BUDGET
     ) -> Float[np.ndarray, "n t"]:
         """Return f on every sample, in blocks of rows of the kernel."""
-        if self.device is None:
-            outputs = self._outputs_of_kernel(samples, memory_budget)
-        else:
-            from keyhole.solvers.on_device import kernel_outputs
-
-            outputs = kernel_outputs(self, samples, memory_budget)
+        outputs = backend_for(self.device).kernel_outputs(
+            samples,
+            self.sets,
+            self.dual,
+            self.distribution,
+            self.activation,
+            dtype=self.dtype,
+            memory_budget=memory_budget,
+        )
         with np.errstate(over="ignore"):
             outputs = outputs + self.intercept + extras_outputs(self, samples)
         return check_finite_predictions(outputs)
-
-    def _outputs_of_kernel(self, samples: SampleBatch, memory_budget: int) -> np.ndarray:
-        """Σ_i dual_i K(x, x_i) of every sample."""
-        outputs = np.empty((len(samples), self.dual.shape[1]))
-        for rows in blocks(len(samples), block_size(8 * len(self.sets), memory_budget)):
-            kernel = attention_kernel(
-                samples[rows],
-                self.sets,
-                self.distribution,
-                self.activation,
-                memory_budget=memory_budget,
-            )
-            outputs[rows] = kernel @ self.dual
-        return outputs
 
     def contributions(
         self, samples: SampleBatch, *, memory_budget: int = MEMORY_BUDGET

@@ -22,14 +22,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from keyhole._array import block_size, blocks, narrowed
-from keyhole.attention.features import attention_features, feature_blocks
+from keyhole._array import block_size, blocks
+from keyhole.attention.backends import Backend, backend_for
+from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDistribution, HeadDraw
-from keyhole.attention.kernels import attention_kernel
-from keyhole.data.sets import SampleBatch, SetBatch
 from keyhole.ridge.design import ridge_rows
-from keyhole.ridge.gram import ridge_gram
-from keyhole.ridge.matrices import add_outer, mirror_lower
 from keyhole.ridge.problem import UNSTEADY, RidgeFit, RidgeProblem, RoundingWarning, steadiness
 from keyhole.solvers.layers import FiniteLayer, KernelLayer, Layer
 from keyhole.spec import LayerSpec
@@ -209,8 +206,8 @@ def solve_values(
         raise ValueError(
             "solver='cg' is for finitely many heads: `n_heads` is infinite. Use solver='direct'."
         )
-    if spec.device is not None:
-        data = data.with_samples(plain_sets(data.samples).numpy())
+    backend = backend_for(spec.device)
+    data = data.with_samples(backend.checked(data.samples))
     if spec.solver == "cg" and data.groups is not None:
         return _leave_groups_out_then_solve_by_gradients(spec, data, heads, draft)
 
@@ -218,7 +215,7 @@ def solve_values(
     n_features = count_features(heads, data.samples)
     may_switch = spec.solver == "auto" and is_finite
     is_too_large = may_switch and exceeds_memory(len(data), n_features, spec.dtype)
-    gradients_apply = spec.device is None and data.groups is None
+    gradients_apply = backend.solves_by_rows and data.groups is None
     use_gradients = gradients_apply and (spec.solver == "cg" or is_too_large)
 
     # join duplicates, so that leaving one sample out leaves all its duplicates out
@@ -248,27 +245,23 @@ def solve_values(
 
         return solve_by_gradients(problem)
 
-    # the direct routes: on a device, by the exact kernel, or by the smaller Gram matrix of the
-    # features; whole groups are left out by the n × n matrix only
+    # the direct routes: by the exact kernel, or by the smaller Gram matrix of the features; whole
+    # groups are left out by the n × n matrix only
     layer: Layer
-    if spec.device is not None:
-        from keyhole.solvers.on_device import solve_on_device
-
-        layer, ridge = solve_on_device(problem, n_features)
-    elif not is_finite:
-        layer, ridge = solve_kernel(problem)
-    elif data.groups is None and n_features < len(samples):
-        layer, ridge = solve_primal(problem)
-    else:
-        layer, ridge = solve_dual(problem)
-
-    # the name of the route that was taken: a device may have handed the problem back to the host
     if not is_finite:
         route = "kernel"
-    elif ridge.route == "design":
-        route = "primal"
+        layer, ridge = solve_kernel(problem, backend)
     else:
-        route = "dual"
+        # a device that is too small for n × n matrices hands the problem back to the host
+        backend = backend.with_room_for(len(samples))
+        problem = replace(problem, spec=replace(spec, device=backend.device))
+        is_smaller = data.groups is None and n_features < len(samples)
+        if is_smaller and backend.solves_by_rows:
+            route = "primal"
+            layer, ridge = solve_primal(problem)
+        else:
+            route = "dual"
+            layer, ridge = solve_dual(problem, backend)
 
     # a warning once: drafts are fitted again, and a fit with its factor was made before
     if not draft and not keep_factor:
@@ -375,7 +368,7 @@ def solve_primal(problem: ValueProblem) -> tuple[FiniteLayer, RidgeFit]:
     return problem.finite_layer(ridge.coef, ridge.intercept), ridge
 
 
-def solve_dual(problem: ValueProblem) -> tuple[FiniteLayer, RidgeFit]:
+def solve_dual(problem: ValueProblem, backend: Backend) -> tuple[FiniteLayer, RidgeFit]:
     """Sum K = ΦΦᵀ over blocks of heads, solve for a, then v = Φᵀa over the blocks again.
 
     The plain version is the first five lines of `keyhole.textbook`: `features`, then `ridge`.
@@ -383,63 +376,37 @@ def solve_dual(problem: ValueProblem) -> tuple[FiniteLayer, RidgeFit]:
     assert isinstance(problem.heads, HeadDraw)
     spec = problem.spec
     batch = problem.batch
-    n = len(batch)
-    width = problem.heads.dim + 1
     heads = problem.heads.seen_by(query=batch.has_query).stored(spec.memory_budget // 4)
 
     # with an intercept a constant may be taken from every feature, which keeps rounding small;
-    # drafts need no such care
+    # drafts need no such care, and sums in float64 neither
     centre = None
-    if problem.ridge.fit_intercept and not problem.ridge.draft:
+    is_final = problem.ridge.fit_intercept and not problem.ridge.draft
+    if is_final and not backend.sums_in_float64:
         weighted_samples = batch[problem.samples.data.positive_rows]
         centre = mean_feature(weighted_samples, heads, spec)
 
-    # all features in one block if they fit; blocks of half the budget are as fast, and leave the
-    # rest to the solver
-    bytes_of_features = n * heads.n_heads * width * np.dtype(spec.dtype).itemsize
-    if bytes_of_features <= 0.9 * spec.memory_budget:
-        block_budget = spec.memory_budget
-    else:
-        block_budget = spec.memory_budget // 2
-
-    def blocks_of_heads() -> Iterator[tuple[slice, np.ndarray]]:
-        return feature_blocks(
-            batch,
-            heads,
-            spec.activation,
-            centre=centre,
-            reuse_buffer=True,
-            dtype=spec.dtype,
-            memory_budget=block_budget,
-        )
-
-    # K = ΦΦᵀ, of which only the lower triangle is filled; a block of all heads is kept for v = Φᵀa
-    gram = np.zeros((n, n), spec.dtype, order="F")
-    only_block = []
-    for part, features in blocks_of_heads():
-        if part == slice(0, heads.n_heads):
-            only_block.append((part, features))
-        add_outer(gram, features)
-    if problem.extras.shape[1]:
-        add_outer(gram, np.asfortranarray(problem.extras.astype(spec.dtype)))
-    if problem.ridge.groups is not None:  # leaving groups out reads both triangles
-        mirror_lower(gram)
-    ridge = ridge_gram(
+    # K = ΦΦᵀ, of which leaving groups out reads both triangles
+    products = backend.products(
+        batch,
+        heads,
+        spec.activation,
+        dtype=spec.dtype,
+        memory_budget=spec.memory_budget,
+        centre=centre,
+    )
+    gram = products.gram(problem.extras, both_triangles=problem.ridge.groups is not None)
+    ridge = backend.ridge(
         gram,
         problem.ridge,
+        rounding=products.rounding,
         overwrite_gram=True,
         keep_factor=problem.keep_factor,
         memory_budget=spec.memory_budget,
     )
 
-    # v = Φᵀa, in units in which a fits the precision of the features
-    values = np.empty((heads.n_heads * width, ridge.coef.shape[1]))
-    dual, exponents = narrowed(ridge.coef, spec.dtype)
-    for part, features in only_block or blocks_of_heads():
-        values[part.start * width : part.stop * width] = features.T @ dual
-    values = np.ldexp(values, exponents)
-
-    # <v, φ − centre> + b = <v, φ> + (b − <v, centre>)
+    # v = Φᵀa, and <v, φ − centre> + b = <v, φ> + (b − <v, centre>)
+    values = products.values(ridge.coef)
     intercept = ridge.intercept
     if centre is not None:
         intercept = intercept - centre @ values
@@ -447,24 +414,25 @@ def solve_dual(problem: ValueProblem) -> tuple[FiniteLayer, RidgeFit]:
     return problem.finite_layer(all_values, intercept), ridge
 
 
-def solve_kernel(problem: ValueProblem) -> tuple[KernelLayer, RidgeFit]:
+def solve_kernel(problem: ValueProblem, backend: Backend) -> tuple[KernelLayer, RidgeFit]:
     """Ridge on the exact kernel of infinitely many heads, plus the linear kernel of the extras.
 
     The plain version is `keyhole.textbook.kernel`, then `keyhole.textbook.ridge`.
     """
     assert not isinstance(problem.heads, HeadDraw)
     spec = problem.spec
-    extras = problem.extras
-    gram = attention_kernel(
-        problem.batch, None, problem.heads, spec.activation, memory_budget=spec.memory_budget
+    gram = backend.kernel_gram(
+        problem.batch,
+        problem.extras,
+        problem.heads,
+        spec.activation,
+        dtype=spec.dtype,
+        memory_budget=spec.memory_budget,
     )
-    # block by block of rows: ZZᵀ as a whole would take as much memory as the kernel
-    if extras.shape[1]:
-        for rows in blocks(len(gram), block_size(8 * len(gram), spec.memory_budget)):
-            gram[rows] += extras[rows] @ extras.T
-    ridge = ridge_gram(
+    ridge = backend.ridge(
         gram,
         problem.ridge,
+        rounding=backend.kernel_rounding(spec.dtype),
         overwrite_gram=True,
         keep_factor=problem.keep_factor,
         memory_budget=spec.memory_budget,
@@ -539,30 +507,3 @@ def exceeds_memory(n: int, n_features: int, dtype: str) -> bool:
         copies = 1.5
     needed = copies * min(n, n_features) ** 2 * np.dtype(dtype).itemsize
     return bool(needed > 0.8 * memory)
-
-
-def pick_device(device: Any, batch: SetBatch) -> str | None:
-    """The device to compute on: None is NumPy, on the host.
-
-    ``device=None`` is the device of the batch, "auto" the first GPU, if there is one.
-    """
-    if device is None:
-        return batch.device
-    from keyhole._tensors import check_device, gpu_or_none
-
-    if device == "auto":
-        return gpu_or_none()
-    return str(check_device(device))
-
-
-def plain_sets(batch: SampleBatch) -> SetBatch:
-    """The sets of a batch whose samples are one set each, averaged over its keys.
-
-    Raise for any other batch: devices know no other pooling.
-    """
-    if not batch.is_plain:
-        raise ValueError(
-            "a device takes one set per sample and the mean over its keys: pooling='sum', "
-            "query='each' and SetGroups are computed by NumPy. Leave `device` out."
-        )
-    return batch.sets

@@ -32,7 +32,10 @@ ADMITTED = "admitted"
 
 
 class _Clock:
-    """Ends a connection when it runs out."""
+    """Ends a connection when it runs out.
+
+    ``started`` is when it was last started, by the clock of the event loop.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
         self.started = 0.0
@@ -55,11 +58,15 @@ class _Clock:
 
 
 class Connection(H11Protocol):
-    """One connection with its clocks."""
+    """One connection with its clocks.
 
-    _waiting: _Clock
-    _reading: _Clock
-    _is_admitted = False
+    uvicorn calls its methods: when the connection opens and ends, when bytes were read, when an
+    answer is complete, and when the buffers of what is sent are full and have room again.
+    """
+
+    _waiting: _Clock  # for the head of the next request
+    _reading: _Clock  # for the client to read what was sent
+    _is_admitted = False  # whether any of its requests knew the token
 
     @property
     def is_answered(self) -> bool:
@@ -104,16 +111,22 @@ class Connection(H11Protocol):
         self._reading.stop()
 
     def _make_room(self) -> None:
-        """Where there are too many connections, end the one that has waited longest."""
-        others = [
-            connection
-            for connection in self.connections
-            if isinstance(connection, Connection) and not connection.transport.is_closing()
-        ]
-        if len(others) <= MOST_CONNECTIONS:
+        """Where there are too many connections, end the one that has waited longest.
+
+        Those that never knew the token give way first, and those that are being answered never.
+        The newest, this one, is among those that wait.
+        """
+        # connections that are open
+        connections = []
+        for connection in self.connections:
+            if isinstance(connection, Connection) and not connection.transport.is_closing():
+                connections.append(connection)
+        if len(connections) <= MOST_CONNECTIONS:
             return
-        waiting = [connection for connection in others if not connection.is_answered]
-        oldest = min(
+
+        # the first to give way among those that wait
+        waiting = [connection for connection in connections if not connection.is_answered]
+        first = min(
             waiting, key=lambda connection: (connection._is_admitted, connection._waiting.started)
         )
-        oldest.transport.abort()
+        first.transport.abort()

@@ -6,7 +6,7 @@ Test error against n for attention, biased attention and an MLP of as many param
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -224,6 +224,17 @@ def curve_rows(
     return rows
 
 
+def predicted_series(errors: Mapping[float, float], words: str, model: str) -> Series:
+    """What theory predicts for a model, error by abscissa: a dashed curve in its colour."""
+    return Series(
+        name=f"{words}, predicted",
+        x=list(errors),
+        y=list(errors.values()),
+        look="dashed",
+        role=model,
+    )
+
+
 def curve_chart(
     config: CurveConfig, results: Results, target: str, name: str, title: str, level: float
 ) -> Chart:
@@ -238,15 +249,7 @@ def curve_chart(
         # theory may keep no spectrum fine enough for any of the sizes
         errors = predicted_curve(config, model, target)
         if errors:
-            predicted.append(
-                Series(
-                    name=f"{words}, predicted",
-                    x=list(errors),
-                    y=list(errors.values()),
-                    look="dashed",
-                    role=model,
-                )
-            )
+            predicted.append(predicted_series(errors, words, model))
 
         limit = measured_curve(config, results, model, target, exact=True)
         unit = "units" if model == "mlp" else "heads"

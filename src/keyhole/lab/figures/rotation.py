@@ -19,9 +19,10 @@ from keyhole.lab.figures.learning_curves import (
     curve_cells,
     curve_rows,
     predicted_curve,
+    predicted_series,
 )
 from keyhole.lab.measured import Curve, Estimate, Results, deviation_text, resample, rises_through
-from keyhole.lab.report.document import Chart, Look, Row, Section, Series, State, Table, Verdict
+from keyhole.lab.report.document import Chart, Look, Row, Section, State, Table, Verdict
 
 
 @dataclass(frozen=True)
@@ -189,15 +190,7 @@ def _error_chart(config: Config, results: Results, n: int, rows: list[Row]) -> C
             if error is not None:
                 errors[gamma] = error
         if errors:
-            predicted.append(
-                Series(
-                    name=f"{words}, predicted",
-                    x=list(errors),
-                    y=list(errors.values()),
-                    look="dashed",
-                    role=model,
-                )
-            )
+            predicted.append(predicted_series(errors, words, model))
 
         limit = _curve(config, results, model, n, exact=True)
         others.append(limit.series(f"{words}, ∞ heads", model, "line"))

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from keyhole._files import write_whole
+from keyhole.lab.scores import ClassMeasures
 
 Says = Literal["yes", "perhaps", "no", "not tested"]
 
@@ -48,6 +49,21 @@ class Measured:
     heads: float = math.nan
     seconds: float = 0.0  # predicted
     at: dict[int, dict[int, Float[np.ndarray, " r"]]] = field(default_factory=dict, repr=False)
+    # of classes: AUC, log-loss and held-out samples of each fold, of all samples it was given
+    class_measures: dict[int, tuple[ClassMeasures, int]] = field(default_factory=dict, repr=False)
+
+    def mean_measure(self, name: Literal["auc", "log_loss"]) -> float:
+        """A measure of classes, the mean over folds by their held-out samples; NaN without any."""
+        values = []
+        counts = []
+        for measures, count in self.class_measures.values():
+            value = getattr(measures, name)
+            if math.isfinite(value):
+                values.append(value)
+                counts.append(count)
+        if not values:
+            return math.nan
+        return float(np.average(values, weights=counts))
 
     @property
     def size(self) -> int:
@@ -236,20 +252,27 @@ class Findings:
     def table(self) -> list[dict[str, Any]]:
         """One row per learner, best first.
 
-        Its error and standard error in per cent, and what it was given.
+        Its error and standard error in per cent, R² or AUC and log-loss, and what it was given.
+        AUC and log-loss are means over folds; of more than two classes the AUC is the mean over
+        classes, one against the rest.
         """
-        order = sorted((m for m in self.learners if m.losses), key=self.error_of)
-        return [
-            {
+        rows = []
+        for m in sorted((m for m in self.learners if m.losses), key=self.error_of):
+            row: dict[str, Any] = {
                 "learner": m.name,
                 "error, %": 100 * m.error,
                 "±": 100 * m.uncertainty,
-                "sets": m.size,
-                "folds": len(m.losses),
-                "predicted seconds": round(m.seconds, 2),
             }
-            for m in order
-        ]
+            if self.config.kind == "regression":
+                row["R²"] = 1 - m.error
+            else:
+                row["AUC"] = m.mean_measure("auc")
+                row["log-loss"] = m.mean_measure("log_loss")
+            row["sets"] = m.size
+            row["folds"] = len(m.losses)
+            row["predicted seconds"] = round(m.seconds, 2)
+            rows.append(row)
+        return rows
 
     def as_data(self) -> dict[str, Any]:
         """Everything, as plain data for JSON."""

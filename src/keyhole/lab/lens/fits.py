@@ -15,6 +15,7 @@ from keyhole.attention.kernels import attention_kernel
 from keyhole.data.sets import PooledSets, SetBatch, SetGroups
 from keyhole.lab.lens.findings import LensConfig, Measured, TargetLoading
 from keyhole.lab.lens.problem import LensProblem, balanced_order
+from keyhole.ridge.calibration import class_scores, fit_temperature
 from keyhole.ridge.gram import ridge_gram
 
 EPS32 = float(np.finfo(np.float32).eps)
@@ -35,10 +36,25 @@ def held_out_losses(
     gram: Gram, problem: LensProblem, train: np.ndarray, test: np.ndarray
 ) -> Float[np.ndarray, " u"]:
     """Fit on ``train`` with the penalty of least leave-one-out error; the losses on ``test``."""
+    scores, _ = held_out_scores(gram, problem, train, test)
+    return problem.losses(test, scores)
+
+
+def held_out_scores(
+    gram: Gram, problem: LensProblem, train: np.ndarray, test: np.ndarray
+) -> tuple[Float[np.ndarray, "r t"], float]:
+    """Outputs on ``test`` of a fit on ``train``, and the temperature that makes them probabilities.
+
+    The temperature is that of the leave-one-out scores of ``train``; 1 for regression.
+    """
     train_gram = np.ascontiguousarray(gram.matrix[np.ix_(train, train)])
     fit = ridge_gram(train_gram, problem.ridge(train), rounding=gram.rounding, overwrite_gram=True)
     scores = gram.matrix[np.ix_(test, train)] @ fit.coef + fit.intercept
-    return problem.losses(test, scores)
+    temperature = 1.0
+    if problem.labels is not None and fit.left_out is not None:
+        left_out_scores = class_scores(problem.columns[train] - fit.left_out)
+        temperature = fit_temperature(left_out_scores, problem.labels[train])
+    return scores, temperature
 
 
 def make_gram(

@@ -45,6 +45,7 @@ from keyhole.lab.lens.findings import (
 from keyhole.lab.lens.fits import (
     Gram,
     held_out_losses,
+    held_out_scores,
     learning_curve,
     linear_gram,
     make_gram,
@@ -54,6 +55,7 @@ from keyhole.lab.lens.fits import (
     spectrum_of,
 )
 from keyhole.lab.lens.problem import LensProblem, pose
+from keyhole.lab.scores import class_measures, constant_class_guess, probabilities_of
 from keyhole.solvers.solve import solve_values
 from keyhole.spec import LayerSpec
 from keyhole.training import TrainingSet
@@ -498,8 +500,12 @@ class LensRun:
             for k in folds:
                 train, test = self.problem.fold(k, size)
                 if min(len(train), len(test)) > 1:
-                    losses = held_out_losses(gram, self.problem, train, test)
-                    m.at.setdefault(size, {})[k] = losses
+                    scores, temperature = held_out_scores(gram, self.problem, train, test)
+                    m.at.setdefault(size, {})[k] = self.problem.losses(test, scores)
+                    if size == n and self.problem.labels is not None:
+                        probabilities = probabilities_of(scores, temperature)
+                        measures = class_measures(self.problem.labels[test], probabilities)
+                        m.class_measures[k] = (measures, len(test))
         return m
 
     def _fit(self, m: Measured, make: Callable[[int], Gram]) -> None:
@@ -522,6 +528,12 @@ class LensRun:
                     mean = self.problem.columns[train].mean(axis=0)
                     guesses = np.tile(mean, (len(test), 1))
                     m.at.setdefault(size, {})[k] = self.problem.losses(test, guesses)
+                    if size == self.tiers[-1] and self.problem.labels is not None:
+                        labels = self.problem.labels
+                        measures = constant_class_guess(
+                            labels[test], labels[train], int(labels.max()) + 1
+                        )
+                        m.class_measures[k] = (measures, len(test))
         self.findings.learners.append(m)
 
     def _fit_pooled(self) -> None:
@@ -633,7 +645,7 @@ class LensRun:
         name = self._learned_name(math.inf)
         if not self._afford(name, seconds):
             return
-        m = replace(learned, name=name, heads=math.inf, at={}, seconds=seconds)
+        m = replace(learned, name=name, heads=math.inf, at={}, class_measures={}, seconds=seconds)
         ready = self._ready(size)
         for k, distribution in m.distribution.items():
             self._evaluate(m, make_gram(ready, distribution, math.inf, self.config), [k])

@@ -1,0 +1,252 @@
+"""Where a layer is computed: the one place where a backend is chosen.
+
+`pick_device` turns the parameter ``device`` of an estimator into a device, and `backend_for` a
+device into the backend that computes there. Everything else asks the backend, and never what the
+device is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from keyhole.attention.head_error import HeadGradient, Judgement, Task
+    from keyhole.attention.heads import FittedHeads, HeadDistribution, HeadDraw
+    from keyhole.attention.learned import LearningPlan
+    from keyhole.data.sets import SampleBatch, SetBatch
+    from keyhole.ridge.problem import RidgeFit, RidgeProblem
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """The operations of a layer, as one library computes them.
+
+    "Where the batch lives" means NumPy arrays on the host, and tensors on a device.
+    """
+
+    @property
+    def device(self) -> str | None:
+        """Where it computes; None is NumPy, on the host."""
+        ...
+
+    @property
+    def sums_in_float64(self) -> bool:
+        """Whether ΦΦᵀ is summed in float64 whatever the precision of Φ: then Φ needs no centre."""
+        ...
+
+    @property
+    def solves_by_rows(self) -> bool:
+        """Whether it can solve without an n × n matrix: by ΦᵀΦ, or by conjugate gradients."""
+        ...
+
+    def checked(self, samples: SampleBatch) -> SampleBatch:
+        """Training samples as it takes them; raise for samples that it cannot compute."""
+        ...
+
+    def with_room_for(self, n: int) -> Backend:
+        """Itself, or the host if it is too small for the n × n matrices of a solve."""
+        ...
+
+    # features of finitely many heads, and the kernel of infinitely many
+
+    def features(self, batch: SetBatch, heads: Any, activation: str, dtype: Any) -> Any:
+        """Φ (n, M·D), where the batch lives."""
+        ...
+
+    def kernel(
+        self,
+        a: SetBatch,
+        b: SetBatch | None,
+        mean: np.ndarray | None,
+        scale: float,
+        activation: str,
+        memory_budget: int,
+    ) -> Any:
+        """K (n, m) for heads of this mean and scale, where the batch lives."""
+        ...
+
+    # predictions
+
+    def outputs(
+        self,
+        samples: SampleBatch,
+        heads: HeadDraw,
+        values: np.ndarray,
+        activation: str,
+        *,
+        dtype: str,
+        memory_budget: int,
+    ) -> np.ndarray:
+        """Φ·values (n, t) for values (M, D, t)."""
+        ...
+
+    def kernel_outputs(
+        self,
+        samples: SampleBatch,
+        training_samples: SampleBatch,
+        dual: np.ndarray,
+        heads: HeadDistribution,
+        activation: str,
+        *,
+        dtype: str,
+        memory_budget: int,
+    ) -> np.ndarray:
+        """K·dual (n, t), K being the kernel of samples and training samples."""
+        ...
+
+    # solving for values
+
+    def products(
+        self,
+        batch: SampleBatch,
+        heads: HeadDraw,
+        activation: str,
+        *,
+        dtype: str,
+        memory_budget: int,
+        centre: np.ndarray | None,
+    ) -> FeatureProducts:
+        """Φ of training samples, as the two products with it that a dual fit takes."""
+        ...
+
+    def kernel_gram(
+        self,
+        batch: SampleBatch,
+        extras: np.ndarray,
+        heads: HeadDistribution,
+        activation: str,
+        *,
+        dtype: str,
+        memory_budget: int,
+    ) -> Any:
+        """K + ZZᵀ (n, n) in float64, Z being the extras."""
+        ...
+
+    def kernel_rounding(self, dtype: str) -> float:
+        """The unit of rounding of the arithmetic behind `kernel_gram`."""
+        ...
+
+    def ridge(
+        self,
+        gram: Any,
+        problem: RidgeProblem,
+        *,
+        rounding: float,
+        overwrite_gram: bool,
+        keep_factor: bool,
+        memory_budget: int,
+    ) -> RidgeFit:
+        """Ridge with leave-one-out on a Gram matrix that this backend made."""
+        ...
+
+    # learning a head distribution
+
+    def descent_samples(self, task: Task) -> DescentSamples:
+        """Training samples of which every step of a descent takes some."""
+        ...
+
+    def judge_of(
+        self, seen: Task, unseen: Task, seed: int
+    ) -> Callable[[FittedHeads, np.ndarray, float | None], Judgement]:
+        """A function that judges drawn heads of a head distribution, at a penalty if one is given.
+
+        The fit is to the samples that are ``seen``, and predicts the ``unseen``. Heads are drawn
+        under ``seed``.
+        """
+        ...
+
+
+@runtime_checkable
+class FeatureProducts(Protocol):
+    """The products with Φ that a dual fit takes: ΦΦᵀ + ZZᵀ and Φᵀa.
+
+    Φ is made block by block of heads.
+    """
+
+    @property
+    def rounding(self) -> float:
+        """The unit of rounding of the arithmetic behind `gram`."""
+        ...
+
+    def gram(self, extras: np.ndarray, *, both_triangles: bool) -> Any:
+        """ΦΦᵀ + ZZᵀ (n, n), Z being the extras; perhaps only the triangle that ridge reads."""
+        ...
+
+    def values(self, dual: np.ndarray) -> np.ndarray:
+        """v = Φᵀa (M·D, t) in float64."""
+        ...
+
+
+@runtime_checkable
+class DescentSamples(Protocol):
+    """Training samples of which every step of a descent takes some."""
+
+    @property
+    def prepares_ahead(self) -> bool:
+        """Whether the host is idle during a step, and can prepare the next."""
+        ...
+
+    def part(self, rows: np.ndarray, plan: LearningPlan, count: int) -> DescentPart:
+        """Some samples, as step number ``count`` of a plan sees them."""
+        ...
+
+
+@runtime_checkable
+class DescentPart(Protocol):
+    """The samples of one step."""
+
+    def gradient_in_heads(
+        self,
+        means: np.ndarray,
+        noise: np.ndarray,
+        alpha: float,
+        *,
+        scales: bool = False,
+        hops: Sequence[np.ndarray] = (),
+    ) -> HeadGradient:
+        """The leave-one-out error of heads means + noise, and its gradient."""
+        ...
+
+
+def backend_for(device: str | None) -> Backend:
+    """The backend that computes on a device: None is NumPy, on the host.
+
+    A backend offers the operations of `Backend`:
+
+    - features, kernel: Φ of finitely many heads, K of infinitely many;
+    - outputs, kernel_outputs: predictions, Φ·v and K·a;
+    - products, kernel_gram, ridge: ΦΦᵀ and Φᵀa, or K, and ridge regression on them;
+    - descent_samples, judge_of: the gradient and the errors of a head distribution.
+
+    There are two. `HostBackend` is numba and LAPACK on NumPy arrays. `DeviceBackend` is torch on
+    any device of torch's, with fused triton kernels on CUDA where there are any
+    (attention/dispatch.py). torch is imported only here, for a device.
+
+    To add one, write a class with these operations in attention/, return it here for its devices,
+    and add such a device to tests/units/test_backends.py, which compares every operation with the
+    host's.
+    """
+    if device is None:
+        from keyhole.attention.host_backend import HostBackend
+
+        return HostBackend()
+    from keyhole.attention.torch_backend import DeviceBackend
+
+    return DeviceBackend(device)
+
+
+def pick_device(device: Any, batch: SetBatch) -> str | None:
+    """The device to compute on: None is NumPy, on the host.
+
+    ``device=None`` is the device of the batch, "auto" the first GPU, if there is one.
+    """
+    if device is None:
+        return batch.device
+    from keyhole._tensors import check_device, gpu_or_none
+
+    if device == "auto":
+        return gpu_or_none()
+    return str(check_device(device))

@@ -1,0 +1,270 @@
+"""The backend of torch: any device of torch's, with fused triton kernels on CUDA.
+
+What touches tokens is computed on the device in the precision that was asked for; Gram matrices and
+their factorisation are float64. Imported only where a device is asked for. docs/gpu.md has the
+routes; the plain version is `keyhole.textbook`, as for the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from keyhole._array import MEMORY_BUDGET, block_size, blocks
+from keyhole._tensors import as_array, astype, free_bytes, to_device, zeros
+from keyhole.attention import dispatch
+from keyhole.attention.activations import check_activation
+from keyhole.attention.backends import Backend, backend_for
+from keyhole.attention.features import attention_features, check_dtype, heads_seen_by
+from keyhole.attention.head_error import Judgement, Task
+from keyhole.attention.heads import FittedHeads, HeadDistribution, HeadDraw
+from keyhole.attention.kernels import attention_kernel, tensor_kernel
+from keyhole.attention.torch_heads import DeviceTask, judge_on_device
+from keyhole.data.sets import SampleBatch, SetBatch
+from keyhole.ridge.device import ridge_device
+from keyhole.ridge.gram import ridge_gram
+from keyhole.ridge.problem import EPS, RidgeFit, RidgeProblem
+
+
+@dataclass(frozen=True)
+class DeviceBackend:
+    """The operations of `backends.Backend` on torch tensors.
+
+    Features and kernels are computed where the tensors live. All other operations take samples in
+    host memory and return arrays there; between, they are on ``device``.
+    """
+
+    device: str
+    sums_in_float64: ClassVar[bool] = True
+    solves_by_rows: ClassVar[bool] = False
+
+    kernel = staticmethod(dispatch.attention_gram)
+
+    def checked(self, samples: SampleBatch) -> SetBatch:
+        """The samples in host memory, from where parts of them are moved; they must be plain."""
+        return _plain_sets(samples).numpy()
+
+    def with_room_for(self, n: int) -> Backend:
+        """Itself, or the host: a solve takes about three n × n matrices of float64."""
+        if 3 * 8 * n * n > free_bytes(self.device):
+            return backend_for(None)
+        return self
+
+    def features(self, batch: SetBatch, heads: Any, activation: str, dtype: Any) -> torch.Tensor:
+        """Φ (n, M·D), by torch or triton."""
+        heads = heads_seen_by(batch, heads, keep_tensor=True)
+        if dtype is not None:
+            batch = batch.astype(check_dtype(dtype))
+        return dispatch.attention_features(
+            batch, heads, check_activation(activation), MEMORY_BUDGET
+        )
+
+    def outputs(
+        self,
+        samples: SampleBatch,
+        heads: HeadDraw,
+        values: np.ndarray,
+        activation: str,
+        *,
+        dtype: str,
+        memory_budget: int,
+    ) -> np.ndarray:
+        """Φ·values, in blocks of sets."""
+        batch = _plain_sets(samples)
+        table = to_device(values.reshape(-1, values.shape[2]), self.device)
+        outputs = np.empty((len(batch), table.shape[1]))
+        for rows in blocks(len(batch), block_size(16 * len(table), memory_budget)):
+            part = batch[rows].numpy().astype(dtype).to(self.device)
+            features = attention_features(part, heads, activation)
+            outputs[rows] = as_array(features.to(table.dtype) @ table)
+        return outputs
+
+    def kernel_outputs(
+        self,
+        samples: SampleBatch,
+        training_samples: SampleBatch,
+        dual: np.ndarray,
+        heads: HeadDistribution,
+        activation: str,
+        *,
+        dtype: str,
+        memory_budget: int,
+    ) -> np.ndarray:
+        """K·dual, in blocks of rows of the kernel."""
+        batch = _plain_sets(samples)
+        training_sets = _plain_sets(training_samples).astype(dtype).to(self.device)
+        dual_there = to_device(dual, self.device)
+        outputs = np.empty((len(batch), dual.shape[1]))
+        for rows in blocks(len(batch), block_size(16 * len(training_sets), memory_budget)):
+            part = batch[rows].numpy().astype(dtype).to(self.device)
+            kernel = attention_kernel(
+                part, training_sets, heads, activation, memory_budget=memory_budget
+            )
+            outputs[rows] = as_array(kernel.to(dual_there.dtype) @ dual_there)
+        return outputs
+
+    def products(
+        self,
+        batch: SampleBatch,
+        heads: HeadDraw,
+        activation: str,
+        *,
+        dtype: str,
+        memory_budget: int,
+        centre: np.ndarray | None,
+    ) -> DeviceProducts:
+        """Φ of training samples; sums in float64 need no centre."""
+        assert centre is None
+        return DeviceProducts(
+            sets=batch.sets.astype(dtype).to(self.device),
+            heads=heads,
+            activation=activation,
+            device=self.device,
+            memory_budget=memory_budget,
+        )
+
+    def kernel_gram(
+        self,
+        batch: SampleBatch,
+        extras: np.ndarray,
+        heads: HeadDistribution,
+        activation: str,
+        *,
+        dtype: str,
+        memory_budget: int,
+    ) -> torch.Tensor:
+        """K + ZZᵀ: K computed in ``dtype``, stored in float64."""
+        sets = batch.sets.astype(dtype).to(self.device)
+        gram: torch.Tensor = tensor_kernel(sets, heads, activation, "float64", memory_budget)
+        _add_outer(gram, extras)
+        return gram
+
+    def kernel_rounding(self, dtype: str) -> float:
+        """That of ``dtype``."""
+        return float(np.finfo(dtype).eps)
+
+    def ridge(
+        self,
+        gram: torch.Tensor,
+        problem: RidgeProblem,
+        *,
+        rounding: float,
+        overwrite_gram: bool,
+        keep_factor: bool,
+        memory_budget: int,
+    ) -> RidgeFit:
+        """Ridge on a float64 Gram matrix on the device, which is overwritten.
+
+        Its factorisation is not kept.
+        """
+        # whole groups are left out on the host
+        if problem.groups is not None:
+            return ridge_gram(
+                as_array(gram),
+                problem,
+                rounding=rounding,
+                overwrite_gram=overwrite_gram,
+                memory_budget=memory_budget,
+            )
+        room_for_a_copy = 8 * gram.shape[0] ** 2 <= free_bytes(self.device)
+        return ridge_device(
+            gram,
+            problem,
+            rounding=rounding,
+            room_for_a_copy=room_for_a_copy,
+            memory_budget=memory_budget,
+        )
+
+    def descent_samples(self, task: Task) -> DeviceTask:
+        """The samples on the device."""
+        return DeviceTask(task, self.device)
+
+    def judge_of(
+        self, seen: Task, unseen: Task, seed: int
+    ) -> Callable[[FittedHeads, np.ndarray, float | None], Judgement]:
+        """A function that judges at a penalty on the device; a penalty is chosen on the host."""
+        judge_there = judge_on_device(seen, unseen, self.device)
+        judge_and_choose = backend_for(None).judge_of(seen, unseen, seed)
+
+        def judge_heads(
+            distribution: FittedHeads, heads: np.ndarray, alpha: float | None
+        ) -> Judgement:
+            if alpha is None:
+                return judge_and_choose(distribution, heads, alpha)
+            loo, held_out = judge_there(distribution, heads, alpha)
+            return Judgement(loo=loo, held_out=held_out, alpha=alpha)
+
+        return judge_heads
+
+
+class DeviceProducts:
+    """Φ of training samples on a device, made block by block of heads and cast to float64."""
+
+    rounding = EPS
+
+    def __init__(
+        self, *, sets: SetBatch, heads: HeadDraw, activation: str, device: str, memory_budget: int
+    ) -> None:
+        self.sets = sets
+        self.heads = heads
+        self.activation = activation
+        self.device = device
+        self.memory_budget = memory_budget
+        self.width = heads.dim + 1
+        self._only_block: list[tuple[slice, torch.Tensor]] = []
+
+    def blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Blocks of heads with their features in float64."""
+        n_heads = self.heads.n_heads
+        budget = max(self.memory_budget, free_bytes(self.device) // 8)
+        for part in blocks(n_heads, block_size(16 * len(self.sets) * self.width, budget)):
+            block = self.heads.block(part.start, part.stop)
+            features = attention_features(self.sets, block, self.activation)
+            # the scale M^{-1/2} is that of all heads, not of the block
+            share = (part.stop - part.start) / n_heads
+            yield part, astype(features, "float64").mul_(share**0.5)
+
+    def gram(self, extras: np.ndarray, *, both_triangles: bool) -> torch.Tensor:
+        """ΦΦᵀ + ZZᵀ, both triangles always."""
+        n = len(self.sets)
+        gram = zeros(n, n, self.device)
+        for part, features in self.blocks():
+            # a block of all heads is kept for v = Φᵀa
+            if part == slice(0, self.heads.n_heads):
+                self._only_block.append((part, features))
+            gram.addmm_(features, features.T)
+        _add_outer(gram, extras)
+        return gram
+
+    def values(self, dual: np.ndarray) -> np.ndarray:
+        """v = Φᵀa, over the blocks again unless there was one only."""
+        dual_there = to_device(dual, self.device)
+        values = np.empty((self.heads.n_heads * self.width, dual.shape[1]))
+        for part, features in self._only_block or self.blocks():
+            columns = slice(part.start * self.width, part.stop * self.width)
+            values[columns] = as_array(features.T @ dual_there)
+        return values
+
+
+def _add_outer(gram: torch.Tensor, extras: np.ndarray) -> None:
+    """Add the linear kernel of the extras to a float64 Gram matrix."""
+    if extras.shape[1]:
+        columns = to_device(np.ascontiguousarray(extras), str(gram.device))
+        gram.addmm_(columns, columns.T)
+
+
+def _plain_sets(samples: SampleBatch) -> SetBatch:
+    """The sets of samples that are one set each, averaged over its keys.
+
+    Raise for any other samples: devices know no other pooling.
+    """
+    if not samples.is_plain:
+        raise ValueError(
+            "a device takes one set per sample and the mean over its keys: pooling='sum', "
+            "query='each' and SetGroups are computed by NumPy. Leave `device` out."
+        )
+    return samples.sets

@@ -1,0 +1,170 @@
+"""Every operation of a backend gives the numbers of the host's, and no module but
+`attention.backends` asks what the device is.
+"""
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from keyhole.attention.backends import Backend, FeatureProducts, backend_for
+from keyhole.attention.heads import HeadDraw
+from keyhole.ridge.problem import RidgeProblem
+
+SOURCE = Path(kh.__file__).parent
+BUDGET = 2**24
+HEADS = kh.GaussianHeads(mean=1.0)
+
+
+@pytest.fixture
+def sets(rng):
+    keys = [rng.standard_normal((n_keys, 3)) for n_keys in rng.integers(1, 6, 20)]
+    return kh.SetBatch(keys, query=rng.standard_normal((20, 3)))
+
+
+@pytest.fixture
+def extras(rng):
+    return rng.standard_normal((20, 2))
+
+
+@pytest.fixture
+def host():
+    return backend_for(None)
+
+
+@pytest.fixture(params=["cpu"])
+def device(request):
+    """A device other than the host's NumPy; add that of a new backend here."""
+    pytest.importorskip("torch", reason="devices are those of torch")
+    return request.param
+
+
+def draw(n_heads=9):
+    return HeadDraw(HEADS, n_heads, 3, 0, 3)
+
+
+def as_array(result):
+    return np.asarray(result)
+
+
+def both(method, host, device, *arguments, **options):
+    """The result of an operation on the host and on a device."""
+    here = getattr(host, method)(*arguments, **options)
+    there = getattr(backend_for(device), method)(*arguments, **options)
+    return here, there
+
+
+def test_a_backend_offers_every_operation(host, device):
+    for backend in (host, backend_for(device)):
+        assert isinstance(backend, Backend)
+    assert host.device is None
+    assert backend_for(device).device == device
+
+
+def test_features_agree(sets, host, device):
+    there = backend_for(device).features(sets.to(device), draw(), "relu", None)
+    here = host.features(sets, draw(), "relu", None)
+    np.testing.assert_allclose(as_array(there), here, rtol=1e-10, atol=1e-12)
+
+
+def test_kernels_agree(sets, host, device):
+    mean, scale = HEADS.moments(3)
+    moved = sets.to(device)
+    here = host.kernel(sets, sets[:7], mean, scale, "relu", BUDGET)
+    there = backend_for(device).kernel(moved, moved[:7], mean, scale, "relu", BUDGET)
+    np.testing.assert_allclose(as_array(there), here, rtol=1e-10)
+
+
+def test_outputs_agree(sets, rng, host, device):
+    values = rng.standard_normal((9, 4, 2))
+    here, there = both(
+        "outputs", host, device, sets, draw(), values, "relu", dtype="float64", memory_budget=BUDGET
+    )
+    np.testing.assert_allclose(there, here, rtol=1e-10, atol=1e-12)
+
+
+def test_outputs_of_kernels_agree(sets, rng, host, device):
+    dual = rng.standard_normal((7, 2))
+    here, there = both(
+        "kernel_outputs",
+        host,
+        device,
+        sets,
+        sets[:7],
+        dual,
+        HEADS,
+        "relu",
+        dtype="float64",
+        memory_budget=BUDGET,
+    )
+    np.testing.assert_allclose(there, here, rtol=1e-10, atol=1e-12)
+
+
+def test_products_with_features_agree(sets, extras, rng, host, device):
+    options = {"dtype": "float64", "memory_budget": BUDGET, "centre": None}
+    here, there = both("products", host, device, sets, draw(), "relu", **options)
+    assert isinstance(here, FeatureProducts)
+    assert isinstance(there, FeatureProducts)
+    gram = here.gram(extras, both_triangles=True)
+    np.testing.assert_allclose(as_array(there.gram(extras, both_triangles=True)), gram, rtol=1e-10)
+    dual = rng.standard_normal((20, 2))
+    np.testing.assert_allclose(there.values(dual), here.values(dual), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("groups", [None, np.arange(20) // 2])
+def test_ridge_on_a_kernel_agrees(sets, extras, rng, groups, host, device):
+    problem = RidgeProblem.of(rng.standard_normal((20, 1)), [0.1, 1.0], groups=groups)
+    fits = []
+    for backend in (host, backend_for(device)):
+        gram = backend.kernel_gram(
+            sets, extras, HEADS, "relu", dtype="float64", memory_budget=BUDGET
+        )
+        fit = backend.ridge(
+            gram,
+            problem,
+            rounding=backend.kernel_rounding("float64"),
+            overwrite_gram=True,
+            keep_factor=False,
+            memory_budget=BUDGET,
+        )
+        fits.append(fit)
+    here, there = fits
+    np.testing.assert_allclose(there.coef, here.coef, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(there.left_out, here.left_out, rtol=1e-8, atol=1e-10)
+
+
+# --- the one place --------------------------------------------------------------------------------
+
+ONE_PLACE = {"attention/backends.py"}
+OTHER_QUESTIONS = {
+    "data/sets.py": "a batch holds arrays or tensors, and says so",
+    "choose.py": "the time of a fit is predicted for the host only",
+}
+
+
+def device_branches(text):
+    """Lines that compare something called ``device`` with None."""
+    lines = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+            subject = node.left
+            name = getattr(subject, "attr", getattr(subject, "id", ""))
+            if "device" in name:
+                lines.append(node.lineno)
+    return lines
+
+
+def test_a_branch_on_the_device_is_seen():
+    assert device_branches("if spec.device is not None:\n    pass") == [1]
+    assert device_branches("\nx = 1 if on_device is None else 2") == [2]
+
+
+def test_the_device_is_asked_about_in_one_place():
+    branches = {
+        str(path.relative_to(SOURCE)): lines
+        for path in sorted(SOURCE.rglob("*.py"))
+        if (lines := device_branches(path.read_text()))
+    }
+    assert set(branches) - ONE_PLACE - set(OTHER_QUESTIONS) == set(), branches
