@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -168,17 +168,17 @@ def choose(
 
     chosen = first_settings(spec)
     candidates: tuple[Candidate, ...] = ()
-    best = None
+    best: Draft | None = None
     search = CandidateSearch.of(spec, data, distinct, loss_exponent, tell)
     if search is not None:
-        drafts = []
-        for scaling in search.scalings:
-            drafts.append(search.draft(replace(search.first, scaling=scaling)))
-        best = best_scaling(search, drafts)
-        for stage in (choose_pooling, choose_query, choose_head_mean, choose_activation):
-            # a loss of nothing leaves nothing to gain
-            if best.loss > search.negligible:
-                best = stage(search, best)
+        # the stages ask for one draft after the other, and end with the best of them
+        stages = all_stages(search)
+        draft = search.draft(next(stages))
+        while best is None:
+            try:
+                draft = search.draft(stages.send(draft))
+            except StopIteration as end:
+                best = end.value
         candidates = tuple(search.candidates)
         chosen = replace(
             chosen,
@@ -246,13 +246,30 @@ def has_extras(spec: LayerSpec, data: TrainingSet) -> bool:
 
 
 # ---- the stages ----------------------------------------------------------------------------------
+#
+# A stage yields the settings it wants to have tried, is sent their draft, and returns the best
+# draft so far. `choose` makes the drafts, so that a fit is few calls deep.
 
 
-def best_scaling(search: CandidateSearch, drafts: Sequence[Draft]) -> Draft:
-    """The scaling of least loss, of a draft each.
+def all_stages(search: CandidateSearch) -> Stage:
+    """Setting after setting, each under the best of those before it."""
+    best = yield from choose_scaling(search)
+    for stage in (choose_pooling, choose_query, choose_head_mean, choose_activation):
+        # a loss of nothing leaves nothing to gain
+        if best.loss > search.negligible:
+            best = yield from stage(search, best)
+    return best
+
+
+def choose_scaling(search: CandidateSearch) -> Stage:
+    """The scaling of least loss, under what is tried first of all else.
 
     Where units are mixed, standardised tokens unless another scaling is clearly better.
     """
+    first = search.first
+    drafts = []
+    for scaling in search.scalings:
+        drafts.append((yield replace(first, scaling=scaling)))
     best = search.best(drafts)
     if best.overflow is not None:  # an infinite loss is the least: all of them overflow
         raise best.overflow
@@ -263,7 +280,7 @@ def best_scaling(search: CandidateSearch, drafts: Sequence[Draft]) -> Draft:
     return best
 
 
-def choose_pooling(search: CandidateSearch, best: Draft) -> Draft:
+def choose_pooling(search: CandidateSearch, best: Draft) -> Stage:
     """Sums, or means beside the size or statistics of a set, if clearly better than means alone."""
     drafts = []
     for pooling in search.poolings[1:]:
@@ -272,24 +289,24 @@ def choose_pooling(search: CandidateSearch, best: Draft) -> Draft:
         if pooling == "sum":
             scalings = search.scalings
         for scaling in scalings:
-            drafts.append(search.draft(replace(best.spec, pooling=pooling, scaling=scaling)))
+            drafts.append((yield replace(best.spec, pooling=pooling, scaling=scaling)))
     return search.replaced(best, drafts)
 
 
-def choose_query(search: CandidateSearch, best: Draft) -> Draft:
+def choose_query(search: CandidateSearch, best: Draft) -> Stage:
     """The mean of the keys, or each key in turn, as the query."""
     if "mean" in search.queries[1:]:
         # as simple as the constant query, so that it need not be better by a standard error
-        draft = search.draft(replace(best.spec, query="mean"))
+        draft = yield replace(best.spec, query="mean")
         if search.is_lower(draft, best):
             best = draft
     if "each" in search.queries[1:]:
-        draft = search.draft(replace(best.spec, query="each"))
+        draft = yield replace(best.spec, query="each")
         best = search.replaced(best, [draft])
     return best
 
 
-def choose_head_mean(search: CandidateSearch, best: Draft) -> Draft:
+def choose_head_mean(search: CandidateSearch, best: Draft) -> Stage:
     """A multiple of the identity as the mean of the heads, if that is clearly better than zero.
 
     Multiples grow until one is no better than the one before. Under softmax, heads that draw a
@@ -301,16 +318,16 @@ def choose_head_mean(search: CandidateSearch, best: Draft) -> Draft:
     drafts = [best]
     for strength in STRENGTHS:
         heads = GaussianHeads(strength, pairs=pairs)
-        drafts.append(search.draft(replace(best.spec, heads=heads)))
+        drafts.append((yield replace(best.spec, heads=heads)))
         if not search.is_lower(drafts[-1], drafts[-2]):
             break
     if best.spec.activation == SOFTMAX:
         heads = GaussianHeads(DRAWN_STRENGTHS.mean, DRAWN_STRENGTHS.scale, pairs=pairs)
-        drafts.append(search.draft(replace(best.spec, heads=heads)))
+        drafts.append((yield replace(best.spec, heads=heads)))
     return search.replaced(best, drafts[1:])
 
 
-def choose_activation(search: CandidateSearch, best: Draft) -> Draft:
+def choose_activation(search: CandidateSearch, best: Draft) -> Stage:
     """Softmax, if it is clearly better than what was chosen for the first activation."""
     if not search.chooses_activation:
         return best
@@ -326,10 +343,11 @@ def choose_activation(search: CandidateSearch, best: Draft) -> Draft:
 
     # zero-mean heads of a few scales; or the heads that were asked for, as they are
     if search.spec.heads is not None:
-        return search.replaced(best, [search.draft(base)])
+        draft = yield base
+        return search.replaced(best, [draft])
     drafts: list[Draft] = []
     for scale in SOFTMAX_SCALES:
-        drafts.append(search.draft(replace(base, heads=GaussianHeads(scale=scale))))
+        drafts.append((yield replace(base, heads=GaussianHeads(scale=scale))))
         if len(drafts) > 1 and not search.is_lower(drafts[-1], drafts[-2]):
             break
 
@@ -337,12 +355,12 @@ def choose_activation(search: CandidateSearch, best: Draft) -> Draft:
     best_heads = search.best(drafts).spec.heads
     for scaling in search.scalings:
         if scaling != base.scaling:
-            drafts.append(search.draft(replace(base, scaling=scaling, heads=best_heads)))
+            drafts.append((yield replace(base, scaling=scaling, heads=best_heads)))
 
     # heads with a mean, on top of the best of these
     leader = search.best(drafts)
     if leader.overflow is None and search.may_have_mean(leader):
-        drafts.append(choose_head_mean(search, leader))
+        drafts.append((yield from choose_head_mean(search, leader)))
     return search.replaced(best, drafts)
 
 
@@ -382,6 +400,10 @@ class Draft:
             n_heads=float(self.spec.n_heads),
             seconds=seconds,
         )
+
+
+Stage = Generator[LayerSpec, Draft, Draft]
+"""Yields the settings that a draft is wanted of, is sent that draft, and returns the best one."""
 
 
 @dataclass(frozen=True)
