@@ -660,9 +660,8 @@ def test_a_distribution_is_judged_by_a_fit_of_its_heads(with_groups, fit_interce
         "alpha": found.alpha,
         "fit_intercept": fit_intercept,
         "random_state": 2,
-        "scaling": "none",
     }
-    model = kh.AttentionRegressor(5, kh.GaussianHeads(1.0), **options)
+    model = paper_regressor(5, heads=kh.GaussianHeads(1.0), **options)
     model.fit(seen.batch, seen.columns, seen.weights, groups=seen.groups)
     left_out = np.square(seen.columns - model.loo_predictions_).mean(axis=1)
     np.testing.assert_allclose(found.loo, left_out, rtol=2e-2, atol=2e-3)
