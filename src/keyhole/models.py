@@ -40,6 +40,7 @@ from keyhole.packing import (
     damaged,
     heads_fit,
     known,
+    newer_writer,
     read_container,
     refuse_if,
     write_container,
@@ -243,6 +244,13 @@ def read_model(path: Any) -> SavedModel:
     try:
         return _restore(document, Unpacker(arrays))
     except UNREADABLE as error:
+        writer = newer_writer(document)
+        if writer is not None:
+            raise ValueError(
+                f"a model file is read by the keyhole that wrote it, or a newer one: {path.name!r} "
+                f"was written by {writer}, and this is keyhole {__version__}, to which it has "
+                f"{_words(error)}. Install {writer}, or a newer one."
+            ) from None
         raise damaged(
             path, "a model file describes an estimator that this keyhole knows", _words(error)
         ) from None

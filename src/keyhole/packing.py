@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from keyhole import __version__
 from keyhole._checks import check_count, check_number, check_pairs
 from keyhole._files import refuse_special_file, write_whole
 from keyhole.attention.activations import check_activation, check_pointwise
@@ -104,13 +106,14 @@ def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
     if metadata.get("format") != FORMAT:
         raise damaged(path, f"a model file says that its format is {FORMAT!r}", "no such words")
     version = metadata.get("version")
-    if version not in READABLE_VERSIONS:
-        raise ValueError(
-            f"this keyhole reads versions {' and '.join(READABLE_VERSIONS)} of its model files: "
-            f"{path.name!r} has version {version!r:.40}. Use the keyhole that wrote it, or a newer "
-            "one."
-        )
     text = metadata.get("document", "")
+    if version not in READABLE_VERSIONS:
+        writer = _writer_of(text) or "a newer keyhole"
+        raise ValueError(
+            f"keyhole {__version__} reads versions {' and '.join(READABLE_VERSIONS)} of its model "
+            f"files: {path.name!r} has version {version!r:.40}, written by {writer}. Install "
+            f"{writer}, or a newer one."
+        )
     has_our_types = all(array.dtype in _NAMES for array in arrays.values())
     if not has_our_types or _digest(text, arrays) != metadata.get("sha256"):
         raise damaged(
@@ -136,6 +139,42 @@ def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
                 path, "a file of version 1 must describe a model", f"no {str(error)[:80]}"
             ) from None
     return document, arrays
+
+
+_RELEASE = re.compile(r"(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?[A-Za-z0-9.+]{0,20}")
+"""A version of keyhole: numbers, and what may follow them."""
+
+
+def _writer_of(text: str) -> str | None:
+    """The keyhole that wrote a document, such as "keyhole 0.3.0"; None where it does not say."""
+    try:
+        release = json.loads(text)["keyhole"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if not isinstance(release, str) or _RELEASE.fullmatch(release) is None:
+        return None
+    return f"keyhole {release}"
+
+
+def newer_writer(document: Any) -> str | None:
+    """The keyhole that wrote a document, if it is newer than this one.
+
+    >>> newer_writer({"keyhole": "999.0.0"}), newer_writer({"keyhole": "0.0.1"})
+    ('keyhole 999.0.0', None)
+    """
+    release = document.get("keyhole") if isinstance(document, dict) else None
+    if not isinstance(release, str) or _RELEASE.fullmatch(release) is None:
+        return None
+    if _release_numbers(release) > _release_numbers(__version__):
+        return f"keyhole {release}"
+    return None
+
+
+def _release_numbers(release: str) -> tuple[int, ...]:
+    """Its first three numbers."""
+    match = _RELEASE.fullmatch(release)
+    assert match is not None
+    return tuple(int(number or 0) for number in match.groups())
 
 
 RENAMED_FIELDS = {

@@ -4,14 +4,18 @@
 it says what is in them. They are never written anew: what a user has saved must go on working.
 """
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 import keyhole as kh
+from keyhole import packing
 from keyhole.cli._app import app
 from keyhole.models import read_model
 
@@ -135,3 +139,60 @@ def test_a_prediction_one_part_in_a_billion_off_would_be_seen():
     off = expected + 1e-9 * np.abs(expected).max()
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         assert_same(off, expected, TOLERANCE["float64"])
+
+
+def rewritten(path, target, *, change, version=None):
+    """The same file with its description changed, and its digest made anew."""
+    with safe_open(str(path), framework="numpy") as file:
+        metadata = dict(file.metadata())
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    document = json.loads(metadata["document"])
+    change(document)
+    metadata["document"] = json.dumps(document)
+    metadata["version"] = version or metadata["version"]
+    metadata["sha256"] = packing._digest(metadata["document"], arrays)
+    save_file(arrays, target, metadata)
+    return target
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    sets = kh.targets.sphere_sets(20, n_keys=2, dim=2, seed=0)
+    model = kh.AttentionRegressor(2, alpha=1.0, random_state=0).fit(sets, sets.query[:, 0])
+    kh.save(model, tmp_path / "model.keyhole")
+    return tmp_path / "model.keyhole"
+
+
+def test_a_file_of_a_newer_form_names_the_keyhole_to_install(model_file, tmp_path):
+    newer = rewritten(
+        model_file,
+        tmp_path / "newer.keyhole",
+        change=lambda document: document.update(keyhole="9.1.0"),
+        version="7",
+    )
+    with pytest.raises(ValueError, match=r"has version '7', written by keyhole 9\.1\.0\. Install"):
+        kh.load(newer)
+
+
+def test_a_newer_setting_names_the_keyhole_to_install(model_file, tmp_path):
+    """Its form is known, what it says is not: that is no damage."""
+
+    def change(document):
+        document["keyhole"] = "9.1.0"
+        document["parameters"]["of_the_future"] = 1
+
+    newer = rewritten(model_file, tmp_path / "newer.keyhole", change=change)
+    with pytest.raises(ValueError, match=r"written by keyhole 9\.1\.0.*Install keyhole 9\.1\.0"):
+        kh.load(newer)
+
+
+@pytest.mark.parametrize("release", ["", "9", "9.1.0; rm", None, 9.1, "x" * 500, ["9.1.0"]])
+def test_what_is_no_release_is_not_recommended(model_file, tmp_path, release):
+    newer = rewritten(
+        model_file,
+        tmp_path / "newer.keyhole",
+        change=lambda document: document.update(keyhole=release),
+        version="7",
+    )
+    with pytest.raises(ValueError, match=r"Install a newer keyhole, or"):
+        kh.load(newer)
