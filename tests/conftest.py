@@ -11,7 +11,7 @@ from jaxtyping import install_import_hook
 SOURCE = Path(__file__).parents[1] / "src" / "keyhole"
 # the compiled loops take no annotations, and decorating them would hide them from numba
 # compiled code is no Python function: numba and triton read its source
-LEFT_OUT = ("__init__", "_tensors", "compiled", "torch_", "triton_", "dispatch", "device")
+LEFT_OUT = ("__init__", "_tensors", "compiled", "torch_", "triton_", "dispatch", "device", "onnx_")
 CHECKED = [
     ".".join(("keyhole", *path.relative_to(SOURCE).with_suffix("").parts))
     for path in sorted(SOURCE.rglob("*.py"))

@@ -150,6 +150,18 @@ class SetModel(BaseEstimator):
         parts = extras[:, :, None] * values
         return without_output_axis(parts, model._has_one_output())
 
+    def to_torch(self) -> Any:
+        """Return the fitted layer as a ``torch.nn.Module``, with the same outputs to rounding.
+
+        ``module(keys, mask, query, extras)`` takes padded sets; `keyhole.export.torch_module` names
+        its parameters, all of which can be trained (docs/production.md). It takes torch, and
+        finitely many heads.
+        """
+        from keyhole.export import to_torch
+
+        check_is_fitted(self)
+        return to_torch(self._snapshot())
+
 
 LESS_FOR_A_FIT = (
     "Use fewer samples or fewer heads, tokens of float32, solver='cg' with a number as `alpha`, or "
