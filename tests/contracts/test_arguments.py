@@ -18,6 +18,7 @@ from keyhole.data.reader import ParquetSets
 REQUIRED = {
     "fit": ("t.csv", "m"),
     "predict": ("m", "t.csv", "o"),
+    "export": ("m", "o.onnx"),
     "explain": ("m", "t.csv", "--set", "0"),
     "lens": ("t.csv",),
     "heads": ("c",),
@@ -133,6 +134,7 @@ def pipes(tmp_path, monkeypatch):
 TABLES = ["p.csv", "p.parquet", "p.arrow", "p.npz", "p.ts", "p.xyz", "folder"]
 CASES = [
     ("predict", "p", "t.parquet", "o"),
+    ("export", "p", "o.onnx"),
     ("explain", "p", "t.parquet", "--set", "0", "--out", "page"),
     *(("fit", table, "n") for table in TABLES),
     *(("lens", table, "--no-report") for table in TABLES),
@@ -151,7 +153,7 @@ def test_a_named_pipe_is_refused_at_once(pipes):
         with at_once():
             said = refusal(*case)
         assert "error: " in said, case
-    for case in (CASES[0], CASES[1], ("fit", "p.csv", "n"), ("fit", "p.ts", "n")):
+    for case in (*CASES[:3], ("fit", "p.csv", "n"), ("fit", "p.ts", "n")):
         assert "must be an ordinary file: it is a named pipe" in refusal(*case), case
     with (
         at_once(),

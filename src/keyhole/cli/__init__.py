@@ -3,7 +3,17 @@
 import warnings
 
 # each joins the application
-from keyhole.cli import explain, explore, fit, heads, lens, predict, reproduce, theory  # noqa: F401
+from keyhole.cli import (  # noqa: F401
+    explain,
+    explore,
+    export,
+    fit,
+    heads,
+    lens,
+    predict,
+    reproduce,
+    theory,
+)
 from keyhole.cli._app import app
 from keyhole.cli._output import show_traceback, show_warning
 

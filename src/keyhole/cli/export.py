@@ -1,0 +1,40 @@
+"""`keyhole export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keyhole.cli._app import app, check_output
+from keyhole.cli._output import echo, refuse
+
+
+@app.command()
+def export(
+    model: Annotated[Path, typer.Argument(help="A model written by kh.save or keyhole fit.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write: NAME.onnx.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+) -> None:
+    """Write a model as an ONNX graph, for services that have neither Python nor keyhole.
+
+    Its inputs are padded sets: keys (n, N, d), mask (n, N), true where a key is there, and query
+    and extras if the model was fitted to them. Its outputs are predictions; of a classifier
+    labels, scores and probabilities.
+    """
+    check_output(out, [model])
+    from keyhole.export import save_onnx
+    from keyhole.models import read_model
+
+    try:
+        saved = read_model(model)
+        save_onnx(saved.estimator, out, overwrite=overwrite)
+    except (ValueError, TypeError, ImportError, OSError) as error:
+        refuse(str(error).replace("overwrite=True", "--overwrite"))
+    from keyhole.export.onnx_graph import OPSET
+
+    names = saved.schema.names
+    echo(f"wrote {out}: ONNX, opset {OPSET}; keys have {saved.schema.dim} coordinates")
+    if names:
+        echo(f"coordinates of a key, in this order: {', '.join(names)}")
