@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Batch:
     """Some samples: ``sets``, and ``y`` and ``weights`` or None.
 

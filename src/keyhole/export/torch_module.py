@@ -54,6 +54,15 @@ class AttentionModule(nn.Module):
     True
     """
 
+    # buffers
+    centre: Tensor | None
+    spread: Tensor | None
+    query_centre: Tensor | None
+    query_spread: Tensor | None
+    extras_centre: Tensor | None
+    extras_spread: Tensor | None
+    class_has_weight: Tensor | None
+
     def __init__(self, constants: LayerConstants) -> None:
         super().__init__()
         dtype = torch.float64 if constants.dtype == "float64" else torch.float32
@@ -202,6 +211,8 @@ class AttentionModule(nn.Module):
             outputs = outputs / n_queries[:, None]
         outputs = outputs + self.b
         if self.extras_values is not None and extras is not None:
+            assert self.extras_centre is not None
+            assert self.extras_spread is not None
             z = (extras - self.extras_centre) / self.extras_spread
             outputs = outputs + z @ self.extras_values
         return outputs
@@ -251,7 +262,8 @@ class AttentionModule(nn.Module):
                 f"`mask` must be bool of shape {tuple(keys.shape[:2])}, True where a key is there: "
                 f"got {mask.dtype} of shape {tuple(mask.shape)}."
             )
-        if torch.jit.is_tracing() or torch.compiler.is_compiling():
+        # what follows reads values, which a compiled module has none of
+        if torch.compiler.is_compiling():
             return
         if not bool(mask.any(dim=1).all()):
             first = int((~mask.any(dim=1)).nonzero()[0, 0])
