@@ -87,7 +87,7 @@ def keys_of_dicts(value):
         for entry in value:
             yield from keys_of_dicts(entry)
     elif type(value).__module__.startswith("keyhole."):
-        yield from keys_of_dicts(vars(value))
+        yield from keys_of_dicts(getattr(value, "__dict__", {}))
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
