@@ -125,6 +125,17 @@ def test_a_sample_without_tokens_is_scored_as_one_token_of_zeros(shop):
     )
 
 
+def test_explain_takes_the_options_that_messages_recommend(shop):
+    """The second sample has no tokens."""
+    places = [str(shop / name) for name in ("model", "in.csv")]
+    options = ["--tokens", str(shop / "bought.csv"), "--set", "5", "--out", str(shop / "page")]
+    refused = runner.invoke(app, ["explain", *places, *options])
+    assert refused.exit_code == 2
+    assert "--missing drop" in refused.output
+    done = runner.invoke(app, ["explain", *places, *options, "--missing", "drop"])
+    assert done.exit_code == 0, done.output
+
+
 def test_an_empty_list_of_tokens_is_scored_too():
     table = pd.DataFrame({"keys": [[[1.0, 2.0]], []], "y": [0.0, 1.0]})
     schema = kh.read_table(table[:1]).schema

@@ -247,6 +247,15 @@ Missing = Annotated[
         help="Missing values: error, drop tokens with one, or impute (mean, or a category)."
     ),
 ]
+MISSING_HELP = (
+    "Missing values: error, drop tokens with one (a set without tokens gets one of zeros), or "
+    "impute as the model was fitted [default: as the model was fitted]."
+)
+MissingAsFitted = Annotated[str | None, typer.Option(help=MISSING_HELP)]
+Unknown = Annotated[
+    str,
+    typer.Option(help="Categories that the model does not know: error, or ignore (none of them)."),
+]
 Groups = Annotated[
     str | None,
     typer.Option(help="Column of groups (a patient, a story), each held out as a whole."),

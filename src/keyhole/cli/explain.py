@@ -9,7 +9,14 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from keyhole.cli._app import Tokens, answer_or_exit, app, check_folder
+from keyhole.cli._app import (
+    MissingAsFitted,
+    Tokens,
+    Unknown,
+    answer_or_exit,
+    app,
+    check_folder,
+)
 from keyhole.cli._output import echo, refuse
 
 
@@ -26,6 +33,8 @@ def explain(
     coverage: Annotated[
         float, typer.Option(help="Share of outcomes that the interval should hold.")
     ] = 0.9,
+    missing: MissingAsFitted = None,
+    unknown: Unknown = "error",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the page in OUT.")
     ] = False,
@@ -52,7 +61,7 @@ def explain(
         path = Path(data)
         is_table = path.suffix.lower() in SUFFIXES or (path.is_dir() and not holds_series(path))
         if is_table:
-            dataset = saved.schema.read(path, tokens=tokens)
+            dataset = saved.schema.read(path, tokens=tokens, missing=missing, unknown=unknown)
         else:
             dataset = load_data(data)
     except (ValueError, OSError) as error:

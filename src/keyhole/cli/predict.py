@@ -20,9 +20,11 @@ from keyhole.cli._app import (
     MAX_COUNT,
     Dim,
     Keys,
+    MissingAsFitted,
     Query,
     SetId,
     Tokens,
+    Unknown,
     app,
     check_output,
 )
@@ -33,16 +35,6 @@ if TYPE_CHECKING:
     from keyhole.data.reader import ParquetSets
     from keyhole.data.writer import PartedFile
     from keyhole.models import SavedModel
-
-MISSING_HELP = (
-    "Missing values: error, drop tokens with one (a set without tokens gets one of zeros), or "
-    "impute as the model was fitted [default: as the model was fitted]."
-)
-Missing = Annotated[str | None, typer.Option(help=MISSING_HELP)]
-Unknown = Annotated[
-    str,
-    typer.Option(help="Categories that the model does not know: error, or ignore (none of them)."),
-]
 
 
 @app.command()
@@ -66,7 +58,7 @@ def predict(
     keys: Keys = None,
     query: Query = None,
     set_id: SetId = None,
-    missing: Missing = None,
+    missing: MissingAsFitted = None,
     unknown: Unknown = "error",
     dim: Dim = None,
     keep: Annotated[
