@@ -18,7 +18,11 @@ from keyhole._files import write_whole
 from keyhole.export.constants import LayerConstants
 
 OPSET = 17
+<<<<<<< HEAD
 """Version of the standard operators (default domain). onnxruntime 1.12 and newer have them."""
+=======
+"""Version of the standard operators (default domain)."""
+>>>>>>> b-export
 IR_VERSION = 8
 """Version of the file format: that which came with the opset."""
 
