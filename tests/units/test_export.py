@@ -66,7 +66,7 @@ def ragged(seed):
     return kh.SetBatch(keys, rng.normal(size=(40, 3)), rng.normal(size=(40, 2)))
 
 
-@pytest.mark.parametrize("pooling", ["mean", "sum"])
+@pytest.mark.parametrize("pooling", ["mean", "mean+size", "mean+statistics", "sum"])
 @pytest.mark.parametrize("query", ["given", "mean", "each"])
 @pytest.mark.parametrize(
     ("activation", "scaling"),

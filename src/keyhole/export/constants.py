@@ -9,7 +9,9 @@ With the notation of `keyhole.textbook`, for one sample of N keys:
     4. s_mi = x~_0ᵀ W_m x~_i, weights are σ(s_mi)/N or softmax_i(s_mi), times N if features are
        summed and not averaged;
     5. f(x) = b + M^{-1/2} Σ_m <v_m, Σ_i weight_mi x~_i> + <extras_values, scaled extras>;
-       with each key as the query in turn, the mean (or sum) of that over queries;
+       with each key as the query in turn, the mean (or sum) of that over queries. The extras end
+       in N under pooling="mean+size"; and under "mean+statistics" in N, then the mean, the standard
+       deviation, the least and the largest value of every coordinate of the keys as they are given;
     6. probabilities are softmax(c · scores).
 
 `predict_with` does these steps in plain NumPy, sample by sample: it is what docs/production.md
@@ -30,7 +32,7 @@ from keyhole.attention.features import feature_blocks
 from keyhole.attention.heads import HeadDraw
 from keyhole.attention.kernels import attention_kernel
 from keyhole.ball_layer import PrunedLayer, draw_heads
-from keyhole.data.tokens import TokenRule
+from keyhole.data.tokens import ADDS_FEATURES, TokenRule
 from keyhole.solvers.layers import FiniteLayer, KernelLayer
 
 SIGMA: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -43,7 +45,7 @@ SIGMA: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 """σ of one score; "softmax" is none, because it takes all scores of a set."""
 SCALINGS = ("none", "sphere", "standard")
 QUERIES = ("given", "mean", "each")
-POOLINGS = ("mean", "sum")
+POOLINGS = ("mean", "mean+size", "mean+statistics", "sum")
 
 
 @dataclass(frozen=True)
@@ -327,6 +329,9 @@ def predict_with(
 ) -> Float[np.ndarray, " t"]:
     """f of one sample: the steps at the head of this module, one after the other."""
     # 1. scaled tokens, each with a one appended
+    if constants.pooling in ADDS_FEATURES:
+        given = np.zeros(0) if extras is None else extras
+        extras = np.concatenate([given, _set_features(constants.pooling, keys)])
     keys = _scaled(constants.scaling, keys, constants.centre, constants.spread)
     if query is not None:
         query = _scaled(
@@ -372,6 +377,16 @@ def predict_with(
         z = (extras - constants.extras_centre) / constants.extras_spread
         outputs += z @ constants.extras_values
     return outputs
+
+
+def _set_features(pooling: str, keys: Float[np.ndarray, "k d"]) -> Float[np.ndarray, " c"]:
+    """The sample-level features that a pooling makes of the keys of a set."""
+    size = np.array([float(len(keys))])
+    if pooling == "mean+size":
+        return size
+    return np.concatenate(
+        [size, keys.mean(axis=0), keys.std(axis=0), keys.min(axis=0), keys.max(axis=0)]
+    )
 
 
 def _scaled(

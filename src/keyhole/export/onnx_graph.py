@@ -15,14 +15,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from keyhole._files import write_whole
+from keyhole.data.tokens import ADDS_FEATURES
 from keyhole.export.constants import LayerConstants
 
 OPSET = 17
-<<<<<<< HEAD
-"""Version of the standard operators (default domain). onnxruntime 1.12 and newer have them."""
-=======
 """Version of the standard operators (default domain)."""
->>>>>>> b-export
 IR_VERSION = 8
 """Version of the file format: that which came with the opset."""
 
@@ -185,10 +182,35 @@ def _write_layer(graph: Graph, constants: LayerConstants) -> str:
     if constants.extras_values is not None and constants.extras_spread is not None:
         centre = graph.constant("extras_centre", constants.extras_centre)
         coefficients = constants.extras_values / constants.extras_spread[:, None]
-        centred = graph.node("Sub", "extras", centre)
+        centred = graph.node("Sub", _extras(graph, constants, counts), centre)
         of_extras = graph.node("MatMul", centred, graph.constant("extras_values", coefficients))
         outputs = graph.node("Add", outputs, of_extras)
     return outputs
+
+
+def _extras(graph: Graph, constants: LayerConstants, counts: str) -> str:
+    """The sample-level features that are given, and those that the pooling makes of the keys."""
+    parts = []
+    if constants.n_extras:
+        parts.append("extras")
+    if constants.pooling in ADDS_FEATURES:
+        parts.append(counts)
+    if constants.pooling == "mean+statistics":
+        is_key = graph.unsqueeze("mask", 2)
+        keys = graph.where(is_key, "keys", 0.0)
+        mean = graph.node("Div", graph.sum(keys, 1), counts)
+        deviations = graph.node("Sub", keys, graph.unsqueeze(mean, 1))
+        deviations = graph.where(is_key, deviations, 0.0)
+        squares = graph.sum(graph.node("Mul", deviations, deviations), 1)
+        spread = graph.node("Sqrt", graph.node("Div", squares, counts))
+        below = graph.where(is_key, "keys", math.inf)
+        least = graph.node("ReduceMin", below, axes=[1], keepdims=0)
+        above = graph.where(is_key, "keys", -math.inf)
+        largest = graph.node("ReduceMax", above, axes=[1], keepdims=0)
+        parts += [mean, spread, least, largest]
+    if len(parts) == 1:
+        return parts[0]
+    return graph.join(*parts, axis=1)
 
 
 def _queries(

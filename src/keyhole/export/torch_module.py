@@ -165,6 +165,13 @@ class AttentionModule(nn.Module):
             mask = keys.new_ones(keys.shape[:2], dtype=torch.bool)
         self._check(keys, mask, query, extras)
 
+        # sample-level features that the pooling makes of the keys, after those that are given
+        of_sets = self._set_features(keys, mask)
+        if extras is None:
+            extras = of_sets
+        elif of_sets is not None:
+            extras = torch.cat([extras, of_sets], dim=1)
+
         # 1. scaled tokens, each with a one appended; zeros where there is no key
         keys = keys.masked_fill(~mask[:, :, None], 0.0)
         keys = self._scaled(keys, self.centre, self.spread)
@@ -216,6 +223,21 @@ class AttentionModule(nn.Module):
             z = (extras - self.extras_centre) / self.extras_spread
             outputs = outputs + z @ self.extras_values
         return outputs
+
+    def _set_features(self, keys: Tensor, mask: Tensor) -> Tensor | None:
+        """Size, or size and statistics, of the keys of each set; None for other poolings."""
+        sizes = mask.sum(dim=1, keepdim=True).to(keys.dtype)  # n 1
+        if self.pooling == "mean+size":
+            return sizes
+        if self.pooling != "mean+statistics":
+            return None
+        is_key = mask[:, :, None]
+        mean = keys.masked_fill(~is_key, 0.0).sum(dim=1) / sizes
+        deviations = (keys - mean[:, None]).masked_fill(~is_key, 0.0)
+        spread = (deviations.square().sum(dim=1) / sizes).sqrt()
+        least = keys.masked_fill(~is_key, math.inf).amin(dim=1)
+        largest = keys.masked_fill(~is_key, -math.inf).amax(dim=1)
+        return torch.cat([sizes, mean, spread, least, largest], dim=1)
 
     def _queries(
         self, keys: Tensor, extended_keys: Tensor, counts: Tensor, query: Tensor | None
