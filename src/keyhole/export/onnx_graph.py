@@ -355,7 +355,7 @@ def _write_outputs(graph: Graph, constants: LayerConstants, outputs: str) -> lis
     if constants.temperature is not None:
         tempered = graph.node("Mul", scores, graph.constant("c", constants.temperature))
         graph.node("Softmax", tempered, output="probabilities", axis=1)
-        shape_of_probabilities = ["samples", len(constants.classes)]
+        shape_of_probabilities: list[Any] = ["samples", len(constants.classes)]
         results.append(
             helper.make_tensor_value_info("probabilities", graph.number, shape_of_probabilities)
         )
@@ -371,9 +371,7 @@ def _labels(graph: Graph, classes: np.ndarray) -> tuple[int, str]:
         return TensorProto.INT64, graph.constant("labels", classes, np.int64)
     if kind == "f":
         return TensorProto.DOUBLE, graph.constant("labels", classes, np.float64)
-    texts = [str(label) for label in classes]
-    tensor = helper.make_tensor(
-        "labels", TensorProto.STRING, [len(texts)], [text.encode() for text in texts]
-    )
+    texts: list[Any] = [str(label).encode() for label in classes]
+    tensor = helper.make_tensor("labels", TensorProto.STRING, [len(texts)], texts)
     graph.initializers.append(tensor)
     return TensorProto.STRING, "labels"
