@@ -137,7 +137,10 @@ def ball_fit(sets, y, loss, unit=1.0, **radii):
     return kh.NormBallRegressor(10, loss=loss, random_state=0, **radii).fit(sets, y)
 
 
-@pytest.mark.parametrize("radii", BALLS)
+CROSS_VALIDATED_IS_SLOW = [pytest.param("cross-validated", marks=pytest.mark.slow), "fixed"]
+
+
+@pytest.mark.parametrize("radii", CROSS_VALIDATED_IS_SLOW)
 @pytest.mark.parametrize("loss", ["squared", "absolute", "huber"])
 def test_the_norm_ball_follows_the_origin_of_y(loss, radii, sets, y):
     wanted = ball_fit(sets, y, loss, **BALLS[radii])
@@ -148,8 +151,15 @@ def test_the_norm_ball_follows_the_origin_of_y(loss, radii, sets, y):
         assert found.intercept_ == pytest.approx(origin, abs=10)
 
 
-@pytest.mark.parametrize("radii", BALLS)
-@pytest.mark.parametrize(("loss", "degree"), [("squared", 2), ("absolute", 1)])
+@pytest.mark.parametrize(
+    ("loss", "degree", "radii"),
+    [
+        ("squared", 2, "cross-validated"),
+        ("squared", 2, "fixed"),
+        pytest.param("absolute", 1, "cross-validated", marks=pytest.mark.slow),
+        ("absolute", 1, "fixed"),
+    ],
+)
 def test_the_norm_ball_follows_the_unit_of_y(loss, degree, radii, sets, y):
     wanted = ball_fit(sets, y, loss, **BALLS[radii])
     for unit in (2.0**-400, 2.0**400):

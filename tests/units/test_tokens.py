@@ -190,6 +190,7 @@ def test_missing_tokens_are_an_error_unless_dropped():
     np.testing.assert_array_equal(batch.tokens, [[1.0, 2.0], [0.0, 0.0]])
 
 
+@pytest.mark.slow  # tests/contracts/test_sklearn.py has default settings, and runs always
 @parametrize_with_checks(
     [
         paper_regressor(n_heads=3, alpha=0.1, pooling="sum", scaling="standard", query="mean"),
