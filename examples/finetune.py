@@ -39,7 +39,13 @@ def gain(n_heads: int, n: int = 1000, n_steps: int = N_STEPS) -> tuple[float, fl
     sets, y = data(n, seed=0)
     new_sets, new_y = data(1000, seed=1)
     model = kh.AttentionRegressor(
-        n_heads, kh.GaussianHeads(), scaling="none", query="given", random_state=0
+        n_heads,
+        kh.GaussianHeads(),
+        activation="relu",
+        pooling="mean",
+        scaling="none",
+        query="given",
+        random_state=0,
     ).fit(sets, y)
     module = model.to_torch()
 

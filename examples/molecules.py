@@ -44,6 +44,7 @@ def main(path, train=2000, test=1000, n_heads=24):
         heads=kh.GaussianHeads(),
         scaling="none",
         query="given",
+        activation="relu",
         pooling="sum",
         random_state=0,
     )

@@ -57,6 +57,7 @@ def main(path, task=2, steps=300, n_heads=256):
             n_heads,
             heads,
             activation="softmax",
+            pooling="mean",
             scaling="none",
             query="given",
             dtype="float32",

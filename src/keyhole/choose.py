@@ -6,8 +6,8 @@ distribution, the activation; then the number of heads, by predicted cost alone,
 extras. An explicit setting is never overridden.
 
 docs/choosing.md, "Default settings", says the same for users. `keyhole.textbook` chooses nothing;
-the leave-one-out losses that are compared here are means of squares of the e that its `ridge`
-returns.
+for one output under the squared error, the losses that are compared here are means of squares of
+the e that its `ridge` returns.
 """
 
 from __future__ import annotations
@@ -145,7 +145,8 @@ def choose(
        affordable, if it is clearly better.
     4. The mean of the heads becomes a multiple of the identity if that is clearly better. Multiples
        grow until one is no better than the one before.
-    5. Softmax takes the place of ReLU if it is clearly better.
+    5. Softmax, under heads, a scaling, a pooling and a query of its own, takes the place of ReLU if
+       it is clearly better.
     6. The number of heads follows from predicted cost alone, and the scale of the sample-level
        features is chosen last.
 
@@ -173,10 +174,11 @@ def choose(
     if search is not None:
         # the stages ask for one draft after the other, and end with the best of them
         stages = all_stages(search)
-        draft = search.draft(next(stages))
+        wanted = next(stages)
         while best is None:
+            draft = search.draft(wanted)
             try:
-                draft = search.draft(stages.send(draft))
+                wanted = stages.send(draft)
             except StopIteration as end:
                 best = end.value
         candidates = tuple(search.candidates)
@@ -187,19 +189,19 @@ def choose(
             query=best.spec.query,
             activation=best.spec.activation,
         )
-        # heads that are to be learned stay as they are: they are learned under these settings
+        # heads that the user gave stay, fixed or to be learned under these settings
         if spec.heads is None:
             chosen = replace(chosen, heads=best.spec.heads)
 
     # the number of heads, for the activation and the query that were chosen
     chosen = replace(chosen, n_heads=final_n_heads(spec, chosen, data, distinct))
 
-    # a draft that used all samples and all heads need not be fitted again
+    # a draft that used all samples and all heads need not be fitted again; where the scale of
+    # extras is still to be chosen, it must be
     final = None
-    if search is not None and best is not None:
-        if search.is_final(best, chosen) and search.has_all_rows:
-            assert best.fitted is not None
-            final = best.fitted.in_units(exponent)
+    if search is not None and best is not None and search.is_final(best, chosen):
+        assert best.fitted is not None
+        final = best.fitted.in_units(exponent)
 
     # the scale of extras, under the settings that were chosen
     if spec.extras_scale is None:
@@ -334,17 +336,20 @@ def choose_activation(search: CandidateSearch, best: Draft) -> Stage:
 
     # a softmax averages over keys by itself: in the place of sums it has the size beside the mean
     pooling = best.spec.pooling
-    if pooling == "sum" and "mean+size" in search.poolings:
+    if pooling == "sum" and search.spec.pooling == AUTO:
         pooling = "mean+size"
+    # each key as a query is for sums over pairs, and costs most: without it
     query = best.spec.query
-    if query == "each" and query != search.spec.query:
+    if query == "each" and search.spec.query == AUTO:
         query = "given"
     base = replace(best.spec, activation=SOFTMAX, pooling=pooling, query=query)
 
-    # zero-mean heads of a few scales; or the heads that were asked for, as they are
+    # the heads that were asked for, as they are
     if search.spec.heads is not None:
         draft = yield base
         return search.replaced(best, [draft])
+
+    # zero-mean heads of growing scales
     drafts: list[Draft] = []
     for scale in SOFTMAX_SCALES:
         drafts.append((yield replace(base, heads=GaussianHeads(scale=scale))))
@@ -357,9 +362,9 @@ def choose_activation(search: CandidateSearch, best: Draft) -> Stage:
         if scaling != base.scaling:
             drafts.append((yield replace(base, scaling=scaling, heads=best_heads)))
 
-    # heads with a mean, on top of the best of these
+    # heads with a mean, of the usual scale, under the other settings of the best of these
     leader = search.best(drafts)
-    if leader.overflow is None and search.may_have_mean(leader):
+    if leader.overflow is None:
         drafts.append((yield from choose_head_mean(search, leader)))
     return search.replaced(best, drafts)
 
@@ -497,7 +502,8 @@ class CandidateSearch:
         # softmax has no exact kernel, and heads that are to be learned are learned for ReLU
         chooses_activation = spec.activation == AUTO and not spec.is_exact and not spec.learns_heads
 
-        # the number of drafts to pay for
+        # the number of drafts to pay for; multiples of the identity and scales of softmax are
+        # counted as far as they usually go, because they end with the first that is no better
         n_drafts = len(scalings) + len(queries) - 1
         if "sum" in poolings[1:]:
             n_drafts += len(scalings)
@@ -642,8 +648,9 @@ class CandidateSearch:
         return spec.n_heads == self.spec.n_heads
 
     def is_final(self, draft: Draft, chosen: LayerSpec) -> bool:
-        """Whether a draft is the final fit."""
-        return self.may_be_final(draft.spec) and draft.spec.n_heads == chosen.n_heads
+        """Whether a draft is the final fit, and its predictions are of the samples as given."""
+        has_all_heads = draft.spec.n_heads == chosen.n_heads
+        return self.may_be_final(draft.spec) and has_all_heads and self.has_all_rows
 
     def may_have_mean(self, base: Draft) -> bool:
         """Whether the head distribution is open, and there is a query that a mean could act on."""
@@ -707,8 +714,9 @@ def drawn_part(
     """About ``count`` of some samples, the first of an order; of rare classes more than others.
 
     A class of one in a hundred would have five samples among five hundred. So each of K classes has
-    count / 2K samples, if there are as many, and samples of such a class weigh less in return: the
-    weight of every class is what it is among all samples.
+    count // 2K samples at least, if there are as many, and samples of such a class weigh less in
+    return: the share of every class is what it is among all samples. Where no class is that rare,
+    the first ``count`` samples are taken as they come.
     """
     if not spec.classifies:
         return data[np.sort(order[:count])]
@@ -749,6 +757,9 @@ def open_poolings(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples)
     """
     if spec.pooling != AUTO:
         return (spec.pooling,)
+    # drafts are made with frozen heads, and say little about the pooling of learned ones
+    if spec.learns_heads:
+        return ("mean",)
 
     # how many sets the distinct samples have, and how many keys each of these sets
     set_counts = data.samples.set_counts
@@ -862,7 +873,7 @@ def affordable_draft(
 
 
 def choice_seconds(spec: LayerSpec, data: TrainingSet) -> float:
-    """Seconds of one core that `choose` takes at most, predicted from sizes alone."""
+    """Seconds of one core that `choose` takes, predicted from sizes alone."""
     search = CandidateSearch.of(spec, data, data.distinct())
     if search is None:
         return 0.0

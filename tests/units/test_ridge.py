@@ -15,7 +15,7 @@ from keyhole.ridge.problem import (
     RidgeProblem,
     check_alphas,
     check_weights,
-    choose,
+    choose_penalty,
     default_alphas,
     numerical_floor,
 )
@@ -323,9 +323,9 @@ class TestPenalties:
 
     def test_choice(self):
         alphas = np.array([3.0, 1.0, 2.0])
-        assert choose(alphas, np.array([np.inf, 1.0, 2.0])) == 1
-        assert choose(alphas, np.array([1.0, 1.0, 1.0])) == 0
-        assert choose(alphas, np.array([1e-3, 1e-32, 1e-31]), resolution=1e-30) == 2
+        assert choose_penalty(alphas, np.array([np.inf, 1.0, 2.0])) == 1
+        assert choose_penalty(alphas, np.array([1.0, 1.0, 1.0])) == 0
+        assert choose_penalty(alphas, np.array([1e-3, 1e-32, 1e-31]), resolution=1e-30) == 2
 
 
 class TestMemory:

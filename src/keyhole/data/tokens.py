@@ -362,25 +362,47 @@ def with_statistics(samples: Any) -> Any:
     >>> with_statistics(SetBatch([np.array([[1.0], [3.0]])])).extras
     array([[2., 2., 1., 1., 3.]])
     """
-    sizes = samples.token_counts
-    starts = np.cumsum(sizes) - sizes
-    tokens = np.asarray(samples.sets.numpy().tokens, dtype=np.float64)
-    # each coordinate in units of a power of two, so that squares neither overflow nor vanish
-    _, exponents = np.frexp(np.abs(tokens).max(axis=0, initial=0.0))
-    tokens = np.ldexp(tokens, -exponents)
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    least = np.minimum.reduceat(tokens, starts, axis=0)
-    largest = np.maximum.reduceat(tokens, starts, axis=0)
-    mean = _sums_of_sorted(tokens, owner, starts) / sizes[:, None]
-    deviations = np.square(tokens - mean[owner])
-    variance = _sums_of_sorted(deviations, owner, starts) / sizes[:, None]
-    of_coordinates = [
-        np.ldexp(part, exponents) for part in (mean, np.sqrt(variance), least, largest)
-    ]
-    statistics = np.hstack([sizes[:, None], *of_coordinates])
+    statistics = SetStatistics.of(samples).columns()
     if samples.extras is None:
         return samples.with_extras(statistics)
     return samples.with_extras(np.hstack([samples.extras, statistics]))
+
+
+@dataclass(frozen=True)
+class SetStatistics:
+    """The number of keys of every sample, and statistics of each coordinate of its keys."""
+
+    sizes: Int[np.ndarray, " n"]
+    mean: Float[np.ndarray, "n d"]
+    deviation: Float[np.ndarray, "n d"]
+    least: Float[np.ndarray, "n d"]
+    largest: Float[np.ndarray, "n d"]
+
+    @classmethod
+    def of(cls, samples: SampleBatch) -> SetStatistics:
+        """Those of some samples, to the last bit the same for any order of their keys."""
+        sizes = samples.token_counts
+        starts = np.cumsum(sizes) - sizes
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        tokens = np.asarray(samples.sets.numpy().tokens, dtype=np.float64)
+
+        # each coordinate in units of a power of two, so that squares neither overflow nor vanish
+        _, exponents = np.frexp(np.abs(tokens).max(axis=0, initial=0.0))
+        tokens = np.ldexp(tokens, -exponents)
+        mean = _sums_of_sorted(tokens, owner, starts) / sizes[:, None]
+        squares = np.square(tokens - mean[owner])
+        variance = _sums_of_sorted(squares, owner, starts) / sizes[:, None]
+        return cls(
+            sizes=sizes,
+            mean=np.ldexp(mean, exponents),
+            deviation=np.ldexp(np.sqrt(variance), exponents),
+            least=np.ldexp(np.minimum.reduceat(tokens, starts, axis=0), exponents),
+            largest=np.ldexp(np.maximum.reduceat(tokens, starts, axis=0), exponents),
+        )
+
+    def columns(self) -> Float[np.ndarray, "n c"]:
+        """All of them side by side."""
+        return np.hstack([self.sizes[:, None], self.mean, self.deviation, self.least, self.largest])
 
 
 def _sums_of_sorted(

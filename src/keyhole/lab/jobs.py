@@ -48,7 +48,7 @@ from keyhole.ridge.matrices import add_outer
 from keyhole.ridge.problem import (
     EPS,
     RidgeProblem,
-    choose,
+    choose_penalty,
     default_alphas,
     leave_one_out,
     numerical_floor,
@@ -210,7 +210,7 @@ class FactorisedGram:
         for i, alpha in enumerate(self.alphas):
             residuals = leave_one_out(alpha * dual[:, [i]], self.complements[i])[:, 0]
             scores.append(float(problem.weights @ np.square(residuals) / len(y)))
-        chosen = choose(self.alphas, np.array(scores), problem.resolution(EPS))
+        chosen = choose_penalty(self.alphas, np.array(scores), problem.resolution(EPS))
 
         # errors on the test sets, at every penalty
         predictions = cross @ dual + (problem.y_mean - self.weighing.gram_mean @ dual)

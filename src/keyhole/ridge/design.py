@@ -24,7 +24,7 @@ from keyhole.ridge.problem import (
     RidgeProblem,
     Solution,
     check_gram_size,
-    choose,
+    choose_penalty,
     default_alphas,
     errors_in_own_units,
     leave_one_out,
@@ -412,11 +412,13 @@ class PrincipalAxes:
         if log_losses is None and relative_errors is not None:
             largest_variance = float(np.square(spread).max())
             relative_resolution = resolution / largest_variance
-            best = choose(alphas, relative_errors, resolution=relative_resolution, steady=steady)
+            best = choose_penalty(
+                alphas, relative_errors, resolution=relative_resolution, steady=steady
+            )
         elif log_losses is None:
-            best = choose(alphas, errors, resolution=resolution, steady=steady)
+            best = choose_penalty(alphas, errors, resolution=resolution, steady=steady)
         else:
-            best = choose(alphas, log_losses, steady=steady)
+            best = choose_penalty(alphas, log_losses, steady=steady)
         coef = self.coef(float(alphas[best]))
         return RidgeFit(
             alphas=alphas,

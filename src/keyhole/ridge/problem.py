@@ -384,7 +384,7 @@ class RidgeProblem:
     def fit(self, route: Route, *, keep_factor: bool = False) -> RidgeFit:
         """Judge the penalties of a route by the samples it leaves out, choose one, and solve.
 
-        One penalty alone needs no judgement.
+        One penalty alone is used whatever its error.
         """
         alphas = route.alphas
         totals = np.zeros((len(alphas), self.y.shape[1]))
@@ -405,19 +405,21 @@ class RidgeProblem:
         errors = totals.mean(axis=1) / self.weights.sum()
         relative_errors = errors_in_own_units(totals / self.weights.sum(), self.spread)
 
-        # the penalty of least loss, among those at which rounding does not show
+        # the penalty of least loss, among those at which rounding does not show, if there are any
         steady = moved <= steadiness(route.rounding)
         log_losses: Float[np.ndarray, " a"] | None = None
         if path_losses is None and relative_errors is not None:
-            # of rounding: four units of the largest output, in units of its spread
+            # errors below this are rounding: four units of the largest output, in its own spread
             sizes = np.abs(self.y).max(axis=0)[self.spread > 0] / self.spread[self.spread > 0]
             resolution = rounding_of_squares(float(sizes.max(initial=0.0)), route.rounding)
-            best = choose(alphas, relative_errors, resolution=resolution, steady=steady)
+            best = choose_penalty(alphas, relative_errors, resolution=resolution, steady=steady)
         elif path_losses is None:
-            best = choose(alphas, errors, resolution=self.resolution(route.rounding), steady=steady)
+            best = choose_penalty(
+                alphas, errors, resolution=self.resolution(route.rounding), steady=steady
+            )
         else:
             log_losses = path_losses.losses()
-            best = choose(alphas, log_losses, steady=steady)
+            best = choose_penalty(alphas, log_losses, steady=steady)
 
         coef, intercept, left_out = route.solve(best)
         return RidgeFit(
@@ -442,8 +444,8 @@ def errors_in_own_units(
 ) -> Float[np.ndarray, " a"] | None:
     """Mean over outputs of squared errors, each in units of the variance of its output.
 
-    Outputs in different units then count alike. None for one output; one that does not vary does
-    not count.
+    Outputs in different units then count alike, and constant ones are skipped. None if there is one
+    output, or none that varies.
 
     >>> errors_in_own_units(np.array([[1.0, 1e6]]), np.array([2.0, 1e3]))
     array([0.625])
@@ -501,7 +503,7 @@ def default_alphas(largest: float, floor: float, count: int = N_ALPHAS) -> Float
     return np.geomspace(low, high, count)
 
 
-def choose(
+def choose_penalty(
     alphas: Float[np.ndarray, " a"],
     errors: Float[np.ndarray, " a"],
     resolution: float = 0.0,
@@ -513,10 +515,10 @@ def choose(
     ``resolution`` are as good as zero. Penalties that are not ``steady``, at which rounding shows
     in predictions, are used only where no other can be judged.
 
-    >>> choose(np.array([0.1, 1.0, 10.0]), np.array([0.4, 0.4, np.inf]))
+    >>> choose_penalty(np.array([0.1, 1.0, 10.0]), np.array([0.4, 0.4, np.inf]))
     1
     >>> alphas, errors = np.array([1e-12, 1e-6, 1e-3]), np.array([0.40001, 0.40002, 0.5])
-    >>> choose(alphas, errors, steady=np.array([False, True, True]))
+    >>> choose_penalty(alphas, errors, steady=np.array([False, True, True]))
     1
     """
     if len(alphas) == 1:

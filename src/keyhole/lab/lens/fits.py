@@ -13,6 +13,7 @@ from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDraw
 from keyhole.attention.kernels import attention_kernel
 from keyhole.data.sets import PooledSets, SetBatch, SetGroups
+from keyhole.data.tokens import SetStatistics
 from keyhole.lab.lens.findings import LensConfig, Measured, TargetLoading
 from keyhole.lab.lens.problem import LensProblem, balanced_order
 from keyhole.ridge.calibration import class_scores, fit_temperature
@@ -117,22 +118,17 @@ def pooled_numbers(
 
     With ``statistics`` also the spread, extremes and number of keys.
     """
-    batch = sets.sets
-    tokens = batch.tokens.astype(np.float64)
-    offsets = batch.offsets[sets.set_offsets]  # the first key of every sample
-    lengths = np.diff(offsets)[:, None]
-
     # the keys
-    mean = np.add.reduceat(tokens, offsets[:-1], axis=0) / lengths
-    parts = [mean * lengths if pooling == "sum" else mean]
+    of_keys = SetStatistics.of(sets)
+    sizes = of_keys.sizes[:, None]
+    parts = [of_keys.mean]
+    if pooling == "sum":
+        parts = [of_keys.mean * sizes]
     if statistics:
-        square = np.add.reduceat(np.square(tokens), offsets[:-1], axis=0) / lengths
-        spread = np.sqrt(np.maximum(square - np.square(mean), 0.0))
-        low = np.minimum.reduceat(tokens, offsets[:-1], axis=0)
-        high = np.maximum.reduceat(tokens, offsets[:-1], axis=0)
-        parts += [spread, low, high, np.log(lengths)]
+        parts += [of_keys.deviation, of_keys.least, of_keys.largest, np.log(sizes)]
 
     # the query, averaged over the sets of a sample, and sample-level features
+    batch = sets.sets
     if batch.query is not None:
         query = np.add.reduceat(batch.query.astype(np.float64), sets.set_offsets[:-1], axis=0)
         parts.append(query / sets.set_counts[:, None])
