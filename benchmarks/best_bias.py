@@ -3,9 +3,9 @@ theory only.
 
     PYTHONPATH=src python benchmarks/best_bias.py --out docs/figures
 
-Prints the table of docs/theory.md (samples for a tenth of Var f*, the fewest of each row marked)
-and draws it: samples needed over c, one curve for every q, one panel for every dimension. Writes
-best_bias.csv and best_bias.svg.
+Prints the table of docs/explanation/theory.md (samples for a tenth of Var f*, the fewest of each
+row marked) and draws it: samples needed over c, one curve for every q, one panel for every
+dimension. Writes best_bias.csv and best_bias.svg.
 """
 
 from __future__ import annotations

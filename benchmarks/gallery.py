@@ -1,5 +1,5 @@
-"""The pictures and tables of docs/gallery.md: `python benchmarks/gallery.py NAME [ARGUMENT …]
-[--out docs/figures]`.
+"""The pictures and tables of docs/benchmarks/gallery.md: `python benchmarks/gallery.py NAME
+[ARGUMENT …] [--out docs/figures]`.
 
 Runs examples/NAME.py with its arguments, keeps what it prints, and draws the table it ends with.
 """

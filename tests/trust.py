@@ -1,4 +1,4 @@
-"""The tables of docs/trust.md, from what the last runs left under out/.
+"""The tables of docs/benchmarks/trust.md, from what the last runs left under out/.
 
 python tests/trust.py      after make fuzz and make test-slow
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "trust.md"
+PAGE = ROOT / "docs" / "benchmarks" / "trust.md"
 
 
 def table(head: list[str], rows: list[list[Any]]) -> str:

@@ -5,9 +5,9 @@ What is chosen, one after the other: the scaling of tokens, the pooling, the que
 distribution, the activation; then the number of heads, by predicted cost alone, and the scale of
 extras. An explicit setting is never overridden.
 
-docs/choosing.md, "Default settings", says the same for users. `keyhole.textbook` chooses nothing;
-for one output under the squared error, the losses that are compared here are means of squares of
-the e that its `ridge` returns.
+docs/explanation/choosing.md, "Default settings", says the same for users. `keyhole.textbook`
+chooses nothing; for one output under the squared error, the losses that are compared here are
+means of squares of the e that its `ridge` returns.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ Estimators, the lens and the experiments all call `fit`; what a user leaves open
 `keyhole.choose.choose`. Samples that come in batches are summed instead (streaming.py), and share
 the solve.
 
-The plain version is the example at the top of `keyhole.textbook` (docs/textbook.md): draw heads,
-make features, solve ridge, predict.
+The plain version is the example at the top of `keyhole.textbook` (docs/explanation/textbook.md):
+draw heads, make features, solve ridge, predict.
 """
 
 from __future__ import annotations

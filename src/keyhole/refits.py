@@ -1,8 +1,8 @@
 """The fits that leave samples out, all at once and for new samples, without refitting.
 
 Intervals, label sets and variances are made of them. The plain version for one new sample is
-`keyhole.textbook.jackknife_interval`, where f_{−i}(x) = f(x) − h_i(x) e_i; docs/after_the_fit.md,
-"The formulas", has those of groups and variances.
+`keyhole.textbook.jackknife_interval`, where f_{−i}(x) = f(x) − h_i(x) e_i;
+docs/explanation/after_the_fit.md, "The formulas", has those of groups and variances.
 """
 
 from __future__ import annotations

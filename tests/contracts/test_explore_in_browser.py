@@ -194,8 +194,9 @@ def test_views_are_drawn_in_silence(new_page, server, view, width, shade):
 
 
 def known_deviation(heads):
-    """What nine in ten settings with so many heads stay below, as docs/prediction.md has it."""
-    text = (Path(__file__).parents[2] / "docs/prediction.md").read_text()
+    """What nine in ten settings with so many heads stay below, as docs/benchmarks/prediction.md
+    has it."""
+    text = (Path(__file__).parents[2] / "docs/benchmarks/prediction.md").read_text()
     [row] = [line for line in text.splitlines() if line.startswith(f"| M = {heads} |")]
     return float(row.split("|")[4].removesuffix(" % ")) / 100
 

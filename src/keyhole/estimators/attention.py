@@ -1,8 +1,8 @@
 """One attention layer with frozen random heads, fitted in closed form, for numbers and labels.
 
-The plain version of what these classes compute is `keyhole.textbook` (docs/textbook.md). A fit is
-`keyhole.choose.choose`, then `keyhole.layer.fit`; the classes check what users pass, and store what
-comes back.
+The plain version of what these classes compute is `keyhole.textbook`
+(docs/explanation/textbook.md). A fit is `keyhole.choose.choose`, then `keyhole.layer.fit`; the
+classes check what users pass, and store what comes back.
 """
 
 from __future__ import annotations
@@ -408,10 +408,10 @@ class AttentionModel(SetModel):
 
         It is that of a Gaussian process, √(A (v(x) + alpha)): v(x) is the posterior variance
         under the prior whose covariance is the kernel of the layer, with noise alpha and a free
-        intercept (docs/after_the_fit.md); the amplitude A, one for each output, is fitted to
-        the leave-one-out errors, A = mean of e_i² / (v_{−i}(x_i) + alpha). For a classifier it is
-        the standard deviation of ``decision_function``. It is a model of the errors without a
-        guarantee; intervals have one.
+        intercept (docs/explanation/after_the_fit.md); the amplitude A, one for each output, is
+        fitted to the leave-one-out errors, A = mean of e_i² / (v_{−i}(x_i) + alpha). For a
+        classifier it is the standard deviation of ``decision_function``. It is a model of the
+        errors without a guarantee; intervals have one.
 
         Examples
         --------
@@ -627,9 +627,9 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         where it is affordable. In batches all that is automatic is settled on the first 1024
         samples, or on fewer if values are asked for before that, and kept.
     device : None, "auto", "cuda", "cuda:1", … or "cpu"
-        Where torch fits and predicts (docs/gpu.md); "auto" is the first GPU, if any. None follows
-        ``X``: torch where it holds tensors, NumPy otherwise. Fitted attributes and predictions are
-        NumPy arrays always.
+        Where torch fits and predicts (docs/howto/gpu.md); "auto" is the first GPU, if any. None
+        follows ``X``: torch where it holds tensors, NumPy otherwise. Fitted attributes and
+        predictions are NumPy arrays always.
     solver : "auto", "direct" or "cg"
         "direct" factorises the smaller of the n × n and p × p Gram matrices, p = M·(d+1). "cg"
         makes neither: it is preconditioned conjugate gradients over heads that are drawn anew in
@@ -788,8 +788,8 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     ) -> Float[np.ndarray, "n ..."]:
         """Return intervals for new outcomes by jackknife+, from all leave-one-out fits.
 
-        The plain version is `keyhole.textbook.jackknife_interval`; docs/after_the_fit.md has the
-        formulas. Nothing is refitted.
+        The plain version is `keyhole.textbook.jackknife_interval`;
+        docs/explanation/after_the_fit.md has the formulas. Nothing is refitted.
 
         f_{−i}(x) = f(x) − h_i(x) e_i is the prediction of the fit without sample i, e_i its error
         there. Jackknife+ (Barber, Candès, Ramdas and Tibshirani 2021) goes from the ⌊(1−c)(n+1)⌋-th

@@ -1,8 +1,8 @@
 """The learner of the paper's theorems: a convex loss is minimised over a norm ball of values.
 
 The plain version of what is minimised, and of the norms that are bounded, is
-`keyhole.textbook.norm_ball_objective` and `keyhole.textbook.norms`. docs/choosing.md compares it
-with ridge, and says how radii are chosen.
+`keyhole.textbook.norm_ball_objective` and `keyhole.textbook.norms`. docs/explanation/choosing.md
+compares it with ridge, and says how radii are chosen.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Everything here is a function of exact leave-one-out fits (`keyhole.refits.Refits`), or of the
 leave-one-out errors that every model keeps. The estimators have thin methods for them, whose
 docstrings say what is guaranteed. The plain version of an interval is
-`keyhole.textbook.jackknife_interval`; docs/after_the_fit.md explains all of them.
+`keyhole.textbook.jackknife_interval`; docs/explanation/after_the_fit.md explains all of them.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ With the notation of `keyhole.textbook`, for one sample of N keys:
        deviation, the least and the largest value of every coordinate of the keys as they are given;
     6. probabilities are softmax(c · scores).
 
-`predict_with` does these steps in plain NumPy, sample by sample: it is what docs/production.md
-shows, and what tests compare the torch module and the ONNX graph with.
+`predict_with` does these steps in plain NumPy, sample by sample: it is what
+docs/howto/production.md shows, and what tests compare the torch module and the ONNX graph with.
 """
 
 from __future__ import annotations

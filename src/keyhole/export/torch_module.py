@@ -27,7 +27,7 @@ class AttentionModule(nn.Module):
     a classifier, up to rounding; `predict_proba` has the probabilities. Sets of different lengths
     are padded, and ``mask`` says which keys are there.
 
-    Parameters of the module, in the notation of docs/textbook.md:
+    Parameters of the module, in the notation of docs/explanation/textbook.md:
 
     ================= ==================== =========================================================
     ``W``             (M, D_q, D)          query-key matrices; without a query their last row alone

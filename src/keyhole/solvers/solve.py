@@ -7,8 +7,8 @@ than samples, dual (n × n) otherwise, by conjugate gradients if neither matrix 
 Infinitely many heads are solved through their exact kernel. `solve_values` picks the route; every
 route gives the same numbers.
 
-The plain version is in `keyhole.textbook` (docs/textbook.md): `features` or `kernel`, then `ridge`,
-then v = Φᵀa. docs/scale.md says which route costs what.
+The plain version is in `keyhole.textbook` (docs/explanation/textbook.md): `features` or `kernel`,
+then `ridge`, then v = Φᵀa. docs/howto/scale.md says which route costs what.
 """
 
 from __future__ import annotations
