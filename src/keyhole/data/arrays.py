@@ -144,7 +144,7 @@ def check_sizes(n: int, lengths: np.ndarray, dim: int, name: str) -> None:
         raise ValueError(f"`{name}` must hold at least one set: got none (0 sample(s)).")
     if dim == 0:
         raise ValueError(f"tokens of `{name}` must have at least one coordinate: got 0 feature(s).")
-    if lengths.min() == 0:
+    if lengths.min() < 1:
         i = int(lengths.argmin())
         raise ValueError(
             f"every set of `{name}` must have at least one key: set {i} has no keys. "

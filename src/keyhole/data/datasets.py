@@ -23,6 +23,8 @@ from jaxtyping import Float, Int
 
 from keyhole._checks import check_choice, check_count
 from keyhole._files import refuse_special_file
+from keyhole.data.bags import SyntheticBags as SyntheticBags
+from keyhole.data.bags import make_bags as make_bags
 from keyhole.data.batches import Batch
 from keyhole.data.layout import Dataset, TableOptions
 from keyhole.data.npz import UNREADABLE, NpzFile, check_pointer

@@ -462,6 +462,59 @@ class SetBatch(SampleBatch):
         )
 
     @classmethod
+    def from_flat(
+        cls,
+        tokens: Any,
+        lengths: ArrayLike,
+        query: ArrayLike | None = None,
+        extras: ArrayLike | None = None,
+    ) -> SetBatch:
+        """Build a batch from keys that lie end to end already: large sets need not be copied.
+
+        Parameters
+        ----------
+        tokens : array (Σ N_i, d)
+            The keys of all sets, set after set. The batch shares its memory.
+        lengths : array (n,) of int
+            The number of keys of each set.
+        query, extras : as for `SetBatch`
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> SetBatch.from_flat(np.zeros((7, 3)), lengths=[2, 5])
+        SetBatch(2 sets, 2–5 keys each (7 in all), dim 3, no query, float64)
+        """
+        keys = arrays.check_numbers(tokens, "tokens")
+        counts = np.asarray(lengths)
+        if keys.ndim != 2:
+            raise ValueError(
+                f"`tokens` must have shape (Σ N_i, d), a row per key: got {tuple(keys.shape)}."
+            )
+        if counts.ndim != 1 or counts.dtype.kind not in "iu":
+            raise ValueError(
+                "`lengths` must be a vector of integers, one per set: got shape "
+                f"{counts.shape}, {counts.dtype}."
+            )
+        arrays.check_sizes(len(counts), counts, int(keys.shape[1]), "tokens")
+        if int(counts.sum()) != len(keys):
+            raise ValueError(
+                f"`lengths` must add up to the rows of `tokens`: got {int(counts.sum())} for "
+                f"{len(keys)} rows."
+            )
+        arrays.check_all_finite(keys, "tokens")
+        without_query = cls._from_flat(
+            keys, arrays.offsets_of(counts), None, arrays.check_extras(extras, len(counts))
+        )
+        if query is None:
+            return without_query
+        queries = arrays.check_numbers(query, "query")
+        arrays.check_query(queries, n=len(counts))
+        keys, queries = arrays.alike(keys, queries)
+        arrays.check_all_finite(queries, "query")
+        return cls._from_flat(keys, without_query.offsets, queries, without_query.extras)
+
+    @classmethod
     def _from_flat(
         cls, tokens: Any, offsets: np.ndarray, query: Any, extras: Any = None, pairs: Any = None
     ) -> SetBatch:
