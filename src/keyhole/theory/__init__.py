@@ -22,6 +22,7 @@ from keyhole.theory.complexity import (
     rkhs_norm,
     rkhs_norm_bound,
 )
+from keyhole.theory.conditional import conditional_curve
 from keyhole.theory.curves import (
     BestBias,
     BestRidge,
@@ -51,6 +52,7 @@ __all__ = [
     "best_bias",
     "best_ridge_curve",
     "biased_norm_bound",
+    "conditional_curve",
     "curve_from_spectrum",
     "empirical_curve",
     "harmonic_count",
