@@ -1,7 +1,8 @@
 """Target functions f*(x) = (1/N) Σ_i F(x_0, x_i).
 
 This module holds their algebra and their coefficients, the four families of the paper, and draws
-from the sphere distribution.
+from the sphere distribution. The tasks of the literature, labelled sets of which most are no such
+average, are in `keyhole.theory.tasks` and have their names here too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,26 @@ from jaxtyping import Float
 from keyhole._array import MEMORY_BUDGET, set_blocks
 from keyhole._checks import check_count, check_finite, check_float_array, check_number, check_seed
 from keyhole.data.sets import SetBatch
+from keyhole.theory.tasks import (  # noqa: F401  (their public place is kh.targets)
+    TASKS,
+    AbsoluteAverage,
+    CorrelationPower,
+    Counting,
+    InContextRegression,
+    Lookup,
+    Majority,
+    Maximum,
+    NearestKey,
+    PairsOfKeys,
+    PositionAndMeaning,
+    SetTask,
+    SimilarityWeightedMean,
+    SingleLocation,
+    SparseSelection,
+    SparseTokenClasses,
+    TwoHops,
+    word_sensitivity,
+)
 
 # the kinds of factors; QUERY and KEY also name the slots of a coefficient tensor
 QUERY = "query"
