@@ -147,3 +147,17 @@ def test_bad_sets_are_refused(rng):
 def test_a_target_of_zero_and_features_of_zero():
     assert conditional_curve(np.eye(6), np.zeros(6), 3, 0.1) == 0.0
     assert conditional_curve(np.zeros((6, 2)), np.ones(6), 3, 0.1) == 1.0
+
+
+def test_an_array_of_ridges_is_one_curve_per_ridge():
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((60, 5))
+    y = features @ rng.standard_normal(5)
+    samples = [10, 40]
+    ridges = np.array([[0.01], [1.0]])
+    both = conditional_curve(features, y, samples, ridges)
+    assert both.shape == (2, 2)
+    for row, ridge in zip(both, ridges[:, 0], strict=True):
+        np.testing.assert_array_equal(row, conditional_curve(features, y, samples, float(ridge)))
+    with pytest.raises(ValueError, match="`ridge` must not be negative: got -1 in the array"):
+        conditional_curve(features, y, samples, np.array([0.1, -1.0]))

@@ -41,7 +41,7 @@ def conditional_curve(
     features: Any,
     y: Any,
     n_samples: Any,
-    ridge: float | int,
+    ridge: Any,
     noise: float | int = 0.0,
     fit_intercept: bool = False,
 ) -> Float[np.ndarray, "*shape"]:
@@ -60,8 +60,9 @@ def conditional_curve(
     n_samples : int or array
         Training samples n. Beyond m the prediction extrapolates; it is refused where the m sets do
         not show the small eigenvalues that n samples resolve.
-    ridge : float
-        λ, so that the penalty is α = nλ; 0 means interpolation, or least squares for p < n.
+    ridge : float or array
+        λ, so that the penalty is α = nλ; 0 means interpolation, or least squares for p < n. An
+        array is broadcast with ``n_samples``: all of them share one eigendecomposition.
     noise : float
         Variance σ² of noise in the labels that is not in ``y``. It is part of the test error too.
     fit_intercept : bool
@@ -69,7 +70,7 @@ def conditional_curve(
 
     Returns
     -------
-    array like ``n_samples``
+    array of the common shape of ``n_samples`` and ``ridge``
         E (f̂ − y)² + σ² on fresh samples.
 
     See Also
@@ -94,11 +95,12 @@ def conditional_curve(
     """
     features, y = _check_sets(features, y)
     samples = check_samples(n_samples)
-    ridge = check_number(ridge, "ridge", minimum=0.0)
+    ridges = _check_ridges(ridge)
     noise = check_number(noise, "noise", minimum=0.0)
     spectrum = _SampleSpectrum.of(features, y, bool(fit_intercept))
-    errors = [spectrum.test_error(float(n), ridge, noise) for n in samples.ravel()]
-    return np.array(errors).reshape(samples.shape)
+    pairs = np.broadcast(samples, ridges)
+    errors = [spectrum.test_error(float(n), float(single), noise) for n, single in pairs]
+    return np.array(errors).reshape(pairs.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,6 +265,17 @@ class _Freedom:
     half_learned: float
     unlearned: float
     unlearned_twice: float
+
+
+def _check_ridges(ridge: Any) -> np.ndarray:
+    """One ridge λ or an array of them, none negative."""
+    if np.ndim(ridge) == 0:
+        return np.array(check_number(ridge, "ridge", minimum=0.0))
+    ridges = check_float_array(ridge, "ridge").astype(np.float64)
+    check_finite(ridges, "ridge")
+    if (ridges < 0).any():
+        raise ValueError(f"`ridge` must not be negative: got {float(ridges.min()):g} in the array.")
+    return ridges
 
 
 def _check_sets(features: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
