@@ -116,9 +116,14 @@ class _Sentences(TyperGroup):
 
 app = typer.Typer(
     cls=_Sentences,
-    help="One attention layer with frozen random heads: closed-form learning on sets with a query.",
+    help=(
+        "scikit-learn estimators for variable-size sets, by one attention layer with frozen random "
+        "heads."
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    # plain help: Rich would take "[default: …]" in a help text for markup and drop it
+    rich_markup_mode=None,
 )
 
 
@@ -234,8 +239,8 @@ QUERY_HELP = (
     "Columns of the query, with commas [default: column query, or rows whose role is query]."
 )
 EXTRAS_HELP = (
-    "Columns of sample-level features, with commas, solved for beside the sets [default: column "
-    "extras]."
+    "Columns of sample-level features, with commas: numbers that belong to the sample and to no "
+    "key, such as a user's mean rating [default: column extras]."
 )
 TARGET_HELP = "Column to predict [default: target, label, class or y]."
 SET_HELP = (

@@ -11,7 +11,7 @@ from keyhole.cli._app import app, check_output
 from keyhole.cli._output import echo, refuse
 
 
-@app.command()
+@app.command(short_help="Write a model as an ONNX graph.")
 def export(
     model: Annotated[Path, typer.Argument(help="A model written by kh.save or keyhole fit.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write: NAME.onnx.")],

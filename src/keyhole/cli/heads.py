@@ -21,7 +21,7 @@ standard errors.
 """
 
 
-@app.command(help=_HELP)
+@app.command(help=_HELP, short_help="Measure the heads of a trained transformer.")
 def heads(
     checkpoint: Annotated[Path, typer.Argument(help="A safetensors file, or a folder with one.")],
     n_heads: Annotated[

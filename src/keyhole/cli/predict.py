@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from keyhole.models import SavedModel
 
 
-@app.command()
+@app.command(short_help="Predict every set of a file.")
 def predict(
     model: Annotated[Path, typer.Argument(help="A model written by kh.save.")],
     source: Annotated[

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
 
 
-@app.command()
+@app.command(short_help="Redraw every claim of the paper.")
 def reproduce(
     figures: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FIGURE …]",
+            metavar="FIGURE",
             help=(
                 "averages, correlation, rotation, head-count, complexity, dimension, learner, "
                 "prediction, transformer; none means all."

@@ -606,6 +606,7 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         softmax, at one of three scales of the heads, is clearly better: by more than two standard
         errors of the leave-one-out losses of the same samples.
     fit_intercept : bool
+        Whether f has an intercept b.
     random_state : int, RandomState, Generator or None
         An integer s means the heads ``heads.sample(n_heads, d, s)``.
     dtype : "float64" or "float32"
@@ -670,6 +671,7 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         each output's in order: what `predict_interval` is made of where there are no leave-one-out
         fits. Few or none after "cg".
     intercept_ : float or array (outputs,)
+        b.
     values_ : array (M, D) or (M, D, outputs)
         v, for finite heads.
     layer_ : FiniteLayer or KernelLayer
@@ -678,12 +680,23 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         For infinite heads: f(x) = Σ_i dual_coef_i K(x, x_i) + b over the n' distinct training sets.
     solver_ : str
         "primal", "dual", "kernel" or "cg".
-    residual_, n_iter_ : float and int
-        After "cg": a certificate, and iterations. Fitted values are off, in root mean square, by at
-        most that share of the standard deviation of y; a ``ResidualWarning`` says so if it is more
-        than 1e-8 (float32: 1e-6).
-    n_features_in_, n_query_features_in_, n_extras_in_ : int
-        Token dimension d, that of queries (0 without), and number of sample-level features.
+    residual_ : float
+        After "cg": fitted values are off, in root mean square, by at most this share of the
+        standard deviation of y. A ``ResidualWarning`` says so if it is above 1e-8 (float32: 1e-6).
+    n_iter_ : int
+        After "cg": iterations.
+    n_features_in_ : int
+        Token dimension d.
+    n_query_features_in_ : int
+        Dimension of the queries; 0 without.
+    n_extras_in_ : int
+        Number of sample-level features.
+
+    See Also
+    --------
+    AttentionClassifier : The same layer for labels.
+    AttentionFeatures : Its features, for any other estimator.
+    NormBallRegressor : Huber or absolute loss over a norm ball.
 
     Notes
     -----
@@ -877,14 +890,34 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
 
     Parameters
     ----------
-    n_heads, heads, alpha, activation, fit_intercept, random_state, dtype, pooling, scaling
-        As for `AttentionRegressor`.
-    query, device, solver
-        As for `AttentionRegressor`.
+    n_heads : int, math.inf or "auto"
+        Number of heads M; see `AttentionRegressor`.
+    heads : head distribution, optional
+        What the query-key matrices are drawn from; None chooses. See `AttentionRegressor`.
+    alpha : "loo", number or sequence of numbers
+        Ridge penalty; "loo" chooses from an automatic grid by leave-one-out.
+    activation : "relu", "softmax", "linear", "square", "step", "exp" or "auto"
+        What turns scores into weights; see `AttentionRegressor`.
+    fit_intercept : bool
+        Whether scores have an intercept.
+    random_state : int, RandomState, Generator or None
+        Seed of the heads.
+    dtype : "float64" or "float32"
+        Precision of the features and their Gram matrix.
+    pooling : "mean", "mean+size", "mean+statistics", "sum" or "auto"
+        How the features of keys become those of a sample; see `AttentionRegressor`.
+    scaling : "none", "sphere", "standard" or "auto"
+        What is done to tokens first; see `AttentionRegressor`.
+    query : "given", "mean", "each" or "auto"
+        Where the query of a set comes from; see `AttentionRegressor`.
+    device : None, "auto", "cuda", "cuda:1", … or "cpu"
+        Where torch fits and predicts; None follows ``X``.
+    solver : "auto", "direct" or "cg"
+        How the values are solved for; see `AttentionRegressor`.
     extras_scale : "loo" or number
-        As for `AttentionRegressor`.
+        Scale of the sample-level features; see `AttentionRegressor`.
     verbose : bool
-        As for `AttentionRegressor`.
+        Whether to print every candidate that is tried, and what was chosen.
     class_weight : None, "balanced" or dict
         Weight of the samples of each class; "balanced" gives every class that has weight the same
         total weight.
@@ -913,10 +946,41 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
     selection_ : Selection
         With ``criterion="log_loss"`` its scores are mean log-losses, each penalty's at the
         temperature that suits it.
-    alpha_, intercept_, values_, dual_coef_, solver_, n_features_in_, heads_, n_heads_
-        As for `AttentionRegressor`; outputs are the one-vs-rest targets.
-    tokens_, layer_, candidates_
-        As for `AttentionRegressor`; outputs are the one-vs-rest targets.
+    heads_ : head distribution
+        ``heads``, or what was chosen or learned on the training set.
+    tokens_ : TokenRule
+        Scaling, query and pooling used.
+    candidates_ : tuple of Candidate
+        Every setting tried, with its leave-one-out loss; empty if there was nothing to choose.
+    n_heads_ : int or math.inf
+        Heads used; infinity for the exact kernel.
+    alpha_ : float
+        The penalty used.
+    intercept_ : array (1,) or (classes,)
+        b, an entry per one-vs-rest target.
+    values_ : array (M, D), or (M, D, classes) for more than two classes
+        v, for finite heads.
+    dual_coef_ : array (n',) or (n', classes)
+        For infinite heads, over the n' distinct training sets.
+    layer_ : FiniteLayer or KernelLayer
+        What predicts.
+    solver_ : str
+        "primal", "dual", "kernel" or "cg".
+    residual_ : float
+        After "cg": a certificate; see `AttentionRegressor`.
+    n_iter_ : int
+        After "cg": iterations.
+    n_features_in_ : int
+        Token dimension d.
+    n_query_features_in_ : int
+        Dimension of the queries; 0 without.
+    n_extras_in_ : int
+        Number of sample-level features.
+
+    See Also
+    --------
+    AttentionRegressor : The same layer for numbers; its page explains every parameter.
+    NormBallClassifier : Logistic or hinge loss over a norm ball.
 
     Examples
     --------

@@ -59,8 +59,12 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         Scaling and query used; extras are left as they are.
     drawn_heads_ : HeadDraw
         The heads, regenerated from their seed as needed.
-    activation_, dtype_ : str
-        Those of the fit: other parameters take effect with the next one.
+    heads_ : head distribution
+        What they were drawn from.
+    activation_ : str
+        The activation of the fit.
+    dtype_ : dtype
+        The precision of the fit.
     n_features_in_ : int
         Token dimension d.
 

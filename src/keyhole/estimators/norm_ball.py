@@ -219,12 +219,15 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
     activation : str
         "relu", "softmax", "linear", "square", "step" or "exp".
     fit_intercept : bool
+        Whether f has an intercept b.
     random_state : int, RandomState, Generator or None
         An integer s means the heads ``heads.sample(n_heads, d, s)``.
     complexity : float, optional
         B of the target, for "theory": ``kh.theory.paper_complexity(target)``.
-    delta, constant : float
-        δ and c of the theory's radii.
+    delta : float
+        δ of the theory's radii.
+    constant : float
+        c of the theory's radii.
     n_folds : int
         Folds of cross-validation. Samples are sorted by y and dealt in turn, so folds are balanced
         and do not depend on the order of the samples; exact duplicates stay together.
@@ -232,6 +235,7 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
         Stop when the duality gap is below tol times the loss (or 1e-3 of the best constant's, if
         larger).
     max_iter : int
+        Most iterations.
     dtype : "float64" or "float32"
         Precision of features and iterations. Gaps are computed in float64.
     scaling : "none", "sphere", "standard" or "auto"
@@ -248,8 +252,11 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
     active_heads_ : array (k,) of int
         The m with v_m ≠ 0, in increasing order.
     intercept_ : float or array (outputs,)
-    group_radius_, ball_radius_ : float
-        The radii used.
+        b.
+    group_radius_ : float
+        The group radius used.
+    ball_radius_ : float
+        The ball radius used.
     objective_ : float
         Mean loss on the training set.
     duality_gap_ : float
@@ -259,8 +266,10 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
     cv_results_ : dict of arrays
         group_radius, ball_radius, mean_test_loss, fold_test_losses, mean_active_heads of the radii
         tried.
-    drawn_heads_ : HeadDraw
-        All heads; ``drawn_heads_.block(0, M)`` draws them.
+    heads_ : head distribution
+        What the heads were drawn from.
+    layer_ : FiniteLayer
+        What predicts: the active heads, and their values.
     tokens_ : TokenRule
         Scaling and query used.
     n_features_in_ : int
@@ -385,11 +394,38 @@ class NormBallClassifier(ClassifierMixin, NormBallModel):
     loss : "logistic" or "hinge"
         "logistic" is binary for two classes and multinomial for more; its probabilities are the
         model's own. "hinge" is summed over one-vs-rest targets for more than two classes.
-    n_heads, heads, group_radius, ball_radius, activation, fit_intercept, random_state
-        As for `NormBallRegressor`.
-    complexity, delta, constant, n_folds, tol, max_iter, dtype, scaling, query
-        As for `NormBallRegressor`. The only sample of a class is never held out by
-        cross-validation.
+    n_heads : int
+        Number of heads M.
+    heads : head distribution, optional
+        ``kh.GaussianHeads()`` if None.
+    group_radius : "cv", "theory", number or sequence of numbers
+        K₁, the bound of Σ_m |v_m|; see `NormBallRegressor`.
+    ball_radius : "matched", "cv", "theory", number or sequence of numbers
+        √(K₂/M), the bound of (Σ_m |v_m|²)^{1/2}; see `NormBallRegressor`.
+    activation : str
+        "relu", "softmax", "linear", "square", "step" or "exp".
+    fit_intercept : bool
+        Whether scores have an intercept.
+    random_state : int, RandomState, Generator or None
+        Seed of the heads.
+    complexity : float, optional
+        B(f*) of the target, for radii "theory".
+    delta : float
+        δ of the theorem, for radii "theory" and "matched".
+    constant : float
+        The universal constant of the theorem, for radii "theory".
+    n_folds : int
+        Folds of cross-validation. The only sample of a class is never held out.
+    tol : float
+        Duality gap at which the solver stops, as a share of the objective.
+    max_iter : int
+        Most iterations.
+    dtype : "float64" or "float32"
+        Precision of the features.
+    scaling : "none", "sphere", "standard" or "auto"
+        What is done to tokens first.
+    query : "given", "mean", "each" or "auto"
+        Where the query of a set comes from.
 
     Attributes
     ----------
@@ -401,11 +437,36 @@ class NormBallClassifier(ClassifierMixin, NormBallModel):
     loss_ : str
         The loss of the fit: another parameter takes effect with the next one.
     intercept_ : array (1,) or (classes,)
+        b.
     values_ : array (M, D), or (M, D, classes) for more than two classes
-    active_heads_, group_radius_, ball_radius_, objective_, duality_gap_, n_iter_, cv_results_
-        As for `NormBallRegressor`.
-    heads_, tokens_, n_features_in_
-        As for `NormBallRegressor`.
+        v; exactly zero for pruned heads.
+    active_heads_ : array (k,) of int
+        The m with v_m ≠ 0, in increasing order.
+    group_radius_ : float
+        The group radius used.
+    ball_radius_ : float
+        The ball radius used.
+    objective_ : float
+        Mean loss on the training set.
+    duality_gap_ : float
+        The objective is at most so much above the minimum.
+    n_iter_ : int
+        Iterations of the last fit.
+    cv_results_ : dict of arrays
+        What cross-validation found for each pair of radii; see `NormBallRegressor`.
+    layer_ : FiniteLayer
+        What predicts: the active heads, and their values.
+    heads_ : head distribution
+        What they were drawn from.
+    tokens_ : TokenRule
+        Scaling and query used.
+    n_features_in_ : int
+        Token dimension d.
+
+    See Also
+    --------
+    NormBallRegressor : The same for numbers.
+    AttentionClassifier : Ridge values: faster, with exact leave-one-out.
 
     Examples
     --------

@@ -42,7 +42,7 @@ def mlp_spectrum(
     """Eigenvalues of the MLP kernel κ((Σ_i <x_i, x'_i> + 1)/(N+2)) under the sphere distribution.
 
     The input is a point on a product of N+1 spheres, not on one large sphere. Eigenfunctions are
-    products of harmonics Π_i Y_{l_i}(x_i) over query and keys; the eigenvalue
+    products of harmonics Π_i Y_{l_i}(x_i) over query and keys. The eigenvalue ::
 
         ν_l = E[κ((1 + Σ_i t_i)/(N+2)) Π_i P_{l_i}(t_i)]
             = Σ_n a_n (N+2)^{−n} n! [z^n] e^z Π_i B_{l_i}(z),

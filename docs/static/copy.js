@@ -1,0 +1,28 @@
+// A copy button on every block of code. Prompts (>>> and ...) and printed output stay behind.
+"use strict";
+
+function codeWithoutPrompts(text) {
+  const lines = text.replace(/\n$/, "").split("\n");
+  const isSession = lines.some((line) => line.startsWith(">>> "));
+  if (!isSession) return lines.join("\n");
+  return lines
+    .filter((line) => /^(>>>|\.\.\.)( |$)/.test(line))
+    .map((line) => line.slice(4))
+    .join("\n");
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  for (const block of document.querySelectorAll("div.highlight > pre")) {
+    const button = document.createElement("button");
+    button.className = "copy";
+    button.type = "button";
+    button.textContent = "Copy";
+    button.setAttribute("aria-label", "Copy this code");
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(codeWithoutPrompts(block.innerText));
+      button.textContent = "Copied";
+      setTimeout(() => (button.textContent = "Copy"), 1500);
+    });
+    block.parentElement.append(button);
+  }
+});
