@@ -143,6 +143,27 @@ def test_under_exp_a_batch_of_ordinary_size_may_overflow(sets, y, n_before):
     np.testing.assert_array_equal(model.predict(sets[:50]), reference.predict(sets[:50]))
 
 
+def test_under_exp_tokens_that_are_standardised_together_may_overflow(sets, y):
+    """A sample far from all others stays far from them in units of the joint deviation."""
+    model = kh.AttentionRegressor(
+        4,
+        heads=kh.GaussianHeads(scale=1.0),
+        activation="exp",
+        scaling="standard",
+        dtype="float32",
+        random_state=0,
+    )
+    reference = stream_of(clone(model), sets, y, 2)
+    stream_of(model, sets, y, 2)
+    one = sets[:1]
+    far_away = kh.SetBatch(
+        1e200 * one.tokens.reshape(1, 3, 2), 1e200 * one.query, one.extras, pairs=one.pairs
+    )
+    with pytest.raises(ValueError, match=r"overflow|squares below"):
+        model.partial_fit(far_away, y[:1])
+    np.testing.assert_array_equal(model.predict(sets[:50]), reference.predict(sets[:50]))
+
+
 @pytest.mark.parametrize("size", [200, 300])
 def test_the_stream_of_the_report(rng, size):
     """Four batches of 200 sets, one with tokens × 1e200, 50 more: 850 are seen and are there."""

@@ -27,7 +27,7 @@ from sklearn.utils.validation import column_or_1d
 
 from keyhole._checks import check_choice
 from keyhole.attention.heads import HeadDraw
-from keyhole.choose import choose
+from keyhole.choose import choose, first_settings
 from keyhole.costs import AUTO_HEADS
 from keyhole.data.batches import Batch, as_batch, as_source
 from keyhole.data.tokens import TokenRule
@@ -44,6 +44,7 @@ from keyhole.estimators.validation import (
     check_target_given,
     class_weights,
 )
+from keyhole.layer import learn_tokens
 from keyhole.ridge.calibration import fit_temperature, labels_of
 from keyhole.ridge.design import PrincipalAxes
 from keyhole.solvers.layers import FiniteLayer
@@ -184,6 +185,8 @@ class Stream:
             without_extras = data.with_samples(data.samples.with_extras(None))
             sizes, yardstick = self.trial.check_addable(without_extras, self.sizes, yardstick)
         else:
+            assert self.spec is not None
+            _check_scaled(self.spec, TrainingSet.joined([*self.pending, data]))
             no_features = np.zeros((len(data), 0))
             sizes = check_rows(no_features, data, self.sizes)
 
@@ -540,6 +543,21 @@ def _trial_recipe(spec: LayerSpec, data: TrainingSet) -> LayerRecipe | None:
         spec = replace(spec, activation="relu")
     rule = TokenRule("none", query, pooling).with_hops_of(spec.fixed_heads)
     return _recipe(spec, rule, spec.fixed_heads, data, n_kept=0, n_extras=0)
+
+
+def _check_scaled(spec: LayerSpec, data: TrainingSet) -> None:
+    """Raise if samples that wait could not be fitted once their tokens are scaled together.
+
+    Scaled tokens are of size √n at most, which every activation but the exponential turns into
+    features of a moderate size. So only that one is tried, on all samples that wait.
+    """
+    if spec.activation != "exp":
+        return
+    settings = first_settings(spec)
+    data = data.with_samples(data.samples.with_extras(None))
+    rule = learn_tokens(settings, data)
+    recipe = _recipe(settings, rule, spec.fixed_heads, data, n_kept=0, n_extras=0)
+    recipe.check_addable(data, SumSizes(), Yardstick())
 
 
 def _recipe(
