@@ -21,6 +21,7 @@ import numpy as np
 from cases import REFUSALS, Case, is_refusal
 
 import keyhole as kh
+from keyhole.ridge.design import PrincipalAxes
 
 ACTIVATIONS = ("relu", "softmax", "linear", "square", "step", "exp")
 
@@ -409,8 +410,20 @@ def are_as_good(model: Any, first: int, second: int) -> bool:
     """Whether two penalties of the grid of a model have the same loss within rounding."""
     losses = penalty_losses(model)[[first, second]]
     alpha = float(np.asarray(model.selection_.alphas)[[first, second]].min())
-    share = share_allowed(model, alpha)
+    share = share_allowed(model, alpha) + rounding_of_losses(model, alpha)
     return bool(abs(losses[0] - losses[1]) <= share * losses.max())
+
+
+def rounding_of_losses(model: Any, alpha: float) -> float:
+    """The share of a generalised error that may be rounding; 0 where the loss is another.
+
+    It comes from sums, as a difference of numbers that may be far larger than it.
+    """
+    is_generalised = model.selection_.method == "gcv"
+    if not is_generalised or model.selection_.criterion != "squared_error":
+        return 0.0
+    axes = PrincipalAxes.of(model.stream_.sums.moments)
+    return float(axes.generalised_rounding(np.array([alpha])).max())
 
 
 def scale_of(y: np.ndarray) -> float:

@@ -457,16 +457,11 @@ class PrincipalAxes:
         3 λ_max |v|²), is added, so that a fit it cannot tell from perfect is not preferred for
         that.
         """
-        # Σ w r², and the rounding in it
-        inverse = self.inverse(alphas)
-        score_squares = np.square(self.scores)
-        explained = 2 * inverse - self.values[:, None] * np.square(inverse)
-        residual_sums = np.maximum(self.squares - explained.T @ score_squares, 0.0)
-        value_squares = np.square(inverse).T @ score_squares
-        residual_sums += self.rounding * (4 * self.squares + 3 * self.largest * value_squares)
+        residual_sums = self._residual_sums(alphas) + self._residual_rounding(alphas)
 
         # n − tr H: directions that no axis explains, and what the penalty leaves unexplained of
         # those that one does
+        inverse = self.inverse(alphas)
         nonzero = self.values > self.floor
         freedom = self.count - float(self.fit_intercept) - nonzero.sum()
         of_axes = np.where(nonzero[:, None], alphas * inverse, -self.values[:, None] * inverse)
@@ -484,6 +479,22 @@ class PrincipalAxes:
             where=judged_outputs,
         )
         return errors
+
+    def generalised_rounding(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a t"]:
+        """The share of each generalised error that may be rounding."""
+        rounding = self._residual_rounding(alphas)
+        return np.asarray(rounding / (self._residual_sums(alphas) + rounding))
+
+    def _residual_sums(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a t"]:
+        """Σ w r² = Σ w (y − ȳ)² less what the axes explain; not below 0."""
+        inverse = self.inverse(alphas)
+        explained = 2 * inverse - self.values[:, None] * np.square(inverse)
+        return np.maximum(self.squares - explained.T @ np.square(self.scores), 0.0)
+
+    def _residual_rounding(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a t"]:
+        """What rounding may have taken from Σ w r²: ε (4 Σ w (y − ȳ)² + 3 λ_max |v|²)."""
+        value_squares = np.square(self.inverse(alphas)).T @ np.square(self.scores)
+        return np.asarray(self.rounding * (4 * self.squares + 3 * self.largest * value_squares))
 
     def generalised_resolution(self) -> float:
         """Generalised errors below this are rounding."""
