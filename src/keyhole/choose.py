@@ -29,10 +29,19 @@ from keyhole.attention.features import attention_features
 from keyhole.attention.head_error import improvement
 from keyhole.attention.heads import GaussianHeads, HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel
-from keyhole.costs import AUTO_HEADS, can_be_exact, choose_n_heads, fit_seconds, keys_seen
+from keyhole.costs import (
+    AUTO_HEADS,
+    can_be_exact,
+    choose_n_heads,
+    fit_seconds,
+    keys_seen,
+    newton_seconds,
+)
 from keyhole.data.sets import DistinctSamples, SetBatch
 from keyhole.data.tokens import ADDS_FEATURES, POOLINGS, SCALINGS, TokenRule
 from keyhole.layer import FittedLayer, fit, learn_tokens, with_ranks_if_drawn
+from keyhole.logistic.gram import logistic_gram
+from keyhole.logistic.problem import LogisticProblem
 from keyhole.ridge.calibration import calibrate, class_scores, labels_of
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.problem import RidgeProblem
@@ -80,6 +89,11 @@ EACH_SECONDS = 5.0
 """What a fit with every key as a query may cost to be tried at all: so many times a fit without, or
 so many predicted seconds of one core."""
 
+NEWTON_COST = 3.0
+NEWTON_SECONDS = 2.0
+"""What Newton steps of the log-loss may cost to be tried at all: so many times a fit in closed
+form, or so many predicted seconds of one core."""
+
 LOSS_ROUNDING = 1e-6
 """Share of the variance of y below which a difference of losses is not worth a choice, and the
 candidate that comes first is kept: on tokens of length one "none" and "sphere" are the same rule,
@@ -103,7 +117,8 @@ do.
 class Candidate:
     """Settings that were tried, with their loss on the samples that were left out.
 
-    ``n_heads`` are those of the draft, and ``seconds`` what it took, by the clock.
+    ``n_heads`` are those of the draft, ``seconds`` what it took, by the clock, and ``objective`` is
+    what its values minimise: "squared_error" or "log_loss".
     """
 
     scaling: str
@@ -114,6 +129,7 @@ class Candidate:
     pooling: str = "mean"
     n_heads: float = math.inf
     seconds: float = field(default=0.0, compare=False)
+    objective: str = "squared_error"
 
 
 @dataclass(frozen=True)
@@ -147,7 +163,9 @@ def choose(
        grow until one is no better than the one before.
     5. Softmax, under heads, a scaling, a pooling and a query of its own, takes the place of ReLU if
        it is clearly better.
-    6. The number of heads follows from predicted cost alone, and the scale of the sample-level
+    6. Values of classes minimise the log-loss in the place of squared errors if that is clearly
+       better, and affordable.
+    7. The number of heads follows from predicted cost alone, and the scale of the sample-level
        features is chosen last.
 
     "Clearly better" is better by more than `GUARD` standard errors of the differences between the
@@ -188,6 +206,7 @@ def choose(
             pooling=best.spec.pooling,
             query=best.spec.query,
             activation=best.spec.activation,
+            loss=best.spec.loss,
         )
         # heads that the user gave stay, fixed or to be learned under these settings
         if spec.heads is None:
@@ -224,6 +243,8 @@ def first_settings(spec: LayerSpec) -> LayerSpec:
         settings = replace(settings, query="given")
     if settings.heads is None:
         settings = replace(settings, heads=GaussianHeads())
+    if settings.loss == AUTO:
+        settings = replace(settings, loss="squared_error")
     return settings
 
 
@@ -256,7 +277,7 @@ def has_extras(spec: LayerSpec, data: TrainingSet) -> bool:
 def all_stages(search: CandidateSearch) -> Stage:
     """Setting after setting, each under the best of those before it."""
     best = yield from choose_scaling(search)
-    for stage in (choose_pooling, choose_query, choose_head_mean, choose_activation):
+    for stage in (choose_pooling, choose_query, choose_head_mean, choose_activation, choose_loss):
         # a loss of nothing leaves nothing to gain
         if best.loss > search.negligible:
             best = yield from stage(search, best)
@@ -369,6 +390,21 @@ def choose_activation(search: CandidateSearch, best: Draft) -> Stage:
     return search.replaced(best, drafts)
 
 
+def choose_loss(search: CandidateSearch, best: Draft) -> Stage:
+    """The log-loss in the place of squared errors, for classes, if it is clearly better.
+
+    It finds a linear rule for a rare class, which squared errors do not: they are dominated by the
+    other class. So statistics of the keys are tried anew.
+    """
+    if not search.chooses_loss:
+        return best
+    base = replace(best.spec, loss="log_loss")
+    drafts = [(yield base)]
+    if "mean+statistics" in search.poolings[1:] and base.pooling != "mean+statistics":
+        drafts.append((yield replace(base, pooling="mean+statistics")))
+    return search.replaced(best, drafts)
+
+
 @dataclass(frozen=True)
 class Draft:
     """One candidate: its specification, its token rule and its fit.
@@ -404,6 +440,7 @@ class Draft:
             pooling=self.spec.pooling,
             n_heads=float(self.spec.n_heads),
             seconds=seconds,
+            objective=self.spec.loss,
         )
 
 
@@ -448,8 +485,8 @@ class CandidateSearch:
         All samples, and those that drafts are fitted to.
     scalings, poolings, queries : tuples of str
         What is tried, the default first.
-    chooses_heads, chooses_activation : bool
-        Whether the mean of the heads, and the activation, are open.
+    chooses_heads, chooses_activation, chooses_loss : bool
+        Whether the mean of the heads, the activation, and what values minimise, are open.
     n_distinct : int
         Distinct samples of positive weight among all of them.
     loss_exponent : int
@@ -470,6 +507,7 @@ class CandidateSearch:
     queries: tuple[str, ...]
     chooses_heads: bool
     chooses_activation: bool
+    chooses_loss: bool
     n_distinct: int
     loss_exponent: int = 0
     tell: Callable[[Candidate], None] | None = None
@@ -516,7 +554,9 @@ class CandidateSearch:
             n_drafts += len(SOFTMAX_SCALES) + len(scalings) - 1
         if chooses_activation and chooses_heads:
             n_drafts += 3
-        if n_drafts == 1:
+        # the two drafts of the log-loss are not counted: what they may cost is NEWTON_COST
+        chooses_loss = may_minimise_log_loss(spec, data, distinct)
+        if n_drafts == 1 and not chooses_loss:
             return None
 
         # as many distinct samples as are cheap, but enough to compare candidates by
@@ -544,6 +584,7 @@ class CandidateSearch:
             queries=queries,
             chooses_heads=chooses_heads,
             chooses_activation=chooses_activation,
+            chooses_loss=chooses_loss,
             n_distinct=len(distinct),
             loss_exponent=loss_exponent,
             tell=tell,
@@ -806,6 +847,20 @@ def open_queries(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples) 
     return ("given", "mean", "each")
 
 
+def may_minimise_log_loss(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples) -> bool:
+    """Whether the log-loss is tried: for classes, on the host, where its fit is affordable."""
+    is_open = spec.loss == AUTO and spec.classifies and spec.criterion == "log_loss"
+    if not is_open or spec.device is not None or spec.solver == "cg":
+        return False
+    samples = data.samples
+    n = len(distinct)
+    n_tokens = keys_seen(samples.token_counts[distinct.rows], spec.query)
+    n_heads = choose_n_heads(spec, samples, distinct.rows)
+    ridge = fit_seconds(n, n_tokens, samples.dim, n_heads, has_query=True)
+    newton = newton_seconds(n, samples.dim, n_heads, data.outputs.shape[1])
+    return newton <= max(NEWTON_SECONDS, NEWTON_COST * ridge)
+
+
 def has_mixed_units(sets: SetBatch) -> bool:
     """Whether a coordinate of keys, or of queries, is `MIXED_UNITS` times as large as the median.
 
@@ -894,7 +949,7 @@ def extras_unit(spread: float, size: float, extras: float) -> float:
 
 
 def choose_extras_scale(spec: LayerSpec, data: TrainingSet) -> float:
-    """The scale of least leave-one-out loss of ridge on K + scale²·ZZᵀ.
+    """The scale of least leave-one-out loss of a fit on K + scale²·ZZᵀ.
 
     Z are the standardised extras. K is the kernel of at most `MAX_SAMPLES_FOR_EXTRAS` samples under
     heads that need not be learned, and is made once. Each scale then has a path of penalties: those
@@ -916,14 +971,30 @@ def choose_extras_scale(spec: LayerSpec, data: TrainingSet) -> float:
     alphas = None
     if len(part) == samples.n_weighted:
         alphas = spec.alphas
-    problem = RidgeProblem.of(
-        part.outputs,
-        alphas,
-        fit_intercept=spec.fit_intercept,
-        weights=part.weights,
-        groups=part.groups,
-        criterion=spec.criterion,
-    )
+
+    def loss_on(gram: Float[np.ndarray, "n n"]) -> float:
+        """The leave-one-out loss of ridge, or of logistic regression, at its best penalty."""
+        if spec.is_logistic:
+            return logistic_gram(
+                gram,
+                LogisticProblem.of(
+                    part.outputs,
+                    alphas,
+                    fit_intercept=spec.fit_intercept,
+                    weights=part.weights,
+                    groups=part.groups,
+                    draft=True,
+                ),
+            ).loss
+        problem = RidgeProblem.of(
+            part.outputs,
+            alphas,
+            fit_intercept=spec.fit_intercept,
+            weights=part.weights,
+            groups=part.groups,
+            criterion=spec.criterion,
+        )
+        return ridge_gram(gram, problem).loss
 
     # K, and the scale at which extras vary as much as the features do. With an intercept only what
     # varies counts: the trace of the centred K is tr K − 1ᵀK1/n
@@ -938,7 +1009,7 @@ def choose_extras_scale(spec: LayerSpec, data: TrainingSet) -> float:
     # one path of penalties for each scale, in those units
     losses = []
     for ratio in EXTRAS_SCALES:
-        losses.append(ridge_gram(gram + (ratio * unit) ** 2 * linear, problem).loss)
+        losses.append(loss_on(gram + (ratio * unit) ** 2 * linear))
     return unit * EXTRAS_SCALES[int(np.argmin(losses))]
 
 

@@ -70,6 +70,21 @@ def fit_seconds(n: int, n_tokens: int, dim: int, n_heads: float, *, has_query: b
     return 1e-9 * (overhead + features + solve)
 
 
+def newton_seconds(n: int, dim: int, n_heads: float, n_outputs: int) -> float:
+    """Seconds of one core that the Newton steps of a logistic last layer take, beside features.
+
+    Measured like `fit_seconds`: a path of some ten penalties takes about thirty steps and as many
+    leverages for each output. A step is a Cholesky factorisation of the n × n matrix, and a few
+    passes over it; or a sum of n products of p features, and a factorisation of p × p.
+    """
+    p = n_heads * (dim + 1)
+    if p >= n:
+        of_output = 0.3 * float(n) ** 3 + 150.0 * float(n) ** 2
+    else:
+        of_output = 1.0 * n * p**2 + 0.3 * p**3
+    return 1e-9 * n_outputs * of_output
+
+
 def keys_seen(token_counts: Int[np.ndarray, " n"], query: str) -> int:
     """Keys of all samples together; where every key is a query in turn, of all written-out sets."""
     counts = token_counts.astype(float)

@@ -80,7 +80,9 @@ class FittedLayer:
         return self.ridge.loss
 
     def in_units(self, exponent: int) -> FittedLayer:
-        """The fit to outputs 2^exponent times as large."""
+        """The fit to outputs 2^exponent times as large; logits have no units."""
+        if self.spec.is_logistic:
+            return self
         return replace(self, solved=self.solved.in_units(exponent))
 
 
@@ -124,11 +126,10 @@ def fit(
         tokens = tokens.with_hops_of(heads)
         ready = data.with_samples(tokens.apply(data.samples))
 
-    # values: in closed form
+    # values: in closed form, or by Newton steps
     solved = solve_values(spec, ready, spec.draw(heads, ready.samples), draft=draft)
-    return FittedLayer(
-        spec=replace(spec, heads=heads), tokens=tokens, solved=solved.in_units(exponent)
-    )
+    fitted = FittedLayer(spec=replace(spec, heads=heads), tokens=tokens, solved=solved)
+    return fitted.in_units(exponent)
 
 
 def with_ranks_if_drawn(spec: LayerSpec, data: TrainingSet) -> TrainingSet:

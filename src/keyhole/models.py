@@ -356,6 +356,8 @@ def _complete_old_files(estimator: Any) -> None:
         attributes.setdefault("dtype_", estimator.dtype)
     if isinstance(estimator, NormBallClassifier):
         attributes.setdefault("loss_", estimator.loss)
+    if isinstance(estimator, AttentionClassifier):
+        attributes.setdefault("loss_", "squared_error")
     if isinstance(estimator, (AttentionRegressor, AttentionClassifier)):
         attributes.setdefault("candidates_", ())
 
@@ -754,6 +756,8 @@ def _fits(name: str, value: Any, estimator: Any) -> bool:
         case "class_has_weight_":
             return _is_array(value, "b", estimator.classes_.shape) and bool(value.sum() >= 2)
         case "loss_":
+            if isinstance(estimator, AttentionClassifier):
+                return value in ("squared_error", "log_loss")
             return isinstance(estimator, NormBallClassifier) and value in ("logistic", "hinge")
         case "feature_names_in_":
             return _is_array(value, "OU", (estimator.n_features_in_,))

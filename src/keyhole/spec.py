@@ -38,6 +38,9 @@ class LayerSpec:
         Penalties to choose from by leave-one-out; one alone is used as it is; None is an automatic
         grid.
     fit_intercept : bool
+    loss : "squared_error", "log_loss" or "auto"
+        What the values minimise beside the penalty: squares, in closed form; or the log-loss of
+        one-vs-rest targets ±1, by a few Newton steps.
     criterion : "squared_error" or "log_loss"
         What penalties and settings are chosen by; the log-loss is that of calibrated scores of
         classes.
@@ -68,6 +71,7 @@ class LayerSpec:
     extras_scale: float | None = None
     alphas: Float[np.ndarray, " a"] | None = field(default=None, repr=False)
     fit_intercept: bool = True
+    loss: str = "squared_error"
     criterion: str = "squared_error"
     seed: int = 0
     dtype: str = "float64"
@@ -80,6 +84,11 @@ class LayerSpec:
     def is_exact(self) -> bool:
         """Whether the layer has infinitely many heads, so that its kernel is used."""
         return isinstance(self.n_heads, float) and math.isinf(self.n_heads)
+
+    @property
+    def is_logistic(self) -> bool:
+        """Whether the values are those of least log-loss, so that outputs are logits."""
+        return self.loss == "log_loss"
 
     @property
     def learns_heads(self) -> bool:
@@ -105,6 +114,7 @@ class LayerSpec:
             "query": self.query,
             "heads": self.heads,
             "n_heads": self.n_heads,
+            "loss": self.loss,
         }
 
     def draw(self, heads: HeadDistribution, samples: Any) -> HeadDraw | HeadDistribution:

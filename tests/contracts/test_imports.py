@@ -22,6 +22,7 @@ LEVEL = {
     "data": 2,
     "ridge": 3,
     "ball": 3,
+    "logistic": 4,
     "attention": 4,
     "theory": 5,
     "spec": 5,
@@ -68,6 +69,7 @@ HOME = {
 BLIND = {
     "ridge": {"data", "_tensors"},
     "ball": {"data", "_tensors"},
+    "logistic": {"data", "_tensors", "ball"},
     "theory": {"attention.features", "attention.kernels", "attention.learned"},
 }
 

@@ -200,7 +200,12 @@ class AttentionModel(SetModel):
             "scaling": rule.scaling,
             "query": rule.query,
             "extras_scale": float(rule.extras_scale),
+            **self._chosen_loss(model),
         }
+
+    def _chosen_loss(self, model: Any) -> dict[str, Any]:
+        """The loss that the values minimise, where an estimator has that parameter."""
+        return {}
 
     def summary(self) -> str:
         """Return what was tried, its loss and its cost, and what was chosen: a table to print."""
@@ -307,7 +312,7 @@ class AttentionModel(SetModel):
         if isinstance(layer, FiniteLayer) and data.groups is None:
             width = min(n, layer.values[..., 0].size)
         is_too_large = 8 * n * width > memory_budget()
-        if self.solver_ == "cg" or is_too_large:
+        if self.solver_ == "cg" or is_too_large or fitted.spec.is_logistic:
             return
 
         # a copy: what was given may be changed later
@@ -508,6 +513,11 @@ class AttentionModel(SetModel):
         """Why there are no leave-one-out fits, and what to do about it."""
         if self.solver_ == "cg":
             return "conjugate gradients make no factor of it. Fit with solver='direct'."
+        if getattr(self, "loss_", "squared_error") == "log_loss":
+            return (
+                "the fits without each sample are exact for squared errors only. Fit with "
+                "loss='squared_error'."
+            )
         if "n_samples_seen_" in vars(self):
             return (
                 "a fit in batches keeps sums, and not its samples. Use fit, on a part of the "
@@ -881,12 +891,14 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
 
 
 class AttentionClassifier(ClassifierMixin, AttentionModel):
-    """Classification of sets by one attention layer with frozen random heads and ridge values.
+    """Classification of sets by one attention layer with frozen random heads and fitted values.
 
     A set may have a query. The values are those of ridge on one-vs-rest targets ±1, one output per
-    class (a single one for two classes), as scikit-learn's ``RidgeClassifier`` has them;
-    probabilities are softmax(c · scores) with the temperature c fitted to the leave-one-out scores.
-    The plain version of the scores of one class is `keyhole.textbook.ridge` on its targets ±1.
+    class (a single one for two classes), as scikit-learn's ``RidgeClassifier`` has them; or those
+    of logistic regression on the same targets, whose scores are logits (``loss``). Probabilities
+    are softmax(c · scores) with the temperature c fitted to the leave-one-out scores. The plain
+    version of the scores of one class is `keyhole.textbook.ridge`, or `keyhole.textbook.logistic`,
+    on its targets ±1.
 
     Parameters
     ----------
@@ -927,6 +939,14 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         batches have the log-loss of the samples they keep for calibration. `IdentityHeads` and
         `LearnedHeads` are fitted by the squared error, whose gradient is exact, in either case:
         head distributions know nothing of classes.
+    loss : "squared_error", "log_loss" or "auto"
+        What the values minimise, beside the penalty: squared errors, in closed form; or the
+        log-loss, by a few Newton steps (docs/explanation/logistic.md). The log-loss is the better
+        one for rare classes, and takes a few times as long. Several classes are one-vs-rest
+        problems, at one penalty. The penalty is chosen by approximate leave-one-out. "auto" is the
+        squared error unless the log-loss is clearly better and affordable; with a device, with
+        ``solver="cg"``, in batches and with ``criterion="squared_error"`` it is the squared error.
+        With "log_loss" a device predicts, and the host fits.
 
     Attributes
     ----------
@@ -935,10 +955,13 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         is −1, its probability 0, and it is never predicted. All else is as without those samples.
     class_has_weight_ : bool array (classes,)
         Which classes have a sample of positive weight.
+    loss_ : "squared_error" or "log_loss"
+        What the values minimise.
     loo_error_ : float
-        Leave-one-out mean squared error of the one-vs-rest targets at ``alpha_``.
+        Leave-one-out mean squared error of the one-vs-rest targets at ``alpha_``; with the
+        log-loss, of 2p − 1 with the probability p of each output.
     loo_decision_ : array (n,) or (n, classes)
-        Leave-one-out decision function of the training samples.
+        Leave-one-out decision function of the training samples; with the log-loss, approximately.
     temperature_ : float
         The factor c that turns scores into probabilities.
     jackknife_errors_ : array (k, 1)
@@ -1000,6 +1023,7 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         **AttentionModel._parameter_constraints,
         "class_weight": [dict, StrOptions({"balanced"}), None],
         "criterion": [StrOptions({"squared_error", "log_loss"})],
+        "loss": [StrOptions({"squared_error", "log_loss", "auto"})],
     }
 
     def __init__(
@@ -1020,6 +1044,7 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         extras_scale: float | Literal["loo"] = "loo",
         class_weight: dict[Any, float] | Literal["balanced"] | None = None,
         criterion: Literal["log_loss", "squared_error"] = "log_loss",
+        loss: Literal["squared_error", "log_loss", "auto"] = "squared_error",
         verbose: bool | int = False,
     ) -> None:
         self.n_heads = n_heads
@@ -1038,6 +1063,7 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         self.verbose = verbose
         self.class_weight = class_weight
         self.criterion = criterion
+        self.loss = loss
 
     def _has_one_output(self) -> bool:
         return len(self.classes_) == 2
@@ -1050,6 +1076,25 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         self.single_output_ = len(self.classes_) == 2
         weighted = self._weighted_classes()
         return one_vs_rest(weighted.numbers(labels), weighted.count)
+
+    def layer_spec(self, samples: Any) -> LayerSpec:
+        """As for every model, with the loss that the values minimise."""
+        spec = super().layer_spec(samples)
+        if self.criterion == "log_loss":
+            return replace(spec, loss=self.loss)
+        if self.loss == "log_loss":
+            raise ValueError(
+                "loss='log_loss' has logits as scores, and squared errors of logits mean nothing: "
+                "got criterion='squared_error'. Use criterion='log_loss', or loss='squared_error'."
+            )
+        return replace(spec, loss="squared_error")
+
+    def _chosen_loss(self, model: Any) -> dict[str, Any]:
+        return {"loss": model.loss_}
+
+    def _store_fit(self, fitted: FittedLayer) -> None:
+        super()._store_fit(fitted)
+        self.loss_ = fitted.spec.loss
 
     def _weighted_classes(self) -> WeightedClasses:
         """The classes that the fit is about: all, unless samples of some have weight 0."""

@@ -73,6 +73,7 @@ SOLVED = (
     "values_",
     "intercept_",
     "temperature_",
+    "loss_",
     "loo_error_",
     "loo_predictions_",
     "loo_decision_",
@@ -255,6 +256,8 @@ def why_not_in_batches(model: Any) -> str | None:
         )
     elif model.solver == "cg":
         reason = f"solver='cg' {whole} Leave it at solver='auto'"
+    elif getattr(model, "loss", "squared_error") == "log_loss":
+        reason = f"loss='log_loss' {whole} Leave it at loss='auto'"
     elif model.device not in (None, "auto"):
         reason = f"device={model.device!r} {whole} They are summed by NumPy. Leave `device` out"
     else:
@@ -295,8 +298,15 @@ def batch_spec(model: Any, samples: Any) -> LayerSpec:
             f"make {needed / 2**30:.0f} GiB, this machine has {memory / 2**30:.0f} GiB. Use fewer "
             "heads, or fit with solver='cg'."
         )
-    # the scale of extras is chosen among the sums, later
-    return replace(spec, n_heads=n_heads, device=None, solver="direct", extras_scale=1.0)
+    # the scale of extras is chosen among the sums, later; sums are those of squared errors
+    return replace(
+        spec,
+        n_heads=n_heads,
+        device=None,
+        solver="direct",
+        extras_scale=1.0,
+        loss="squared_error",
+    )
 
 
 # ---- whole fits ----------------------------------------------------------------------------------
@@ -681,6 +691,7 @@ def _store_solution(draft: Any, solved: LayerFit, axes: PrincipalAxes) -> None:
 
     # labels: a temperature from their leave-one-out scores, and errors for label sets
     draft.intercept_ = layer.intercept
+    draft.loss_ = "squared_error"
     scores = stream.recipe.left_out(axes, kept, solved.ridge.alpha)
     draft.temperature_ = fit_temperature(
         scores_per_class(scores), labels_of(kept.columns), kept.weights

@@ -9,7 +9,17 @@ from typing import Any
 from keyhole.choose import Candidate
 from keyhole.costs import AUTO_HEADS, AUTO_SECONDS
 
-COLUMNS = ("activation", "pooling", "scaling", "query", "heads", "drawn", "loss", "seconds")
+COLUMNS = (
+    "activation",
+    "pooling",
+    "scaling",
+    "query",
+    "heads",
+    "drawn",
+    "minimises",
+    "loss",
+    "seconds",
+)
 """Titles of the table of candidates."""
 
 
@@ -43,8 +53,15 @@ def settings_line(model: Any) -> str:
         n_heads = f"{int(model.n_heads_)} heads"
     return (
         f"{model.layer_.activation} weights, pooling {rule.pooling}, scaling {rule.scaling}, "
-        f"query {rule.query}, {n_heads} of {model.heads_!r}"
+        f"query {rule.query}, {n_heads} of {model.heads_!r}{log_loss_words(model)}"
     )
+
+
+def log_loss_words(model: Any) -> str:
+    """What is said of values that minimise the log-loss; nothing of others."""
+    if getattr(model, "loss_", "squared_error") == "log_loss":
+        return ", values of least log-loss"
+    return ""
 
 
 def selection_words(model: Any) -> str:
@@ -85,6 +102,7 @@ def candidate_cells(candidate: Candidate) -> tuple[str, ...]:
         candidate.query,
         repr(candidate.heads),
         drawn,
+        candidate.objective.replace("_", " "),
         f"{candidate.loss:.4g}",
         f"{candidate.seconds:.2f}",
     )
@@ -92,10 +110,12 @@ def candidate_cells(candidate: Candidate) -> tuple[str, ...]:
 
 def tell_candidate(candidate: Candidate) -> None:
     """Print one candidate as soon as its loss is known."""
-    activation, pooling, scaling, query, heads, drawn, loss, seconds = candidate_cells(candidate)
+    activation, pooling, scaling, query, heads, drawn, objective, loss, seconds = candidate_cells(
+        candidate
+    )
     say(
         f"tried {activation}, pooling {pooling}, scaling {scaling}, query {query}, {heads} "
-        f"({drawn} drawn): loss {loss} in {seconds} s"
+        f"({drawn} drawn), {objective}: loss {loss} in {seconds} s"
     )
 
 

@@ -1,11 +1,12 @@
-"""Solving for the values of a layer: v and b, in closed form.
+"""Solving for the values of a layer: v and b, in closed form or by Newton steps.
 
 Prepared samples, heads and a ridge problem become a layer with its leave-one-out predictions.
 
 Finitely many heads are solved through their features: primal (p × p) if there are fewer features
 than samples, dual (n × n) otherwise, by conjugate gradients if neither matrix fits the memory.
 Infinitely many heads are solved through their exact kernel. `solve_values` picks the route; every
-route gives the same numbers.
+route gives the same numbers. Values of least log-loss take the same routes, but for conjugate
+gradients: each of their Newton steps is a weighted ridge fit (logistic/).
 
 The plain version is in `keyhole.textbook` (docs/explanation/textbook.md): `features` or `kernel`,
 then `ridge`, then v = Φᵀa. docs/howto/scale.md says which route costs what.
@@ -26,6 +27,9 @@ from keyhole._array import block_size, blocks
 from keyhole.attention.backends import Backend, backend_for
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDistribution, HeadDraw
+from keyhole.logistic.design import logistic_rows
+from keyhole.logistic.gram import logistic_gram
+from keyhole.logistic.problem import LogisticProblem
 from keyhole.ridge.design import ridge_rows
 from keyhole.ridge.problem import UNSTEADY, RidgeFit, RidgeProblem, RoundingWarning, steadiness
 from keyhole.solvers.layers import FiniteLayer, KernelLayer, Layer
@@ -107,7 +111,8 @@ class LayerFit:
 class ValueProblem:
     """What a route is given: distinct samples, heads, and the ridge problem of their outputs.
 
-    ``heads`` are drawn, or are the distribution of infinitely many.
+    ``heads`` are drawn, or are the distribution of infinitely many. ``logistic`` is there where the
+    log-loss is minimised, and takes the place of the ridge problem.
     """
 
     samples: JoinedSamples
@@ -115,6 +120,7 @@ class ValueProblem:
     ridge: RidgeProblem
     spec: LayerSpec
     keep_factor: bool = False
+    logistic: LogisticProblem | None = None
 
     @property
     def batch(self) -> Any:
@@ -206,6 +212,11 @@ def solve_values(
         raise ValueError(
             "solver='cg' is for finitely many heads: `n_heads` is infinite. Use solver='direct'."
         )
+    if spec.solver == "cg" and spec.is_logistic:
+        raise ValueError(
+            "solver='cg' is for loss='squared_error': Newton steps of the log-loss factorise a "
+            "matrix each. Use solver='direct', or loss='squared_error'."
+        )
     backend = backend_for(spec.device)
     data = data.with_samples(backend.checked(data.samples))
     if spec.solver == "cg" and data.groups is not None:
@@ -217,6 +228,16 @@ def solve_values(
     is_too_large = may_switch and exceeds_memory(len(data), n_features, spec.dtype)
     gradients_apply = backend.solves_by_rows and data.groups is None
     use_gradients = gradients_apply and (spec.solver == "cg" or is_too_large)
+    if spec.is_logistic:
+        # Newton steps are made on the host; a device still predicts
+        backend = backend_for(None)
+        data = data.with_samples(data.samples.numpy())
+        if is_too_large:
+            raise ValueError(
+                f"loss='log_loss' takes the smaller of two Gram matrices, and with {len(data)} "
+                f"samples and {n_features} features neither fits the memory. Use fewer heads, "
+                "fewer samples, or loss='squared_error', which needs neither."
+            )
 
     # join duplicates, so that leaving one sample out leaves all its duplicates out
     samples = JoinedSamples.of(data)
@@ -237,8 +258,23 @@ def solve_values(
         criterion=spec.criterion,
         draft=draft,
     )
+    logistic_problem = None
+    if spec.is_logistic:
+        logistic_problem = LogisticProblem.of(
+            samples.data.outputs,
+            spec.alphas,
+            fit_intercept=spec.fit_intercept,
+            weights=samples.data.weights,
+            groups=samples.data.groups,
+            draft=draft,
+        )
     problem = ValueProblem(
-        samples=samples, heads=heads, ridge=ridge_problem, spec=spec, keep_factor=keep_factor
+        samples=samples,
+        heads=heads,
+        ridge=ridge_problem,
+        spec=spec,
+        keep_factor=keep_factor,
+        logistic=logistic_problem,
     )
     if use_gradients:
         from keyhole.solvers.gradients import solve_by_gradients
@@ -253,8 +289,9 @@ def solve_values(
         layer, ridge = solve_kernel(problem, backend)
     else:
         # a device that is too small for n × n matrices hands the problem back to the host
-        backend = backend.with_room_for(len(samples))
-        problem = replace(problem, spec=replace(spec, device=backend.device))
+        if not spec.is_logistic:
+            backend = backend.with_room_for(len(samples))
+            problem = replace(problem, spec=replace(spec, device=backend.device))
         is_smaller = data.groups is None and n_features < len(samples)
         if is_smaller and backend.solves_by_rows:
             route = "primal"
@@ -364,7 +401,10 @@ def solve_primal(problem: ValueProblem) -> tuple[FiniteLayer, RidgeFit]:
             else:
                 yield features_of(batch[rows], extras[rows])
 
-    ridge = ridge_rows(row_blocks, problem.ridge, keep_factor=problem.keep_factor)
+    if problem.logistic is not None:
+        ridge = logistic_rows(row_blocks, problem.logistic)
+    else:
+        ridge = ridge_rows(row_blocks, problem.ridge, keep_factor=problem.keep_factor)
     return problem.finite_layer(ridge.coef, ridge.intercept), ridge
 
 
@@ -386,7 +426,7 @@ def solve_dual(problem: ValueProblem, backend: Backend) -> tuple[FiniteLayer, Ri
         weighted_samples = batch[problem.samples.data.positive_rows]
         centre = mean_feature(weighted_samples, heads, spec)
 
-    # K = ΦΦᵀ, of which leaving groups out reads both triangles
+    # K = ΦΦᵀ, of which leaving groups out, and Newton steps, read both triangles
     products = backend.products(
         batch,
         heads,
@@ -395,15 +435,19 @@ def solve_dual(problem: ValueProblem, backend: Backend) -> tuple[FiniteLayer, Ri
         memory_budget=spec.memory_budget,
         centre=centre,
     )
-    gram = products.gram(problem.extras, both_triangles=problem.ridge.groups is not None)
-    ridge = backend.ridge(
-        gram,
-        problem.ridge,
-        rounding=products.rounding,
-        overwrite_gram=True,
-        keep_factor=problem.keep_factor,
-        memory_budget=spec.memory_budget,
-    )
+    reads_both = problem.ridge.groups is not None or problem.logistic is not None
+    gram = products.gram(problem.extras, both_triangles=reads_both)
+    if problem.logistic is not None:
+        ridge = logistic_gram(gram, problem.logistic, rounding=products.rounding)
+    else:
+        ridge = backend.ridge(
+            gram,
+            problem.ridge,
+            rounding=products.rounding,
+            overwrite_gram=True,
+            keep_factor=problem.keep_factor,
+            memory_budget=spec.memory_budget,
+        )
 
     # v = Φᵀa, and <v, φ − centre> + b = <v, φ> + (b − <v, centre>)
     values = products.values(ridge.coef)
@@ -429,14 +473,17 @@ def solve_kernel(problem: ValueProblem, backend: Backend) -> tuple[KernelLayer, 
         dtype=spec.dtype,
         memory_budget=spec.memory_budget,
     )
-    ridge = backend.ridge(
-        gram,
-        problem.ridge,
-        rounding=backend.kernel_rounding(spec.dtype),
-        overwrite_gram=True,
-        keep_factor=problem.keep_factor,
-        memory_budget=spec.memory_budget,
-    )
+    if problem.logistic is not None:
+        ridge = logistic_gram(gram, problem.logistic, rounding=backend.kernel_rounding(spec.dtype))
+    else:
+        ridge = backend.ridge(
+            gram,
+            problem.ridge,
+            rounding=backend.kernel_rounding(spec.dtype),
+            overwrite_gram=True,
+            keep_factor=problem.keep_factor,
+            memory_budget=spec.memory_budget,
+        )
     return problem.kernel_layer(ridge), ridge
 
 
