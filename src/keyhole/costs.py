@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,24 @@ halved, and again.
 
 MIN_AUTO_HEADS = 32
 """The number of automatic heads is not halved below this."""
+
+DRAFTS_COST = 2.0
+"""What the drafts of all candidates with fixed features may cost together, in units of T, the
+predicted time of the final fit."""
+
+DRAFTS_SECONDS = 0.3
+"""Predicted seconds of one core that these drafts may cost in any case."""
+
+CHOICE_COST = 4.0
+"""What choosing may cost in all, expensive candidates apart, in units of T."""
+
+SCREENING_COST = 1.0
+"""What it may cost to find out whether an expensive candidate is worth its full fit, in T."""
+
+EXPENSIVE_COST = 10.0
+EXPENSIVE_SECONDS = 30.0
+"""What the full fits of an expensive candidate may cost: so many T, or so many predicted seconds of
+one core."""
 
 LONG_FIT_SECONDS = 60.0
 """Predicted seconds above which a fit says so beforehand."""
@@ -83,6 +102,39 @@ def newton_seconds(n: int, dim: int, n_heads: float, n_outputs: int) -> float:
     else:
         of_output = 1.0 * n * p**2 + 0.3 * p**3
     return 1e-9 * n_outputs * of_output
+
+
+@dataclass(frozen=True)
+class ChoiceBudget:
+    """What choosing may cost, in predicted seconds of one core.
+
+    Attributes
+    ----------
+    final_fit : float
+        T, what the final fit takes with the settings that are tried first.
+    """
+
+    final_fit: float
+
+    @property
+    def drafts(self) -> float:
+        """For the drafts of all candidates with fixed features, judged by leave-one-out."""
+        return max(DRAFTS_SECONDS, DRAFTS_COST * self.final_fit)
+
+    @property
+    def choosing(self) -> float:
+        """For these drafts and all cheap fitted candidates together."""
+        return max(DRAFTS_SECONDS, CHOICE_COST * self.final_fit)
+
+    @property
+    def screening(self) -> float:
+        """For the first look at an expensive candidate."""
+        return SCREENING_COST * self.final_fit
+
+    @property
+    def expensive(self) -> float:
+        """For the full fits of one expensive candidate, where its screening has gained."""
+        return max(EXPENSIVE_SECONDS, EXPENSIVE_COST * self.final_fit)
 
 
 def keys_seen(token_counts: Int[np.ndarray, " n"], query: str) -> int:

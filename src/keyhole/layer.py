@@ -1,6 +1,7 @@
 """One fit: a specification and a training set become a fitted layer.
 
-    fit(spec, data)  =  learn the token rule → prepare the samples
+    fit(spec, data)  =  select keys, if they are to be selected
+                        → learn the token rule → prepare the samples
                         → learn the heads, if they are to be learned
                         → solve for the values (solvers/)
 
@@ -24,7 +25,9 @@ from jaxtyping import Float
 from keyhole.attention.activations import check_pointwise
 from keyhole.attention.heads import HeadDistribution
 from keyhole.attention.learned import MAX_HEADS_TO_JUDGE, LearnedHeads
+from keyhole.data.sets import SampleBatch
 from keyhole.data.tokens import ADDS_FEATURES, TokenRule
+from keyhole.key_selection import SelectedKeys, select_keys
 from keyhole.ridge.problem import RidgeFit
 from keyhole.solvers.layers import Layer
 from keyhole.solvers.solve import LayerFit, exceeds_memory, solve_values
@@ -44,11 +47,22 @@ class FittedLayer:
         What is done to the tokens of every sample first.
     solved : LayerFit
         The layer, its ridge fit and its leave-one-out predictions.
+    selected : SelectedKeys or None
+        The keys that the layer sees, and how those of new samples are selected; None where it sees
+        all of them.
     """
 
     spec: LayerSpec
     tokens: TokenRule
     solved: LayerFit = field(repr=False)
+    selected: SelectedKeys | None = field(default=None, repr=False)
+
+    def predict(self, samples: SampleBatch) -> Float[np.ndarray, "n t"]:
+        """f of samples as they are given."""
+        if self.selected is not None:
+            samples = self.selected.selection.apply(samples)
+        ready = self.tokens.apply(samples)
+        return self.layer.predict(ready, memory_budget=self.spec.memory_budget)
 
     @property
     def heads(self) -> HeadDistribution:
@@ -87,7 +101,12 @@ class FittedLayer:
 
 
 def fit(
-    spec: LayerSpec, data: TrainingSet, *, tokens: TokenRule | None = None, draft: bool = False
+    spec: LayerSpec,
+    data: TrainingSet,
+    *,
+    tokens: TokenRule | None = None,
+    draft: bool = False,
+    selected: SelectedKeys | None = None,
 ) -> FittedLayer:
     """Fit a layer whose specification leaves nothing to choose.
 
@@ -101,6 +120,8 @@ def fit(
         A rule that was learned on more samples than these; learned here if None.
     draft : bool
         Whether the fit only serves to be compared with others: its grid of penalties is coarse.
+    selected : SelectedKeys, optional
+        The keys that the layer sees, where they were selected before.
     """
     _check_complete(spec)
     assert spec.heads is not None
@@ -110,6 +131,12 @@ def fit(
     data = data.with_outputs_in_units(exponent)
     if _needs_host_arrays(spec, data):
         data = data.with_samples(data.samples.numpy())
+
+    # keys: of large sets, those that matter most
+    if spec.selects_keys:
+        if selected is None:
+            selected = select_keys(spec, data)
+        data = data.with_samples(selected.data.samples)
 
     # ranks, where samples are drawn; drafts are given few samples, and use all of them
     if not draft:
@@ -128,7 +155,9 @@ def fit(
 
     # values: in closed form, or by Newton steps
     solved = solve_values(spec, ready, spec.draw(heads, ready.samples), draft=draft)
-    fitted = FittedLayer(spec=replace(spec, heads=heads), tokens=tokens, solved=solved)
+    fitted = FittedLayer(
+        spec=replace(spec, heads=heads), tokens=tokens, solved=solved, selected=selected
+    )
     return fitted.in_units(exponent)
 
 

@@ -32,6 +32,7 @@ from keyhole.estimators.features import AttentionFeatures
 from keyhole.estimators.norm_ball import NormBallClassifier, NormBallRegressor
 from keyhole.estimators.selection import Selection
 from keyhole.estimators.uncertainty import TrainingRecord
+from keyhole.key_selection import KeySelection
 from keyhole.packing import (
     PRECISIONS,
     Packer,
@@ -765,6 +766,8 @@ def _fits(name: str, value: Any, estimator: Any) -> bool:
             return _same_distribution(value, _distribution_of(estimator))
         case "tokens_":
             return isinstance(value, TokenRule) and _rule_fits(value, estimator)
+        case "key_selection_":
+            return isinstance(value, KeySelection) and _selection_fits(value, estimator)
         case "intercept_":
             intercept = estimator.layer_.intercept
             is_regressor = not hasattr(estimator, "classes_")
@@ -816,6 +819,16 @@ def _rule_fits(rule: TokenRule, estimator: Any) -> bool:
     if rule.query_centre is None:  # queries are centred as keys are
         return bool(estimator.n_query_features_in_ == estimator.n_features_in_)
     return bool(estimator.n_query_features_in_ == len(rule.query_centre))
+
+
+def _selection_fits(selection: KeySelection, estimator: Any) -> bool:
+    """Whether the scoring layer of a selection of keys takes the keys and queries of a model."""
+    query_dim = estimator.n_features_in_
+    if estimator.has_query_:
+        query_dim = estimator.n_query_features_in_
+    heads = selection.layer.heads
+    same_dimensions = heads.dim == estimator.n_features_in_ and heads.query_dim == query_dim
+    return same_dimensions and _rule_fits(selection.standard, estimator)
 
 
 def _is_array(value: Any, kinds: str, shape: tuple[int | None, ...]) -> bool:

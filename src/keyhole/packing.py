@@ -27,6 +27,7 @@ from keyhole.choose import Candidate
 from keyhole.data.sets import SET_POOLINGS, PooledSets, SetBatch, SetGroups
 from keyhole.data.tokens import POOLINGS, QUERIES, SCALINGS, TokenRule
 from keyhole.estimators.selection import Selection
+from keyhole.key_selection import KeySelection
 from keyhole.ridge.design import DesignMoments
 from keyhole.solvers.layers import FiniteLayer, KernelLayer
 from keyhole.streaming import KeptSamples, LayerSums
@@ -296,6 +297,7 @@ RECORDS: dict[str, type] = {
         TrainingSet,
         Selection,
         Candidate,
+        KeySelection,
     )
 }
 UNSAVED = {
@@ -715,7 +717,8 @@ def _check_field(value: Any, hint: Any, name: str, sizes: dict[str, int]) -> Non
         return
 
     # numbers of NumPy count as numbers, True and False do not
-    allowed = {int: (int, np.integer), float: (float, np.floating)}.get(kind, kinds)
+    numbers = {int: (int, np.integer), float: (float, np.floating)}
+    allowed = tuple(each for kind in kinds for each in numbers.get(kind, (kind,)))
     is_stray_bool = isinstance(value, bool) and bool not in kinds
     if not isinstance(value, allowed) or is_stray_bool:
         words = " or ".join(each.__name__ for each in kinds)
@@ -811,6 +814,17 @@ RULES: dict[str, dict[str, Callable[[Any], Any]]] = {
         ),
         "dual coefficients of other sets": lambda r: len(r.dual) != len(r.sets),
         "values of no extras": lambda r: r.extras_values is not None and not len(r.extras_values),
+    },
+    "KeySelection": {
+        "a selection of no keys": lambda r: r.n_keys < 1,
+        "a scoring layer of another kind than selections have": lambda r: (
+            r.layer.activation != "relu" or r.layer.extras_values is not None
+        ),
+        "a scoring layer whose tokens are not standardised": lambda r: (
+            r.standard.scaling != "standard"
+            or r.standard.query != "given"
+            or len(r.standard.centre) != r.layer.heads.dim
+        ),
     },
     "DesignMoments": {
         "sums of single precision": lambda r: any(

@@ -32,6 +32,9 @@ class LayerSpec:
         M; infinity is the exact kernel.
     activation, pooling, scaling, query : str
         As for `keyhole.AttentionRegressor`.
+    keys : "all", "auto" or int
+        How many keys of each set the layer sees, those that a scoring layer finds to matter most
+        (`keyhole.key_selection`).
     extras_scale : float or None
         Scale of the standardised sample-level features beside the features of the heads.
     alphas : array (a,) or None
@@ -68,6 +71,7 @@ class LayerSpec:
     pooling: str = AUTO
     scaling: str = AUTO
     query: str = AUTO
+    keys: int | str = AUTO
     extras_scale: float | None = None
     alphas: Float[np.ndarray, " a"] | None = field(default=None, repr=False)
     fit_intercept: bool = True
@@ -96,6 +100,11 @@ class LayerSpec:
         return hasattr(self.heads, "fit")
 
     @property
+    def selects_keys(self) -> bool:
+        """Whether the layer sees some keys of each set only."""
+        return isinstance(self.keys, int)
+
+    @property
     def fixed_heads(self) -> HeadDistribution:
         """The head distribution that drafts are made with.
 
@@ -115,6 +124,7 @@ class LayerSpec:
             "heads": self.heads,
             "n_heads": self.n_heads,
             "loss": self.loss,
+            "keys": self.keys,
         }
 
     def draw(self, heads: HeadDistribution, samples: Any) -> HeadDraw | HeadDistribution:

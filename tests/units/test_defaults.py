@@ -173,7 +173,6 @@ def test_what_all_samples_chose_by_is_not_fitted_again(bags, monkeypatch):
         return honest_fit(spec, data, **options)
 
     monkeypatch.setattr(chooser, "fit", counting_fit)
-    monkeypatch.setattr("keyhole.estimators.attention.fit", counting_fit)
     model = kh.AttentionClassifier(math.inf, kh.GaussianHeads(), random_state=0).fit(
         bags, first_sign(bags)
     )
@@ -192,7 +191,6 @@ def test_drafts_are_coarse_and_a_fit_that_is_kept_is_not(bags, monkeypatch):
         return honest_fit(spec, data, **options)
 
     monkeypatch.setattr(chooser, "fit", noting_fit)
-    monkeypatch.setattr("keyhole.estimators.attention.fit", noting_fit)
     y = first_sign(bags)
 
     # the exact kernel of all samples is kept, unless the scale of an extra is still to be chosen

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from keyhole._array import is_tensor
@@ -639,6 +639,17 @@ class SetBatch(SampleBatch):
             if query.shape[1] == 0:
                 query = None
         return self._from_flat(tokens, self.offsets, query, self.extras)
+
+    def with_kept_keys(self, is_kept: Bool[np.ndarray, " t"]) -> SetBatch:
+        """The same sets with some of their keys, at least one of each set."""
+        kept_before = np.concatenate([[0], np.cumsum(is_kept)])
+        return self._from_flat(
+            tokens=self.tokens[arrays.like(is_kept, self.tokens)],
+            offsets=kept_before[self.offsets],
+            query=self.query,
+            extras=self.extras,
+            pairs=self.pairs,
+        )
 
     def with_sets(self, sets: SetBatch) -> SetBatch:
         """Those sets."""

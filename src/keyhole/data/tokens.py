@@ -175,7 +175,7 @@ class TokenRule:
     def apply(self, batch: SampleBatch) -> SetBatch | PooledSets:
         """Scale, make queries, and pool."""
         batch = self._with_set_features(batch)
-        sets = self._scale(batch.sets)
+        sets = self.scaled(batch.sets)
         if self.query == "mean":
             sets = sets.with_query(_means_of_keys(sets))
         elif self.query == "each":
@@ -189,7 +189,7 @@ class TokenRule:
             samples = samples.with_extras(extras)
         return samples.pooled(self.pooling_of_sets, each=self.query == "each")
 
-    def _scale(self, batch: SetBatch) -> SetBatch:
+    def scaled(self, batch: SetBatch) -> SetBatch:
         """Keys and queries after scaling."""
         if self.scaling == "none":
             return batch

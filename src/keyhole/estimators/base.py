@@ -16,17 +16,20 @@ from sklearn.utils.validation import check_is_fitted
 from keyhole.data.sets import SampleBatch
 from keyhole.data.tokens import TokenRule
 from keyhole.estimators.validation import as_samples
+from keyhole.key_selection import KeySelection
 
 
 class SetModel(BaseEstimator):
     """A fitted layer behind a scikit-learn surface: it prepares samples and predicts.
 
     Subclasses set ``tokens_`` (what is done to tokens first) and ``layer_`` (what predicts) in
-    ``fit``, and say by `_has_one_output` whether predictions have an axis of outputs.
+    ``fit``, ``key_selection_`` where the layer sees some keys of each set only, and say by
+    `_has_one_output` whether predictions have an axis of outputs.
     """
 
     tokens_: TokenRule
     layer_: Any
+    key_selection_: KeySelection | None = None
 
     def __sklearn_is_fitted__(self) -> bool:
         """Whether there was a fit.
@@ -51,12 +54,14 @@ class SetModel(BaseEstimator):
     def _prepared(self, X: Any) -> Any:
         """Samples as the layer takes them.
 
-        They are checked and brought to the host; then the token rule scales tokens, makes queries
-        and sets the pooling.
+        They are checked and brought to the host, and keys that the layer does not see are dropped;
+        then the token rule scales tokens, makes queries and sets the pooling.
         """
         check_is_fitted(self)
         samples = as_samples(self, X, reset=False).numpy()
         with explained_memory_errors("predict", samples, None, LESS_FOR_A_PREDICTION):
+            if self.key_selection_ is not None:
+                samples = self.key_selection_.apply(samples)
             return self.tokens_.apply(samples)
 
     def _layer_outputs(self, X: Any) -> Float[np.ndarray, "n t"]:
@@ -81,7 +86,8 @@ class SetModel(BaseEstimator):
         -------
         list of n arrays (N_i,) or (N_i, outputs)
             In the order of the keys; of SetGroups, those of all sets of a sample. With
-            ``query="each"`` the part of a key is summed over all queries.
+            ``query="each"`` the part of a key is summed over all queries. A key that a selection of
+            keys has dropped adds 0.
 
         Notes
         -----
@@ -114,14 +120,27 @@ class SetModel(BaseEstimator):
         True
         """
         model = self._snapshot()
-        samples = model._prepared(X)
-        with explained_memory_errors("contributions", samples, None, LESS_FOR_A_PREDICTION):
-            parts = model.layer_.contributions(samples, memory_budget=memory_budget())
+        check_is_fitted(model)
+        given = as_samples(model, X, reset=False).numpy()
+        with explained_memory_errors("contributions", given, None, LESS_FOR_A_PREDICTION):
+            # the keys that the layer sees
+            is_kept = np.ones(len(given.sets.tokens), bool)
+            seen = given
+            if model.key_selection_ is not None:
+                is_kept = model.key_selection_.kept_keys(given)
+                seen = given.with_sets(given.sets.with_kept_keys(is_kept))
+
+            # what each of them adds; the others add nothing
+            seen_parts = model.layer_.contributions(
+                model.tokens_.apply(seen), memory_budget=memory_budget()
+            )
+            parts = np.zeros((len(is_kept), seen_parts.shape[1]))
+            parts[is_kept] = seen_parts
         if model._has_one_output():
             parts = parts[:, 0]
 
         # one array per sample; the keys of all samples stand one after the other
-        ends = np.cumsum(samples.unpooled.token_counts)
+        ends = np.cumsum(given.token_counts)
         return np.split(parts, ends[:-1])
 
     def extras_contributions(self, X: Any) -> Float[np.ndarray, "n c ..."]:

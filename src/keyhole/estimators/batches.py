@@ -44,6 +44,7 @@ from keyhole.estimators.validation import (
     check_target_given,
     class_weights,
 )
+from keyhole.key_selection import ALL_KEYS
 from keyhole.layer import learn_tokens
 from keyhole.ridge.calibration import fit_temperature, labels_of
 from keyhole.ridge.design import PrincipalAxes
@@ -260,6 +261,11 @@ def why_not_in_batches(model: Any) -> str | None:
         reason = f"loss='log_loss' {whole} Leave it at loss='auto'"
     elif model.device not in (None, "auto"):
         reason = f"device={model.device!r} {whole} They are summed by NumPy. Leave `device` out"
+    elif not isinstance(model.keys, str):
+        reason = (
+            f"keys={model.keys}, a selection of keys by layers that are fitted without each fold "
+            f"of the samples, {whole} Use keys='all'"
+        )
     else:
         return None
     return f"{reason}, or use fit."
@@ -302,6 +308,7 @@ def batch_spec(model: Any, samples: Any) -> LayerSpec:
     return replace(
         spec,
         n_heads=n_heads,
+        keys=ALL_KEYS,
         device=None,
         solver="direct",
         extras_scale=1.0,
@@ -736,7 +743,7 @@ def solved_twin(model: Any) -> Any:
 
 def forget(model: Any) -> None:
     """Start over: drop the sums, and everything that was solved from them."""
-    of_a_whole_fit = ("training_", "class_has_weight_")
+    of_a_whole_fit = ("training_", "class_has_weight_", "key_selection_")
     for name in ("stream_", "n_samples_seen_", *of_a_whole_fit, *SETTLED, *SOLVED):
         vars(model).pop(name, None)
 

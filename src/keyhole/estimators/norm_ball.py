@@ -167,6 +167,7 @@ class NormBallModel(SetModel):
             pooling="mean",
             scaling=self.scaling,
             query=self.query,
+            keys="all",
             fit_intercept=bool(self.fit_intercept),
             criterion=criterion,
             seed=as_seed(self.random_state),

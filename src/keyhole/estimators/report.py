@@ -14,9 +14,11 @@ COLUMNS = (
     "pooling",
     "scaling",
     "query",
+    "keys",
     "heads",
     "drawn",
     "minimises",
+    "held out",
     "loss",
     "seconds",
 )
@@ -35,7 +37,11 @@ def summary_of(model: Any) -> str:
         return "\n".join(lines)
 
     # the candidates in the order in which they were tried
-    lines += ["", f"{len(model.candidates_)} candidates, leave-one-out loss on the same samples:"]
+    lines += [
+        "",
+        f"{len(model.candidates_)} candidates, with their loss on the same samples by fits without "
+        "one sample, or one fold, at a time:",
+    ]
     rows: list[tuple[str, ...]] = [COLUMNS]
     rows += [candidate_cells(candidate) for candidate in model.candidates_]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
@@ -51,9 +57,12 @@ def settings_line(model: Any) -> str:
     n_heads = "infinitely many heads"
     if not math.isinf(model.n_heads_):
         n_heads = f"{int(model.n_heads_)} heads"
+    keys = "all keys"
+    if model.key_selection_ is not None:
+        keys = f"{model.key_selection_.n_keys} keys of each set"
     return (
         f"{model.layer_.activation} weights, pooling {rule.pooling}, scaling {rule.scaling}, "
-        f"query {rule.query}, {n_heads} of {model.heads_!r}{log_loss_words(model)}"
+        f"query {rule.query}, {keys}, {n_heads} of {model.heads_!r}{log_loss_words(model)}"
     )
 
 
@@ -100,9 +109,11 @@ def candidate_cells(candidate: Candidate) -> tuple[str, ...]:
         candidate.pooling,
         candidate.scaling,
         candidate.query,
+        str(candidate.keys),
         repr(candidate.heads),
         drawn,
         candidate.objective.replace("_", " "),
+        candidate.held_out,
         f"{candidate.loss:.4g}",
         f"{candidate.seconds:.2f}",
     )
@@ -110,12 +121,12 @@ def candidate_cells(candidate: Candidate) -> tuple[str, ...]:
 
 def tell_candidate(candidate: Candidate) -> None:
     """Print one candidate as soon as its loss is known."""
-    activation, pooling, scaling, query, heads, drawn, objective, loss, seconds = candidate_cells(
-        candidate
-    )
+    cells = dict(zip(COLUMNS, candidate_cells(candidate), strict=True))
     say(
-        f"tried {activation}, pooling {pooling}, scaling {scaling}, query {query}, {heads} "
-        f"({drawn} drawn), {objective}: loss {loss} in {seconds} s"
+        f"tried {cells['activation']}, pooling {cells['pooling']}, scaling {cells['scaling']}, "
+        f"query {cells['query']}, {cells['keys']} keys, {cells['heads']} ({cells['drawn']} drawn), "
+        f"{cells['minimises']}: loss {cells['loss']} of {cells['held out']} held out, in "
+        f"{cells['seconds']} s"
     )
 
 

@@ -295,6 +295,13 @@ def as_n_heads(n_heads: Any) -> float | str:
         ) from None
 
 
+def as_keys(keys: Any) -> int | str:
+    """Return the number of keys of each set that a layer sees, "all" or "auto"."""
+    if isinstance(keys, str):
+        return check_choice(keys, "keys", ("all", "auto"))
+    return check_count(keys, "keys")
+
+
 def as_finite_n_heads(n_heads: Any, reason: str) -> int:
     """Return a finite number of heads.
 

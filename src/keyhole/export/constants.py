@@ -123,6 +123,13 @@ class LayerConstants:
             )
         if isinstance(layer, KernelLayer):
             raise ValueError(_message_of_infinitely_many(model, layer, purpose))
+        if getattr(model, "key_selection_", None) is not None:
+            raise ValueError(
+                f"{purpose} does not know a selection of keys yet, and this model sees "
+                f"{model.key_selection_.n_keys} keys of each set. Fit with keys='all', or drop the "
+                "keys with model.key_selection_.apply(X) first and export a model that is fitted "
+                "to what remains."
+            )
         rule: TokenRule = model.tokens_
         _check_supported(rule, layer.activation, purpose)
 

@@ -59,6 +59,7 @@ def make_choice(problem: LensProblem, config: LensConfig) -> TokenChoice:
         n_heads=config.n_heads,
         activation=config.activation,
         pooling=config.pooling,
+        keys="all",
         criterion="squared_error" if problem.labels is None else "log_loss",
         seed=config.seed,
         extras_scale=1.0,
