@@ -60,7 +60,7 @@ HOME = {
     "safetensors": {"lab", "packing"},
     "pyarrow": {"data", "lab"},
     "narwhals": {"data"},
-    "torch": {"attention", "ridge", "_tensors", "export"},
+    "torch": {"attention", "ridge", "_tensors", "export", "lab"},
     "onnx": {"export"},
     "triton": {"attention"},
     "dask": {"distributed"},

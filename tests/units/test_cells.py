@@ -61,6 +61,7 @@ def test_another_arithmetic_is_another_key(monkeypatch):
     [
         ({"n_samples": 17}, "between 2 and `most_samples` = 16"),
         ({"learner": "lasso"}, "must be one of ridge"),
+        ({"learner": "task"}, "its model one of relu"),
         ({"ridge": 0.1}, "belongs to the learner fixed"),
         ({"mean": 0.5}, "`mean` belongs to biased heads"),
     ],
@@ -76,6 +77,8 @@ PINNED = {
     Cell("mlp", "token", 3, 2, 10, 24, 32, 50, 0, 0): 0.1516385,
     Cell("attention", "token^2", 3, 2, 40, 24, 32, 50, 0, 0, "fixed", ridge=1e-3): 0.0351995374,
     Cell("attention", "token", 3, 2, 6, 24, 24, 50, 0, 0, "huber", 0.1, 0.1, 5.0): 1.54354972,
+    Cell("softmax-biased", "nearest-key", 6, 10, 20, 24, 24, 50, 0, 0, "task"): 0.149952556,
+    Cell("relu", "average", 6, 10, 20, 24, 24, 50, 0, 0, "task-theory"): 1.03950808,
 }
 
 

@@ -127,16 +127,31 @@ def test_position_and_meaning_are_its_two_ends(seed):
 # ---------------------------------------------------------------- floors
 
 
-@pytest.mark.parametrize("name", ["single-location", "sparse-classes"])
-def test_the_best_prediction_has_the_floor_as_its_error_and_no_linear_change_helps(name, seed):
+@pytest.mark.parametrize(
+    ("name", "bayes_error"), [("single-location", 0.21), ("sparse-classes", 0.042)]
+)
+def test_the_best_prediction_is_a_conditional_mean(name, bayes_error, seed):
     task = TASKS[name]
     batch, y = task.draw(20_000, seed)
     best = task.best_prediction(batch)
     error = np.mean((best - y) ** 2) / np.var(y)
-    assert error == pytest.approx(task.floor, abs=0.02)
+    assert error == pytest.approx(bayes_error, abs=0.02)
+    assert error < task.floor + 0.02
     # a conditional mean is orthogonal to its own residual
     slope = np.polyfit(best, y, 1)[0]
     assert slope == pytest.approx(1.0, abs=0.03)
+
+
+def test_the_floor_of_single_location_is_that_of_its_best_softmax_head(seed):
+    task = TASKS["single-location"]
+    batch, y = task.draw(20_000, seed)
+    errors = []
+    for sharpness in (1.0, 3.0, 9.0):
+        values = task.head_prediction(batch, sharpness)
+        slope = (values @ y) / (values @ values)
+        errors.append(np.mean((slope * values - y) ** 2) / np.var(y))
+    assert errors[1] == pytest.approx(task.floor, abs=0.02)
+    assert errors[1] < min(errors[0], errors[2])
 
 
 def test_one_step_of_gradient_descent_has_the_floor_of_linear_attention(seed):

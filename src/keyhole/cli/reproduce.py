@@ -35,7 +35,7 @@ def reproduce(
             metavar="FIGURE",
             help=(
                 "averages, correlation, rotation, head-count, complexity, dimension, learner, "
-                "prediction, transformer; none means all."
+                "prediction, tasks, transformer; none means all."
             ),
         ),
     ] = None,

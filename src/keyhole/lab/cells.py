@@ -26,7 +26,17 @@ from keyhole.lab.report.document import csv_bytes
 
 Values = dict[str, float]  # what a cell comes to, by name; every number is finite
 
-ARITHMETIC = {"ridge": 1, "fixed": 1, "absolute": 3, "huber": 3}
+TASK_LEARNERS = ("task", "task-theory", "sensitivity")
+"""What is measured of a task of the literature: the error of a fit, what theory predicts for it,
+and the sensitivity of a feature map to one key."""
+
+ARITHMETIC = {
+    "ridge": 1,
+    "fixed": 1,
+    "absolute": 3,
+    "huber": 3,
+    **dict.fromkeys(TASK_LEARNERS, 1),
+}
 """Version of the computation behind each learner, part of every key.
 
 Raise it whenever a change anywhere (features, kernels, solvers, draws) moves the numbers of a cell.
@@ -37,6 +47,21 @@ names this table when they move.
 
 LEARNERS = tuple(ARITHMETIC)
 MODELS = ("attention", "biased", "mlp")
+TASK_MODELS = (
+    "relu",
+    "relu-biased",
+    "softmax",
+    "softmax-biased",
+    "softmax-sharp",
+    "linear",
+    "learned",
+    "two-hops",
+    "mlp",
+    "pooled",
+    "deep-sets",
+    "trained",
+)
+"""Models of the tasks of the literature; `keyhole.lab.task_learners` has them."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +71,11 @@ class Cell:
     The first ``n_samples`` sets of a draw of ``most_samples``.
     """
 
-    model: str  # "attention" (heads of mean zero), "biased" (of mean W_0) or "mlp" (width M(d+1))
-    target: str  # in the notation of `keyhole.theory.notation`
+    model: str
+    """"attention" (heads of mean zero), "biased" (of mean W_0) or "mlp" (width M(d+1)); for tasks
+    of the literature one of `TASK_MODELS`."""
+    target: str
+    """In the notation of `keyhole.theory.notation`; for tasks the name of one."""
     dim: int
     n_keys: int
     n_heads: int | None  # None for infinitely many
@@ -59,7 +87,7 @@ class Cell:
     learner: str = "ridge"
     """"ridge" with its penalty chosen by leave-one-out; "fixed", ridge with the penalty ``ridge``
     and no intercept; "absolute" or "huber", the constrained learner of the theorems with that
-    loss."""
+    loss; one of `TASK_LEARNERS` for the tasks of the literature."""
     noise: float = 0.0  # variance of the noise in the labels, as a share of Var f*
     # share of the labels that are off by ± ``outlier_size`` standard deviations of f*
     outliers: float = 0.0
@@ -70,10 +98,11 @@ class Cell:
 
     def __post_init__(self) -> None:
         # names and sizes
-        if self.learner not in LEARNERS or self.model not in MODELS:
+        models = TASK_MODELS if self.learner in TASK_LEARNERS else MODELS
+        if self.learner not in LEARNERS or self.model not in models:
             raise ValueError(
                 f"a cell's learner must be one of {', '.join(LEARNERS)} and its model one of "
-                f"{', '.join(MODELS)}: got {self.learner!r} and {self.model!r}."
+                f"{', '.join(models)}: got {self.learner!r} and {self.model!r}."
             )
         if not 2 <= self.n_samples <= self.most_samples:
             raise ValueError(

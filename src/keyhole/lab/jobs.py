@@ -34,25 +34,13 @@ from keyhole.attention.features import attention_features, mlp_features
 from keyhole.attention.heads import GaussianHeads, sample_mlp_weights
 from keyhole.attention.kernels import attention_kernel, mlp_kernel
 from keyhole.data.sets import SetBatch
-from keyhole.lab.cells import Cell, Store, Values
+from keyhole.lab.cells import TASK_LEARNERS, Cell, Store, Values
+from keyhole.lab.factorised import FactorisedGram
+from keyhole.lab.task_learners import compute_tasks, task_cost
 from keyhole.ridge.design import ridge_rows
-from keyhole.ridge.gram import (
-    Sweep,
-    Tridiagonal,
-    Weighing,
-    ridge_gram,
-    tridiagonalise,
-    weigh_gram,
-)
+from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.matrices import add_outer
-from keyhole.ridge.problem import (
-    EPS,
-    RidgeProblem,
-    choose_penalty,
-    default_alphas,
-    leave_one_out,
-    numerical_floor,
-)
+from keyhole.ridge.problem import RidgeProblem
 from keyhole.theory.harmonics import pair_powers
 from keyhole.theory.notation import parse_target
 from keyhole.theory.targets import Polynomial, sphere_sets
@@ -149,83 +137,6 @@ def _add_heads(
     cross += of_test @ features.T
 
 
-@dataclass(frozen=True)
-class FactorisedGram:
-    """A Gram matrix reduced once, for any number of targets and the default path of penalties.
-
-    The same mathematics as `ridge_gram` with an intercept, which tests compare it with. It stays
-    beside it because all targets of a figure share one reduction: six targets on 500 and 1,500
-    samples take 4 and 5 times as long with a call of `ridge_gram` each. Outputs are taken one at a
-    time, so that the bits of one do not depend on its neighbours.
-    """
-
-    form: Tridiagonal
-    weighing: Weighing
-    alphas: Float[np.ndarray, " a"]
-    complements: Float[np.ndarray, "a n"]
-
-    @classmethod
-    def of(cls, gram: Float[np.ndarray, "n n"]) -> FactorisedGram:
-        """Factorise a copy of ``gram``, of which the lower triangle is read. 8n³/3 operations."""
-        problem = RidgeProblem.of(np.zeros((len(gram), 1)))
-        matrix, weighing = weigh_gram(gram, problem, overwrite=False)
-        form = tridiagonalise(matrix, weighing.normal)
-        assert form is not None  # features and kernels of unit tokens do not overflow
-        del matrix
-        largest = form.largest()
-        floor = numerical_floor(max(largest, weighing.removed), len(gram), EPS)
-        sweep = Sweep.of(form, problem.scaled)
-        complements = None
-        while complements is None:
-            alphas = default_alphas(largest, floor)
-            complements = sweep.complements(alphas)
-            # rounding made an eigenvalue below −alpha: penalties that small cannot be judged
-            floor *= 10.0
-        return cls(
-            form=form,
-            weighing=weighing,
-            alphas=alphas,
-            complements=complements,
-        )
-
-    def outcome(
-        self,
-        y: Float[np.ndarray, " n"],
-        cross: Float[np.ndarray, "test n"],
-        truth: Float[np.ndarray, " test"],
-    ) -> Values:
-        """Fit one target at every penalty and measure it. 2n²a operations for a penalties.
-
-        Errors are mean squares over the variance of the target on the test sets: with the penalty
-        that leave-one-out chooses on the training sets, with the one that is best on the test sets,
-        which nobody can know, and what leave-one-out says of its choice.
-        """
-        # dual coefficients, a column per penalty: solves with the tridiagonal form
-        problem = RidgeProblem.of(y[:, None])
-        duals, _ = Sweep.of(self.form, problem.centred).solve(self.alphas)
-        dual = duals[:, :, 0].T
-
-        # leave-one-out errors choose the penalty
-        scores = []
-        for i, alpha in enumerate(self.alphas):
-            residuals = leave_one_out(alpha * dual[:, [i]], self.complements[i])[:, 0]
-            scores.append(float(problem.weights @ np.square(residuals) / len(y)))
-        chosen = choose_penalty(self.alphas, np.array(scores), problem.resolution(EPS))
-
-        # errors on the test sets, at every penalty
-        predictions = cross @ dual + (problem.y_mean - self.weighing.gram_mean @ dual)
-        spread = float(np.var(truth))
-        errors = np.mean(np.square(predictions - truth[:, None]), axis=0) / spread
-        best = int(np.argmin(errors))
-        return {
-            "error": float(errors[chosen]),
-            "alpha": float(self.alphas[chosen]),
-            "oracle": float(errors[best]),
-            "oracle_alpha": float(self.alphas[best]),
-            "loo": float(scores[chosen] / spread),
-        }
-
-
 BASE_MEMORY = 2**28
 """Bytes of a worker process before it holds any matrix."""
 
@@ -297,6 +208,9 @@ def group(cells: Iterable[Cell]) -> list[Job]:
 
 def _shared(cell: Cell) -> tuple[object, ...]:
     """What cells of one job have in common."""
+    if cell.learner in TASK_LEARNERS:
+        # a job of its own for every task, learner and repetition: its sizes share what they can
+        return (cell.learner, cell.model, cell.target, cell.n_keys, cell.n_heads, cell.repetition)
     draw = (
         cell.learner,
         cell.model,
@@ -327,6 +241,11 @@ def cell_costs(cells: Collection[Cell]) -> dict[Cell, float]:
         n = cell.n_samples
         most = cell.most_samples
         pairs = cell.n_keys**2 * (cell.dim + 4) / 20
+
+        # the tasks of the literature
+        if cell.learner in TASK_LEARNERS:
+            costs[cell] = task_cost(cell)
+            continue
 
         # the norm-ball learner
         if cell.learner in ("absolute", "huber"):
@@ -376,10 +295,10 @@ def compute(job: Job, wanted: Collection[Cell] | None = None) -> Iterator[Done]:
     cells = [cell for cell in job.cells if wanted is None or cell in wanted]
     if not cells:
         return
-    if cells[0].learner in ("absolute", "huber"):
+    if cells[0].learner in ("absolute", "huber", *TASK_LEARNERS):
         import keyhole.estimators  # noqa: F401  (whatever BLAS it brings along has to be seen by the next line)
     libraries = ThreadpoolController()
-    steps = {"ridge": _ridge, "fixed": _fixed_ridge}.get(cells[0].learner, _ball)(cells)
+    steps = _steps(cells)
     start = time.perf_counter()
     while True:
         # the limit is set for each step and not around the loop: whoever drives this generator has
@@ -391,6 +310,18 @@ def compute(job: Job, wanted: Collection[Cell] | None = None) -> Iterator[Done]:
         now = time.perf_counter()
         yield *step, now - start
         start = now
+
+
+def _steps(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
+    """What computes the cells of a job, by the learner that they have in common."""
+    learner = cells[0].learner
+    if learner == "ridge":
+        return _ridge(cells)
+    if learner == "fixed":
+        return _fixed_ridge(cells)
+    if learner in TASK_LEARNERS:
+        return compute_tasks(cells)
+    return _ball(cells)
 
 
 @dataclass(frozen=True)

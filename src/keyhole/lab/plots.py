@@ -37,6 +37,12 @@ MARKERS = {
 }
 """Markers of roles by the names that matplotlib has for them."""
 
+NO_NUMBER = "#f0efec"
+"""The colour of a cell of a matrix that has no number."""
+
+MOST_COLUMNS_OF_WORDS = 14
+"""Columns of a matrix beyond which there is no room for words in its cells."""
+
 LARGEST = 1e150
 """Numbers beyond it overflow on the way to the paper: they are not drawn."""
 
@@ -310,26 +316,59 @@ def draw_heat_map(block: Any) -> dict[str, bytes]:
         high = block.centre + reach
         colours = "RdBu_r"
 
-    # the matrix, as high as its rows need, with 0.62 inches below for the words
-    height = min(9.0, max(2.6, 1.3 + 0.27 * len(block.index)))
-    bottom = 0.62 / height
-    share = 1 - 1.0 / height
-    figure = _figure(6.0, height)
+    # the matrix, as high as its rows need, with room below for the names of its columns
+    has_words = block.words is not None and len(block.columns) <= MOST_COLUMNS_OF_WORDS
+    width = 6.0
+    room_below = 0.62
+    if has_words:
+        width = max(width, 1.6 + 0.72 * len(block.columns))
+        room_below = 1.25
+    height = min(9.0, max(2.6, room_below + 0.68 + 0.27 * len(block.index)))
+    bottom = room_below / height
+    share = 1 - (room_below + 0.38) / height
+    figure = _figure(width, height)
     axis = figure.add_axes((0.16, bottom, 0.72, share))
+    colour_map = _colour_map(colours)
     image = axis.imshow(
-        values, cmap=colours, vmin=low, vmax=high, aspect="auto", interpolation="nearest"
+        values, cmap=colour_map, vmin=low, vmax=high, aspect="auto", interpolation="nearest"
     )
     _name_cells(axis.set_xticks, block.columns, most=16)
     _name_cells(axis.set_yticks, block.index, most=32)
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
 
-    # the colours beside it
-    bar = figure.colorbar(image, cax=figure.add_axes((0.9, bottom, 0.02, share)))
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=8, length=0)
+    # words in the cells say the numbers; without them the colours beside the matrix do
+    if has_words:
+        for label in axis.get_xticklabels():
+            label.set(rotation=35, ha="right", rotation_mode="anchor")
+        _write_words(axis, block.words, values, low, high)
+    else:
+        bar = figure.colorbar(image, cax=figure.add_axes((0.9, bottom, 0.02, share)))
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(labelsize=8, length=0)
     _name_axes(axis, block)
     return _pictures(figure)
+
+
+def _colour_map(name: str) -> Any:
+    """Colours by name, with a light grey for cells without a number."""
+    import matplotlib
+
+    return matplotlib.colormaps[name].with_extremes(bad=NO_NUMBER)
+
+
+def _write_words(
+    axis: Any, words: Sequence[Sequence[str]], values: np.ndarray, low: float, high: float
+) -> None:
+    """Write words into the cells of a matrix, light on dark colours."""
+    middle = (low + high) / 2
+    for row, texts in enumerate(words):
+        for column, text in enumerate(texts):
+            is_dark = values[row, column] > middle + (high - low) / 6
+            colour = "white" if is_dark else "#1f2937"
+            axis.text(
+                column, row, _label(text), ha="center", va="center", fontsize=7.5, color=colour
+            )
 
 
 def _name_cells(set_ticks: Callable[..., object], names: Sequence[str], most: int) -> None:

@@ -27,6 +27,7 @@ FIGURES = {
     "dimension": "dimension_length",
     "learner": "theorem_learner",
     "prediction": "prediction",
+    "tasks": "tasks",
 }
 """Figures made of cells, in the order of the report, and their modules here."""
 
@@ -147,10 +148,15 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("noise", "outlier_size", "noises", "ridges", "factors"), (0, 1e6)),
     "repetitions": (1, 200),
     "more_repetitions": (0, 200),
+    "descent_repetitions": (1, 200),
 }
 """Least and most that a setting may be; from 1 to 10⁷ where it is a count that is not named
 here.
 """
+
+
+NAME_FIELDS = ("tasks", "learners", "predicted")
+"""Settings that are names, of tasks and of learners; other texts are targets."""
 
 
 def _read(value: str, kind: Any, text: str) -> Any:
@@ -166,10 +172,12 @@ def _read(value: str, kind: Any, text: str) -> Any:
         number = kind(value)
     except ValueError:
         raise ValueError(f"--set {text}: {value!r} must be {words[kind]}.") from None
-    if kind is str:
-        parse_target(number, dim=4)  # what is text is a target
-        return number
     field = text.partition("=")[0].strip()
+    if kind is str and field in NAME_FIELDS:
+        return number  # the settings themselves know their names
+    if kind is str:
+        parse_target(number, dim=4)  # other text is a target
+        return number
     low, high = RANGES.get(SHORT.get(field, field), (1, 10**7))
     if not low <= number <= high:
         raise ValueError(f"--set {text}: {value} must be from {low:g} to {high:g}.")

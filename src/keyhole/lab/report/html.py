@@ -74,6 +74,8 @@ SPARE = (
     KNOWN["mlp"],
     Ink(light="#5b4fc4", dark="#a9a1ff", marker="pentagon"),
     Ink(light="#8c4a1f", dark="#d69a72", marker="star"),
+    Ink(light="#c2185b", dark="#ff80ab", marker="triangle"),
+    Ink(light="#4d6b00", dark="#b3d05a", marker="down"),
 )
 
 
