@@ -21,10 +21,11 @@ import numpy as np
 from real import BABI, babi
 
 import keyhole as kh
+from keyhole.attention.descent import DescentSettings
 from keyhole.attention.features import FeatureTrace
 from keyhole.attention.head_error import Task, held_out_parts, judge, ridge_values
 from keyhole.attention.heads import head_normals
-from keyhole.attention.learned import choose_identity
+from keyhole.attention.search import choose_identity
 
 N_HEADS, ROUNDS, FACTORS = 64, 3, (0.3, 1.0, 3.0)
 
@@ -99,8 +100,15 @@ def trial(data: Path, name: str, seed: int) -> list[list[Any]]:
     )
     given = {"activation": "softmax", "groups": seen.groups, "seed": seed, "n_heads": N_HEADS}
     means, scales = (
-        kh.LearnedHeads(covariance=c).fit(seen.batch, seen.columns, **given)
-        for c in ("none", "diagonal")
+        kh.LearnedHeads(hops=1)
+        .learn(
+            seen.batch,
+            seen.columns,
+            settings=DescentSettings(learn_scales=learn_scales),
+            **given,
+        )
+        .heads
+        for learn_scales in (False, True)
     )
     judged(scales, "means and scales learned", 0)
     for distribution, what in ((identity, "nothing learned"), (means, "means learned")):

@@ -298,7 +298,7 @@ def witness(data: Path) -> None:
     file = np.load(data / "babi" / "qa01.npz", allow_pickle=False)
     train, test = (np.flatnonzero(file["split"] == k) for k in (0, 1))
     story = kh.AttentionClassifier(
-        random_state=0, heads=kh.LearnedHeads(n_means=2, steps=60), **problem.options
+        random_state=0, heads=kh.LearnedHeads(max_iter=60, hops=1), **problem.options
     )
     story.fit(problem.X[train], problem.y[train], groups=problem.groups[train])
     won = story.decision_function(problem.X[test]).argmax(axis=1)

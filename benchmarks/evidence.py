@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from real import BABI, LOOKS, attention, babi, read, support_shown
+from real import BABI, attention, babi, read, support_shown
 
 import keyhole as kh
 from keyhole.data.datasets import babi_tokens
@@ -70,7 +70,7 @@ def main() -> None:
         longer = stretched(file, names, test, args.seed)
         questions = np.concatenate([file["query_sent"], file["query_sent"][test]])
         X = babi_tokens(file["sentence_table"], stories + longer, questions, names).sets
-        model = attention(problem, args.seed, kh.LearnedHeads(**LOOKS))
+        model = attention(problem, args.seed, kh.LearnedHeads())
         model.fit(X[train], problem.y[train], groups=problem.groups[train])
         right = model.predict(X[test]) == problem.y[test]
         more = model.predict(X[len(stories) :]) == problem.y[test]

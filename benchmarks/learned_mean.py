@@ -59,7 +59,7 @@ def main() -> None:
     train, test = next(problem.splits(0))
     model = kh.AttentionClassifier(
         256,
-        kh.LearnedHeads(),
+        kh.LearnedHeads(hops=1),
         activation="softmax",
         random_state=0,
         dtype="float32",

@@ -34,8 +34,8 @@ def errors(target: kh.targets.TokenPower, n: int, seed: int) -> list[float]:
     for distribution in (
         kh.GaussianHeads(),
         kh.IdentityHeads(),
+        kh.LearnedHeads(hops=1),
         kh.LearnedHeads(),
-        kh.LearnedHeads(hops="auto"),
     ):
         model = kh.AttentionRegressor(
             HEADS,

@@ -121,7 +121,7 @@ def cases(device: str | None) -> dict[str, Callable[[], Work]]:
     def learned() -> Work:
         batch = sets(300)
         y = target(batch)
-        named = paper | {"heads": kh.LearnedHeads(steps=10)}
+        named = paper | {"heads": kh.LearnedHeads(max_iter=10, hops=1)}
         return lambda: kh.AttentionRegressor(32, random_state=0, **named).fit(batch, y)
 
     def curve() -> Work:

@@ -275,7 +275,6 @@ def former_default(problem: Problem, seed: int) -> Any:
     )
 
 
-LOOKS = {"n_means": 2, "steps": 300, "learning_rate": 0.05, "max_samples": 1000, "hops": "auto"}
 """The head distribution of several looks: one line for all stories."""
 
 METHODS: dict[str, Callable[[Problem, int], Any]] = {
@@ -294,13 +293,10 @@ METHODS: dict[str, Callable[[Problem, int], Any]] = {
     "no settings": no_settings,
     "former default": former_default,
     "attention, identity": lambda p, s: attention(p, s, kh.IdentityHeads()),
+    "attention, one hop": lambda p, s: (
+        None if p.regression else attention(p, s, kh.LearnedHeads(hops=1))
+    ),
     "attention, learned": lambda p, s: None if p.regression else attention(p, s, kh.LearnedHeads()),
-    "attention, auto looks": lambda p, s: (
-        None if p.regression else attention(p, s, kh.LearnedHeads(hops="auto"))
-    ),
-    "attention, looks": lambda p, s: (
-        attention(p, s, kh.LearnedHeads(**LOOKS)) if p.name in BABI else None
-    ),
     "attention, 4 means": lambda p, s: (
         attention(p, s, kh.LearnedHeads(n_means=4)) if p.name in BABI else None
     ),
@@ -344,7 +340,7 @@ def warm_up() -> None:
             ).fit(sets, codes)
     Network("deepsets", False, 0, epochs=1).fit(sets, codes)
     if device := os.environ.get("KEYHOLE_DEVICE"):
-        distribution = kh.LearnedHeads(steps=1)
+        distribution = kh.LearnedHeads(max_iter=1, hops=1)
         kh.AttentionClassifier(
             8, distribution, activation="softmax", device=device, random_state=0
         ).fit(sets[:60], codes[:60])

@@ -40,7 +40,7 @@ def show(data, i, model):
     print(f"  answer: {model.predict(data.sets[i : i + 1])[0]} (right: {data.target[i]})")
 
 
-def main(path, task=2, steps=300, n_heads=256):
+def main(path, task=2, max_iter=300, n_heads=256):
     data = kh.datasets.load_babi(path, int(task))
     train, test = (np.flatnonzero(data.split == part) for part in (0, 1))
     right = {}
@@ -50,9 +50,7 @@ def main(path, task=2, steps=300, n_heads=256):
     model.fit(bags(data.sets[train]), data.target[train])
     right["bags of words, logistic"] = model.predict(bags(data.sets[test])) == data.target[test]
     for name, hops in {"attention, one hop": 1, "attention, hops it chose": "auto"}.items():
-        heads = kh.LearnedHeads(
-            n_means=2, steps=steps, learning_rate=0.05, max_samples=1000, hops=hops
-        )
+        heads = kh.LearnedHeads(hops=hops, max_iter=max_iter)
         model = kh.AttentionClassifier(
             n_heads,
             heads,

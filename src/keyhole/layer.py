@@ -4,6 +4,7 @@
                         → learn the token rule → prepare the samples
                         → learn the heads, if they are to be learned
                         → solve for the values (solvers/)
+                        → where heads were learned, predict samples that they have not seen
 
 Estimators, the lens and the experiments all call `fit`; what a user leaves open is chosen first, by
 `keyhole.choose.choose`. Samples that come in batches are summed instead (streaming.py), and share
@@ -15,16 +16,17 @@ draw heads, make features, solve ridge, predict.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from keyhole.attention.activations import check_pointwise
+from keyhole.attention.descent import DescentSettings
 from keyhole.attention.heads import HeadDistribution
 from keyhole.attention.learned import MAX_HEADS_TO_JUDGE, LearnedHeads
+from keyhole.attention.search import HeldOutPart, Learned
 from keyhole.data.sets import SampleBatch
 from keyhole.data.tokens import ADDS_FEATURES, TokenRule
 from keyhole.key_selection import SelectedKeys, select_keys
@@ -50,12 +52,17 @@ class FittedLayer:
     selected : SelectedKeys or None
         The keys that the layer sees, and how those of new samples are selected; None where it sees
         all of them.
+    held_out_error : float or None
+        Where heads were learned: the mean squared error on samples that they have not seen. The
+        predictions are then those of such samples, and NaN for all others: leave-one-out leaves a
+        sample out of the values only, and its error was up to 1.8 times too small.
     """
 
     spec: LayerSpec
     tokens: TokenRule
     solved: LayerFit = field(repr=False)
     selected: SelectedKeys | None = field(default=None, repr=False)
+    held_out_error: float | None = None
 
     def predict(self, samples: SampleBatch) -> Float[np.ndarray, "n t"]:
         """f of samples as they are given."""
@@ -82,8 +89,15 @@ class FittedLayer:
 
     @property
     def predictions(self) -> Float[np.ndarray, "n t"]:
-        """Leave-one-out predictions of the training samples."""
+        """Leave-one-out predictions of the training samples; see ``held_out_error``."""
         return self.solved.predictions
+
+    @property
+    def error(self) -> float:
+        """The mean squared error of samples that were left out, or held out from learned heads."""
+        if self.held_out_error is not None:
+            return self.held_out_error
+        return self.ridge.error
 
     @property
     def loss(self) -> float:
@@ -97,7 +111,10 @@ class FittedLayer:
         """The fit to outputs 2^exponent times as large; logits have no units."""
         if self.spec.is_logistic:
             return self
-        return replace(self, solved=self.solved.in_units(exponent))
+        held_out_error = self.held_out_error
+        if held_out_error is not None:
+            held_out_error = float(np.ldexp(held_out_error, 2 * exponent))
+        return replace(self, solved=self.solved.in_units(exponent), held_out_error=held_out_error)
 
 
 def fit(
@@ -148,17 +165,73 @@ def fit(
     ready = data.with_samples(tokens.apply(data.samples))
 
     # heads: learned if they are to be; several hops extend the queries
-    heads = learn_heads(spec, ready)
-    if heads is not spec.heads:
-        tokens = tokens.with_hops_of(heads)
+    learned = learn_heads(spec, ready)
+    rule_before_hops = tokens
+    if learned.heads is not spec.heads:
+        tokens = tokens.with_hops_of(learned.heads)
         ready = data.with_samples(tokens.apply(data.samples))
 
     # values: in closed form, or by Newton steps
-    solved = solve_values(spec, ready, spec.draw(heads, ready.samples), draft=draft)
-    fitted = FittedLayer(
-        spec=replace(spec, heads=heads), tokens=tokens, solved=solved, selected=selected
-    )
+    complete = replace(spec, heads=learned.heads)
+    solved = solve_values(spec, ready, spec.draw(learned.heads, ready.samples), draft=draft)
+    fitted = FittedLayer(spec=complete, tokens=tokens, solved=solved, selected=selected)
+
+    # predictions of samples that learned heads have not seen
+    if learned.held_out:
+        fitted = with_held_out_predictions(fitted, data, rule_before_hops, learned.held_out)
     return fitted.in_units(exponent)
+
+
+def with_held_out_predictions(
+    fitted: FittedLayer,
+    data: TrainingSet,
+    tokens: TokenRule,
+    held_out: tuple[HeldOutPart, ...],
+) -> FittedLayer:
+    """The fit with predictions of samples by heads and values that have not seen them.
+
+    ``tokens`` is the rule before any hops. The heads of each part were learned on all other samples
+    (`HeldOutPart`); here the values are solved for on the same ones. All samples that count are
+    predicted if every one was held out in turn, a fifth of them otherwise.
+    """
+    predictions = np.full(data.outputs.shape, np.nan)
+    owner = _joined_rows(data)
+    for part in held_out:
+        # samples of the part with their duplicates, or with all of their groups
+        is_unseen = np.isin(owner, part.rows)
+        if data.groups is not None:
+            is_unseen |= np.isin(data.groups, data.groups[is_unseen])
+        seen = data[np.flatnonzero((owner >= 0) & ~is_unseen)]
+        unseen = np.flatnonzero(is_unseen)
+
+        # values on the samples seen, in the coordinates that the hops of these heads make
+        rule = tokens.with_hops_of(part.heads)
+        seen = seen.with_samples(rule.apply(seen.samples))
+        spec = replace(fitted.spec, heads=part.heads)
+        solved = solve_values(spec, seen, spec.draw(part.heads, seen.samples), draft=True)
+        predictions[unseen] = solved.layer.predict(
+            rule.apply(data.samples[unseen]), memory_budget=spec.memory_budget
+        )
+
+    # their mean squared error, over samples that count
+    solved = replace(fitted.solved, predictions=predictions)
+    rows = solved.judged_rows()
+    residuals = data.outputs[rows] - predictions[rows]
+    if fitted.spec.is_logistic:
+        # of 2p − 1 with the probability p of each output
+        residuals = np.sign(data.outputs[rows]) - np.tanh(predictions[rows] / 2)
+    squares = np.square(residuals).mean(axis=1)
+    error = float(np.average(squares, weights=data.weights_or_ones()[rows]))
+    return replace(fitted, solved=solved, held_out_error=error)
+
+
+def _joined_rows(data: TrainingSet) -> Int[np.ndarray, " n"]:
+    """For each sample given, its number among those that heads are learned from; −1 for none."""
+    if data.groups is None:
+        return JoinedSamples.of(data).owner
+    rows = np.full(len(data), -1)
+    rows[data.positive_rows] = np.arange(len(data.positive_rows))
+    return rows
 
 
 def with_ranks_if_drawn(spec: LayerSpec, data: TrainingSet) -> TrainingSet:
@@ -200,15 +273,12 @@ def learn_tokens(spec: LayerSpec, data: TrainingSet) -> TokenRule:
     return rule.with_extras_scale(spec.extras_scale)
 
 
-def learn_heads(spec: LayerSpec, ready: TrainingSet) -> HeadDistribution:
+def learn_heads(spec: LayerSpec, ready: TrainingSet) -> Learned:
     """The head distribution itself, or what its ``fit`` makes of prepared samples."""
     assert spec.heads is not None
-    if not spec.learns_heads:
-        return spec.heads
-    # infinitely many heads are used through their kernel, which learned heads must then have
     heads: Any = spec.heads
-    if spec.is_exact:
-        heads = _with_a_kernel(heads, spec.activation)
+    if not spec.learns_heads:
+        return Learned(heads)
 
     # duplicates count as one sample of their joint weight, here as in the layer; with groups every
     # sample counts
@@ -219,7 +289,9 @@ def learn_heads(spec: LayerSpec, ready: TrainingSet) -> HeadDistribution:
 
     # a distribution of the user has the arguments that the protocol names
     if not isinstance(heads, LearnedHeads):
-        return heads.fit(
+        if spec.is_exact:
+            check_pointwise(spec.activation)
+        fitted_heads = heads.fit(
             data.samples,
             data.outputs,
             weights=data.weights,
@@ -228,17 +300,23 @@ def learn_heads(spec: LayerSpec, ready: TrainingSet) -> HeadDistribution:
             activation=spec.activation,
             fit_intercept=spec.fit_intercept,
         )
+        return Learned(fitted_heads)
 
-    # LearnedHeads also takes the number of heads it is judged with, and a device, which knows
-    # samples of one averaged set only
+    # infinitely many heads are used through their kernel, which takes a pointwise activation and
+    # noise of one scale
+    settings = DescentSettings()
+    n_heads = MAX_HEADS_TO_JUDGE
     if spec.is_exact:
-        n_heads = MAX_HEADS_TO_JUDGE
+        check_pointwise(spec.activation)
+        settings = DescentSettings(learn_scales=False)
     else:
         n_heads = int(spec.n_heads)
+
+    # a device knows samples of one averaged set only
     device = None
     if data.samples.is_plain:
         device = spec.device
-    return heads.fit(
+    return heads.learn(
         data.samples,
         data.outputs,
         weights=data.weights,
@@ -248,25 +326,8 @@ def learn_heads(spec: LayerSpec, ready: TrainingSet) -> HeadDistribution:
         fit_intercept=spec.fit_intercept,
         n_heads=n_heads,
         device=device,
+        settings=settings,
     )
-
-
-def _with_a_kernel(heads: Any, activation: str) -> Any:
-    """Heads to learn whose result has a kernel; without one they are refused before the work.
-
-    A kernel needs a pointwise activation and noise of one scale in all directions.
-    """
-    check_pointwise(activation)
-    covariance = getattr(heads, "covariance", "none")
-    if covariance == "auto":
-        heads = copy.copy(heads)
-        heads.covariance = "none"
-    elif covariance != "none":
-        raise ValueError(
-            f"infinitely many heads need noise of one scale: got {heads}. Use covariance='none', "
-            "or a finite `n_heads`."
-        )
-    return heads
 
 
 def _check_complete(spec: LayerSpec) -> None:

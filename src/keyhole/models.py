@@ -782,7 +782,7 @@ def _fits(name: str, value: Any, estimator: Any) -> bool:
         case "loo_error_" | "residual_" | "objective_" | "duality_gap_":
             # NaN where there was nothing to leave out
             return isinstance(value, (float, np.floating))
-        case "n_iter_" | "n_samples_seen_":
+        case "n_iter_" | "n_samples_seen_" | "n_held_out_":
             is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
             return is_integer and bool(value >= 0)
         case "solver_":

@@ -301,7 +301,6 @@ RECORDS: dict[str, type] = {
     )
 }
 UNSAVED = {
-    "LearnedHeads": {"callback", "augment"},
     "FiniteLayer": {"device"},
     "KernelLayer": {"device", "dtype"},
     "TokenRule": {"hops"},
@@ -595,10 +594,29 @@ def _build(kind: str, parts: dict[str, Any]) -> Any:
         _check_record(built)
         return built
     if kind in DISTRIBUTIONS:
+        if kind == "LearnedHeads":
+            parts = _current_options(parts)
         distribution = DISTRIBUTIONS[kind](**parts)
         _check_distribution(distribution)
         return distribution
     raise ValueError(f"an object of the unknown kind {kind!r:.60}")
+
+
+RENAMED_OPTIONS = {"steps": "max_iter", "looks": "hops", "validation": "validation_fraction"}
+FORMER_OPTIONS = (
+    "n_heads", "covariance", "learning_rate", "shrinkage", "ages", "jitter", "strengths",
+    "max_samples", "seconds",
+)  # fmt: skip
+"""Options of `LearnedHeads` in files of 0.1.0: under other names since, or decided inside."""
+
+
+def _current_options(parts: dict[str, Any]) -> dict[str, Any]:
+    """The options of `LearnedHeads` that it still has, under their names."""
+    return {
+        RENAMED_OPTIONS.get(name, name): value
+        for name, value in parts.items()
+        if name not in FORMER_OPTIONS
+    }
 
 
 def _check_names(

@@ -146,7 +146,7 @@ def test_the_unit_of_weights_changes_no_learned_heads(rng):
     sets = kh.targets.sphere_sets(80, n_keys=3, dim=3, seed=0)
     y, weights = kh.targets.Correlation(3, 3)(sets), rng.uniform(0.5, 2.0, 80)
     expected, *others = [
-        kh.LearnedHeads(steps=6, n_heads=8).fit(sets, y, weights=2.0**power * weights)
+        kh.LearnedHeads(max_iter=6, hops=1).fit(sets, y, weights=2.0**power * weights)
         for power in (0, -300, 300)
     ]
     for found in others:

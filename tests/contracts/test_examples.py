@@ -120,7 +120,7 @@ def test_stories(
             ]
             lines.append(f"3 where is {('mary', 'john')[asked]}?\t{at[asked]}\t{asked + 1}")
         (tmp_path / f"qa2_x_{part}.txt").write_text("\n".join(lines))
-    example("stories").main(tmp_path, steps=5, n_heads=16)
+    example("stories").main(tmp_path, max_iter=5, n_heads=16)
     shown = capsys.readouterr().out
     assert figures(shown)["attention, one hop"] > 80
     assert "hop 1: sentence" in shown

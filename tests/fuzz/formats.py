@@ -86,7 +86,7 @@ def models() -> list[tuple[dict[str, Any], dict[str, Any]]]:
         ),
         kh.AttentionRegressor(**kernel, pooling="sum").fit(groups, y[:4]),
         kh.AttentionRegressor(**heads, query="each").fit(plain, y),
-        kh.AttentionClassifier(**heads, heads=kh.LearnedHeads(n_means=2, steps=2, n_heads=4)).fit(
+        kh.AttentionClassifier(**heads, heads=kh.LearnedHeads(n_means=2, max_iter=2, hops=1)).fit(
             sets, words
         ),
         kh.AttentionClassifier(**kernel).fit(sets, signs),

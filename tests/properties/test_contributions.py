@@ -105,7 +105,9 @@ def test_contributions_are_the_formula(activation, pooling, query, rng):
 
 
 @pytest.mark.parametrize("n_heads", [20, math.inf])
-@pytest.mark.parametrize("distribution", [kh.GaussianHeads(1.0), kh.LearnedHeads(steps=2)])
+@pytest.mark.parametrize(
+    "distribution", [kh.GaussianHeads(1.0), kh.LearnedHeads(max_iter=2, hops=1)]
+)
 def test_of_sums_a_contribution_is_the_effect_of_removal(n_heads, distribution, rng):
     """And of means it is not: the others then weigh more."""
     extras = rng.standard_normal((12, 2))
@@ -133,7 +135,7 @@ def test_of_sums_a_contribution_is_the_effect_of_removal(n_heads, distribution, 
 
 def test_several_hops_add_up_too(rng):
     sets, y = draw(rng, n=20), rng.standard_normal(20)
-    distribution = kh.LearnedHeads(steps=2, hops=2)
+    distribution = kh.LearnedHeads(max_iter=2, hops=2)
     model = kh.AttentionRegressor(
         10, distribution, activation="softmax", alpha=1.0, random_state=0
     ).fit(sets, y)

@@ -254,7 +254,7 @@ SAVED = {
     "kernel": lambda: paper_regressor(math.inf, extras_scale=2.0),
     "learned": lambda: kh.AttentionRegressor(
         16,
-        heads=kh.LearnedHeads(steps=2, n_heads=8),
+        heads=kh.LearnedHeads(max_iter=2, hops=1),
         random_state=0,
         scaling="none",
         query="given",

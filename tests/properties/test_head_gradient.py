@@ -12,8 +12,8 @@ from keyhole.attention.features import (
     attention_features,
     attention_pullback,
 )
+from keyhole.attention.head_error import Task, gradient_in_heads
 from keyhole.attention.hops import HopTrace
-from keyhole.attention.learned import Task, gradient_in_heads
 from keyhole.data.sets import PooledSets
 from keyhole.ridge.gram import loo_gradient, ridge_gram
 from keyhole.ridge.problem import RidgeProblem

@@ -7,7 +7,7 @@ import pytest
 
 import keyhole as kh
 
-FAST = {"steps": 15, "n_heads": 24}
+FAST = {"max_iter": 15, "hops": 1}
 
 
 def errors(target, distribution, seed, n=200, noise=0.3):
@@ -75,7 +75,7 @@ def test_a_distribution_is_learned_where_there_is_one(seed):
     scores = {}
     for name, distribution in (
         ("zero", kh.GaussianHeads()),
-        ("learned", kh.LearnedHeads(steps=30, n_heads=32)),
+        ("learned", kh.LearnedHeads(max_iter=80, hops=1)),
     ):
         model = kh.AttentionRegressor(
             100,

@@ -248,7 +248,7 @@ ESTIMATORS = {
     ),
     "learned": lambda: kh.AttentionRegressor(
         16,
-        heads=kh.LearnedHeads(n_means=2, steps=2, n_heads=8),
+        heads=kh.LearnedHeads(n_means=2, max_iter=2, hops=1),
         random_state=0,
         scaling="none",
         query="given",

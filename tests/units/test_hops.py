@@ -4,20 +4,22 @@ import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole.attention.descent import DescentSettings
 from keyhole.attention.features import key_stacks
+from keyhole.attention.head_error import Task
 from keyhole.attention.heads import FittedHeads
-from keyhole.attention.hops import Ages, HopTrace, UsedCoordinates, starting_hops
-from keyhole.attention.learned import Task
+from keyhole.attention.hops import (
+    CHAIN,
+    SIMILAR,
+    Ages,
+    HopTrace,
+    UsedCoordinates,
+    starting_hops,
+)
+from keyhole.attention.search import Start, TaskView
 from keyhole.data.tokens import pass_hops, weights_of_hop
 
-HEADS = {
-    "steps": 20,
-    "learning_rate": 0.3,
-    "n_heads": 8,
-    "hops": 2,
-    "scale": 0.1,
-    "strengths": (1.0,),
-}
+HEADS = {"max_iter": 60, "hops": 2, "scale": 0.1}
 OPTIONS = {
     "activation": "softmax",
     "pooling": "mean",
@@ -204,26 +206,17 @@ def test_weights_of_the_last_hop_are_those_of_the_heads(sets, rng):
         ({"hops": 0}, "`hops` must be at least 1"),
         ({"hops": "many"}, "`hops` must be one of 'auto'"),
         ({"patterns": 0}, "`patterns` must be at least 1"),
-        ({"jitter": 1.0}, "`jitter` must be a probability below 1"),
-        ({"ages": [0, 7]}, "`ages` must name different coordinates"),
-        ({"ages": [0, 1]}, "zeros and at most one 1"),
-        ({"ages": 3}, "`ages` must be 'auto', None, or"),
-        (
-            {"augment": lambda sets, rng: sets[:3]},
-            "`augment` must return a SetBatch of as many sets",
-        ),
-        ({"augment": "jitter"}, "`augment` must be a function"),
     ],
 )
 def test_wrong_parameters_are_named(wrong, message, rng):
     sets = kh.SetBatch(rng.normal(size=(60, 2, 3)), rng.normal(size=(60, 3)))
     with pytest.raises((ValueError, TypeError), match=message):
-        kh.LearnedHeads(**{"steps": 1, "hops": 2} | wrong).fit(sets, rng.normal(size=60))
+        kh.LearnedHeads(**{"max_iter": 1, "hops": 2} | wrong).fit(sets, rng.normal(size=60))
 
 
 def test_without_a_query_there_is_one_hop(rng):
     sets = kh.SetBatch(rng.normal(size=(60, 2, 3)))
-    assert kh.LearnedHeads(steps=1, hops="auto").fit(sets, rng.normal(size=60)).hops == 1
+    assert kh.LearnedHeads(max_iter=1, hops="auto").fit(sets, rng.normal(size=60)).hops == 1
     with pytest.raises(ValueError, match="`hops` = 2 needs a query of each set"):
         kh.LearnedHeads(hops=2).fit(sets, rng.normal(size=60))
     with pytest.raises(ValueError, match="every key is the query in turn"):
@@ -260,10 +253,8 @@ def test_ages_are_found_with_all_that_follows_from_them(rng):
     assert ages.hot.tolist() == [3, 4, 5, 6, 7]
     assert ages.columns.tolist() == [3, 4, 5, 6, 7, 8]
     np.testing.assert_array_equal(ages.table, np.column_stack([np.eye(5), 0.5 ** np.arange(5)]))
-    np.testing.assert_array_equal(Ages.of(sets, range(3, 8)).table, ages.table)
     words = kh.SetBatch([k.tokens[:, :3] for k in sets])
     assert Ages.of(words) is None
-    assert Ages.of(sets, None) is None
     assert Ages.of(kh.SetBatch(rng.normal(size=(9, 3, 4)))) is None
     hot = np.repeat(np.eye(3)[None], 9, axis=0)
     assert Ages.of(kh.SetBatch(hot)).hot.tolist() == [0, 1, 2]
@@ -306,7 +297,7 @@ def test_a_while_passes_before_some_keys(rng):
 
 def test_hops_start_from_what_the_coordinates_are(rng):
     ages = Ages.of(aged(rng))
-    first, last = starting_hops(9, 9, 2, 1, 2, ages, None, seed=0)
+    first, last = starting_hops(9, 9, 2, 1, 2, SIMILAR, ages, None, seed=0)
     assert (first.shape, last.shape) == ((1, 10, 10), (2, 19, 10))
     assert np.abs(first[0][:3, :3] - 3 * np.eye(3)).max() < 0.1, "words like those of the query"
     assert np.abs(last[0][9:12, :3] - 3 * np.eye(3)).max() < 0.1, "words like those found"
@@ -314,27 +305,44 @@ def test_hops_start_from_what_the_coordinates_are(rng):
     block = last[1][12:17, 3:8]
     assert np.abs(np.tril(block)).max() < 0.1, "nothing newer than what was found"
     assert (block[np.triu_indices(5, 1)] > 0.2).all(), "but what is older, the nearer the better"
-    plain = starting_hops(2, 3, 2, 2, 1, None, [(1, 2)], seed=0)
+    plain = starting_hops(2, 3, 2, 2, 1, SIMILAR, None, [(1, 2)], seed=0)
     assert np.abs(plain[0][0] - 3 * np.eye(3, 4, 1)[[2, 1, 2]] * [[0], [1], [0]]).max() < 0.1, (
         "the pairs stated"
     )
     assert plain[1].shape == (1, 2 + 2 * 3 + 1, 4)
 
 
-def test_steps_see_what_augment_makes_of_them(rng):
-    sets, y, *_ = carried(rng, 60)
-    sizes = []
+def test_hops_that_move_on_start_away_from_what_they_know(rng):
+    first, second, last = starting_hops(3, 3, 3, 1, 1, CHAIN, None, None, seed=0)
+    eye = np.eye(3)
+    assert np.abs(first[0, :3, :3] - 5 * eye).max() < 0.1, "like the query"
+    assert np.abs(second[0, :3, :3] + 4 * eye).max() < 0.1, "then unlike it"
+    assert np.abs(second[0, 3:6, :3] - 6 * eye).max() < 0.1, "and like what was found"
+    assert np.abs(last[0, 3:6, :3] + 4 * eye).max() < 0.1, "then unlike that"
+    assert np.abs(last[0, 6:9, :3] - 6 * eye).max() < 0.1, "and like the newest"
 
-    def doubled(part, generator):
-        assert isinstance(generator, np.random.Generator)
-        sizes.append(len(part))
-        return kh.SetBatch([2 * s.tokens for s in part], part.query)
 
-    options = {"steps": 2, "n_heads": 4, "scale": 0.1}
-    distribution = kh.LearnedHeads(augment=doubled, **options).fit(sets, y.astype(float))
-    assert set(sizes) == {48}
-    plain = kh.LearnedHeads(**options).fit(sets, y.astype(float))
-    assert distribution.history[1].loo_error != plain.history[1].loo_error
+def test_heads_that_ignore_ages_make_nothing_of_them(rng):
+    """Entries and noise are zero at the coordinates of ages, in the last hop and before it."""
+    sets = aged(rng, 60)
+    task = Task(sets, np.zeros((60, 1)), None, "softmax", True)
+    plan = kh.LearnedHeads(hops=2).plan(task, 0, None, None, DescentSettings())
+    view = TaskView.of(task, plan, ignores_ages=True)
+    assert view.coordinates.ignored.tolist() == [3, 4, 5, 6, 7, 8]
+    assert view.task.batch.sets.dim == 3
+    learned = FittedHeads(
+        rng.normal(size=(1, 3 + 3 + 1, 4)),
+        0.3,
+        hops_=(rng.normal(size=(1, 3 + 1, 4)),),
+        query_scales_=np.ones(7),
+        key_scales_=np.ones(4),
+    )
+    heads = view.among_all(learned, Start(2, CHAIN, ignores_ages=True), task)
+    drawn = heads.sample(5, 9, seed=0, query_dim=3 + 9)
+    assert (drawn[:, :, 3:9] == 0).all(), "no score depends on the age of a key"
+    assert (drawn[:, 3 + 3 : 3 + 9] == 0).all(), "nor on the age of what was found"
+    assert (heads.hops_[0][:, :, 3:9] == 0).all()
+    np.testing.assert_array_equal(heads.hops_[0][0][:, [0, 1, 2, 9]], learned.hops_[0][0])
 
 
 @pytest.mark.parametrize("activation", ["softmax", "relu"])
@@ -350,7 +358,7 @@ def test_a_device_takes_the_same_way(activation, grouped, rng):
         "groups": groups,
         "n_heads": 8,
     }
-    distribution = kh.LearnedHeads(steps=5, n_heads=4, hops=2, max_samples=60, validation=0.5)
+    distribution = kh.LearnedHeads(max_iter=5, hops=2, validation_fraction=0.5)
     y = sets.tokens[sets.offsets[:-1], :2]
     host, device = (distribution.fit(sets, y, device=device, **given) for device in (None, "cpu"))
     for mine, theirs in zip(host.history, device.history, strict=True):
@@ -361,8 +369,8 @@ def test_a_device_takes_the_same_way(activation, grouped, rng):
 def test_what_the_sets_pair_is_where_hops_start(rng):
     keys, query = rng.normal(size=(60, 2, 3)), rng.normal(size=(60, 2))
     task = Task(kh.SetBatch(keys, query, pairs=[(1, 2)]), np.zeros((60, 1)), None, "softmax", True)
-    plan = kh.LearnedHeads(hops=2, ages=None)._plan(task, 0, None)
-    first, _ = plan.start(FittedHeads(np.zeros((1, 3, 4)), 0.5), task, 2)
+    plan = kh.LearnedHeads(hops=2).plan(task, 0, None, None, DescentSettings())
+    first, _ = plan.start(FittedHeads(np.zeros((1, 3, 4)), 0.5), task, 2, SIMILAR)
     expected = np.zeros((3, 4))
     expected[1, 2] = 3.0
     np.testing.assert_allclose(first[0], expected, atol=0.15)
@@ -386,14 +394,14 @@ def test_what_keys_add_in_the_last_hop_sums_to_the_prediction(sets, rng):
     )
 
 
-def test_heads_are_learned_in_the_coordinates_that_are_used(rng, monkeypatch):
+def test_heads_are_learned_in_the_coordinates_that_are_used(rng):
     """Columns of zeros change nothing that is learned, and stay where the hops start."""
     sets, y, *_ = carried(rng, 80)
     used = np.array([0, 1, 2, 4, 5, 6, 8, 9, 10])  # of eleven; the query has the first three
     keys, query = np.zeros((len(sets.tokens), 11)), np.zeros((80, 11))
     keys[:, used], query[:, :3] = sets.tokens, sets.query
     wide = kh.SetBatch(np.split(keys, sets.offsets[1:-1]), query)
-    distribution = kh.LearnedHeads(steps=2, n_heads=4, hops=2, strengths=(1.0,), scale=0.1)
+    distribution = kh.LearnedHeads(max_iter=2, hops=2, n_means=1, scale=0.1)
     columns = np.where(y[:, None] == np.arange(3), 1.0, -1.0)
     narrow, found = (
         distribution.fit(batch, columns, activation="softmax") for batch in (sets, wide)
@@ -408,8 +416,9 @@ def test_heads_are_learned_in_the_coordinates_that_are_used(rng, monkeypatch):
         key_scales_=rng.uniform(1, 2, 10),
         query_scales_=rng.uniform(1, 2, 13),
     )
-    monkeypatch.setattr("keyhole.attention.learned._fit", lambda *_: learned)
-    found = distribution.fit(wide, columns, activation="softmax")
+    task = Task(wide, columns, None, "softmax", True)
+    plan = distribution.plan(task, 0, None, None, DescentSettings())
+    found = TaskView.of(task, plan, ignores_ages=False).among_all(learned, Start(2), task)
     across, down = np.append(used, 11), np.concatenate([np.arange(3), 11 + used, [22]])
     np.testing.assert_array_equal(found.means_[:, down[:, None], across], learned.means_)
     np.testing.assert_array_equal(

@@ -1,25 +1,30 @@
 import math
-import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from paper import paper_regressor
 
 import keyhole as kh
-from keyhole.attention.heads import FittedHeads, HeadDistribution, Step, standard_normals
-from keyhole.attention.learned import (
-    Adam,
-    HeadDescent,
+from keyhole.attention.descent import Adam, DescentSettings, HeadDescent
+from keyhole.attention.head_error import (
     Judgement,
-    Search,
     Task,
-    _search,
-    choose_identity,
     gradient_in_heads,
     held_out_parts,
     improvement,
     judge,
+)
+from keyhole.attention.heads import FittedHeads, HeadDistribution, Step, standard_normals
+from keyhole.attention.hops import CHAIN, SIMILAR
+from keyhole.attention.search import (
+    Descended,
+    Split,
+    Start,
+    TaskView,
+    choose_identity,
+    descend,
+    fewest_hops,
+    starts_of,
 )
 
 
@@ -29,7 +34,7 @@ def task(rng):
     return sets, kh.targets.Correlation(3, 3)(sets) * 5
 
 
-FAST = {"steps": 6, "n_heads": 8}
+FAST = {"max_iter": 6, "hops": 1}
 
 
 def test_learned_heads_are_a_distribution_that_needs_a_training_set():
@@ -71,7 +76,7 @@ def test_fitted_heads_nest_and_share_out_their_means(rng):
 
 def test_no_steps_is_a_choice_among_identities(task):
     sets, y = task
-    distribution = kh.LearnedHeads(steps=0, strengths=(0.0, 2.0)).fit(sets, y)
+    distribution = kh.LearnedHeads(max_iter=0).fit(sets, y)
     assert distribution.chosen in ("zero-mean", "identity")
     assert distribution.steps == 0
     assert distribution.history == ()
@@ -86,39 +91,43 @@ def test_few_samples_are_not_descended_on(task):
     ("n", "gain", "learns"),
     [(80, 1.9, False), (80, 2.1, True), (260, 1.9, False), (260, 2.1, True)],
 )
-def test_learned_heads_are_kept_beyond_two_standard_errors(n, gain, learns, monkeypatch, seed):
-    def found(
-        pairs, unseen, base, start, alpha, *_
-    ):  # what a search says that gained so many standard errors
-        history = (Step(0, 1.0, 1.0), Step(1, 0.5, 0.5))
-        return Search(
-            start,
-            history,
-            np.ones(sum(map(len, unseen))),
-            gain,
-            1.0,
-            replace(base, means_=start[0]),
-            alpha,
-        )
+def test_learned_heads_are_kept_by_two_standard_errors(n, gain, learns, monkeypatch, seed):
+    def gains(start, view, split, base, alpha, incumbent):
+        return descended(start, view, split, base, error=0.5, gain=gain, doubt=1.0)
 
-    monkeypatch.setattr("keyhole.attention.learned._search", found)
+    monkeypatch.setattr("keyhole.attention.search.descend", gains)
     sets = kh.targets.sphere_sets(n, n_keys=2, dim=2, seed=seed)
     distribution = kh.LearnedHeads(**FAST).fit(sets, kh.targets.Correlation(2, 2)(sets))
     assert distribution.steps == (1 if learns else 0)
-    assert distribution.reason.startswith("nothing learned beyond doubt") is not learns
+    assert distribution.reason.startswith("nothing learned by more than 2") is not learns
 
 
-def test_budgets_progress_and_callbacks(task, capsys):
-    sets, y = task
-    seen = []
-    distribution = kh.LearnedHeads(steps=12, n_heads=8, callback=seen.append, verbose=True).fit(
-        sets, y
+def descended(start, view, split, base, error, gain, doubt, best_step=1):
+    """A descent that reached a held-out error, with so much gain, from 1.0 without learning."""
+    matrices = view.plan.start(base, view.task, start.hops, start.strengths)
+    *hops, means = matrices
+    reached = FittedHeads(means, 0.25, hops_=tuple(hops), steps=best_step)
+    n_held_out = sum(int(mask.sum()) for mask in split.masks)
+    return Descended(
+        start=start,
+        view=view,
+        matrices=matrices,
+        history=(Step(0, 1.0, 1.0), Step(best_step, error, error)),
+        errors=np.full(n_held_out, error),
+        gain=gain,
+        doubt=doubt,
+        distributions=[reached] * len(split.masks),
+        alpha=1.0,
     )
-    assert [step.step for step in seen] == [0, 5, 10, 12]
-    assert tuple(seen) == distribution.history
-    assert "step   10: leave-one-out" in capsys.readouterr().err
-    hurried = kh.LearnedHeads(steps=10_000, n_heads=8, seconds=0.3).fit(sets, y)
-    assert hurried.history[-1].step < 10_000
+
+
+def test_verbose_says_what_was_tried(task, capsys):
+    sets, y = task
+    distribution = kh.LearnedHeads(hops="auto", max_iter=6, verbose=True).fit(sets, y)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("1 hop: held-out error")
+    assert lines[1].startswith("2 hops: held-out error")
+    assert lines[-1] == distribution.reason
 
 
 @pytest.mark.parametrize("activation", ["relu", "softmax"])
@@ -232,50 +241,30 @@ def test_scales_of_coordinates(rng):
     sets = kh.SetBatch(keys / 2, query / 2)
     best = (query[:, :1] * keys[:, :, 0]).argmax(axis=1)
     y = keys[np.arange(400), best, 0]
-    options = {"steps": 20, "scale": 0.5, "n_heads": 64}
-    fits = {
-        covariance: kh.AttentionRegressor(
-            100,
-            kh.LearnedHeads(covariance=covariance, **options),
-            activation="softmax",
-            random_state=0,
-            scaling="none",
-            query="given",
-            pooling="mean",
-        ).fit(sets[:300], y[:300])
-        for covariance in ("none", "diagonal")
-    }
-    distribution = fits["diagonal"].heads_
-    assert fits["none"].heads_.query_scales_ is None
+    heads = kh.LearnedHeads(n_means=1, hops=1, scale=0.5, max_iter=40)
+    distribution = heads.fit(sets[:300], y[:300], activation="softmax")
     assert distribution.chosen == "learned"
-    assert distribution.query_scales_[0] > 1.5 * np.median(distribution.query_scales_), (
+    assert distribution.query_scales_[0] > 1.3 * np.median(distribution.query_scales_), (
         "the coordinate that matters"
     )
-    assert distribution.key_scales_[0] > 1.5 * np.median(distribution.key_scales_)
+    assert distribution.key_scales_[0] > 1.3 * np.median(distribution.key_scales_)
     heads = distribution.sample(4000, 8, seed=1) - distribution.means_[0]
     measured = heads.std(axis=0) / (
         distribution.scale * np.outer(distribution.query_scales_, distribution.key_scales_)
     )
     np.testing.assert_allclose(measured, 1.0, rtol=0.1)
-    with pytest.raises(ValueError, match="infinitely many heads need noise of one scale"):
-        kh.AttentionRegressor(
-            math.inf,
-            kh.LearnedHeads(covariance="diagonal"),
-            scaling="none",
-            query="given",
-            activation="relu",
-            pooling="mean",
-        ).fit(sets, y)
+
+    # infinitely many heads have one scale
     infinite = kh.AttentionRegressor(
         math.inf,
-        kh.LearnedHeads(steps=5),
+        kh.LearnedHeads(**FAST),
         random_state=0,
         scaling="none",
         query="given",
         activation="relu",
         pooling="mean",
     ).fit(sets[:100], y[:100])
-    assert infinite.heads_.query_scales_ is None, "auto"
+    assert infinite.heads_.query_scales_ is None
     with pytest.raises(ValueError, match="noise of one scale"):
         kh.AttentionRegressor(
             math.inf, distribution, scaling="none", query="given", activation="relu", pooling="mean"
@@ -338,11 +327,9 @@ def test_improvement_is_a_mean_with_its_standard_error(rng):
     ("wrong", "message"),
     [
         ({"n_means": 0}, "`n_means` must be at least 1"),
-        ({"n_means": 9, "n_heads": 8}, "so that each has a head"),
         ({"scale": 0.0}, "`scale` must be larger than 0"),
-        ({"validation": 1.5}, "`validation` must be a share"),
-        ({"n_heads": "many"}, "`n_heads` must be one of 'auto'"),
-        ({"seconds": -1.0}, "`seconds` must be"),
+        ({"validation_fraction": 1.5}, "`validation_fraction` must be a share"),
+        ({"max_iter": -1}, "`max_iter` must be at least 0"),
     ],
 )
 def test_wrong_parameters_are_named(wrong, message, task):
@@ -352,17 +339,15 @@ def test_wrong_parameters_are_named(wrong, message, task):
 
 def test_step_has_no_gradient(task, monkeypatch):
     monkeypatch.setattr(
-        "keyhole.attention.learned._fit", lambda *_: pytest.fail("long work before the check")
+        "keyhole.attention.learned.learn", lambda *_: pytest.fail("long work before the check")
     )
     with pytest.raises(ValueError, match="`activation` must be one of 'relu', 'softmax'"):
         kh.LearnedHeads(**FAST).fit(*task, activation="step")
     monkeypatch.undo()
-    assert kh.LearnedHeads(steps=0).fit(*task, activation="step").steps == 0
+    assert kh.LearnedHeads(max_iter=0).fit(*task, activation="step").steps == 0
 
 
-@pytest.mark.parametrize(
-    "distribution", [kh.LearnedHeads(steps=0, n_heads=4), kh.IdentityHeads(n_heads=4)]
-)
+@pytest.mark.parametrize("distribution", [kh.LearnedHeads(max_iter=0), kh.IdentityHeads(n_heads=4)])
 def test_heads_are_learned_with_seed_zero_and_relu_unless_told(distribution, task):
     told = distribution.fit(*task, seed=0, activation="relu", fit_intercept=True)
     assert distribution.fit(*task).reason == told.reason
@@ -431,60 +416,54 @@ def test_threads_change_no_bit(task, monkeypatch):
 # ---- the descent, step by step -------------------------------------------------------------------
 
 
-def plan_of(n=100, dim=2, seed=3, meant_for=None, **options):
+def plan_of(n=100, dim=2, seed=3, meant_for=None, settings=None, **options):
     sets = kh.SetBatch(np.full((n, 1, dim), 0.5), np.ones((n, dim)))
-    return kh.LearnedHeads(**options)._plan(
-        Task(sets, np.zeros((n, 1)), None, "relu", True), seed, meant_for
+    task = Task(sets, np.zeros((n, 1)), None, "relu", True)
+    return kh.LearnedHeads(**options).plan(
+        task, seed, meant_for, None, settings or DescentSettings()
     )
 
 
-def test_a_plan_is_the_parameters_and_their_documented_defaults():
+def test_the_seven_options_and_their_documented_defaults():
+    assert kh.LearnedHeads().get_params() == {
+        "n_means": 2,
+        "hops": "auto",
+        "patterns": 1,
+        "scale": 0.25,
+        "max_iter": 300,
+        "validation_fraction": 0.2,
+        "verbose": False,
+    }
     plan = plan_of()
-    assert (plan.n_means, plan.scale, plan.steps, plan.learn_scales) == (1, 0.25, 100, True)
-    assert (plan.rate, plan.shrinkage, plan.strengths) == (0.1, 1e-4, [0.0, 1.0, 3.0])
-    assert (plan.hops, plan.patterns, plan.ages, plan.jitter, plan.augment) == (
-        [1],
-        1,
-        None,
-        0.1,
-        None,
-    )
-    assert plan_of(hops="auto").hops == [1, 2, 3]
-    assert (plan.validation, plan.max_samples, plan.deadline, plan.seconds) == (
-        0.2,
-        600,
-        math.inf,
-        math.inf,
-    )
+    assert (plan.n_means, plan.scale, plan.steps, plan.patterns) == (2, 0.25, 300, 1)
+    assert (plan.hops, plan.ages, plan.validation) == ((1, 2, 3), None, 0.2)
     assert plan.scales() == [0.5, 0.25, 0.1]
     assert plan_of(scale=0.1).scales() == [0.5, 0.1], "each once"
-    assert not plan_of(covariance="none").learn_scales
-    before = time.monotonic()
-    plan = plan_of(seconds=7.0)
-    assert plan.seconds == 7.0
-    assert before + 7.0 <= plan.deadline <= time.monotonic() + 7.0
+
+
+def test_the_rate_is_steady_and_falls_at_the_end():
+    settings = DescentSettings(rate=0.05, steady_share=0.6, last_rate=0.1)
+    rates = [settings.rate_at(count, 100) for count in (0, 60, 80, 100, 150)]
+    np.testing.assert_allclose(rates, [0.05, 0.05, 0.0275, 0.005, 0.005])
 
 
 @pytest.mark.parametrize(
     ("n", "options", "meant_for", "heads"),
     [
-        (10, {}, None, (16, 16)),  # never fewer than 16
-        (100, {}, None, (34, 34)),  # as many features as samples, rounded up
-        (100, {}, 100, (34, 100)),  # judged with as many as the layer will have
-        (100, {}, 1000, (34, 134)),  # or as many as make four times as many features as samples
-        (10, {}, 1000, (16, 32)),
-        (5000, {}, 10, (200, 200)),
-        (5000, {"max_samples": 5000}, 10, (256, 256)),
-        (5000, {"max_samples": 90}, None, (30, 30)),
-        (10, {"n_means": 40}, None, (40, 40)),
-        (100, {"n_heads": 9, "n_means": 9}, 5, (9, 9)),
+        (10, {"hops": 1}, None, (16, 16)),  # never fewer than 16
+        (100, {"hops": 1}, None, (34, 34)),  # as many features as samples, rounded up
+        (100, {"hops": 1}, 100, (34, 100)),  # judged with as many as the layer will have
+        (100, {"hops": 1}, 1000, (34, 134)),  # or four times as many features as samples
+        (10, {"hops": 1}, 1000, (16, 32)),
+        (5000, {"hops": 1}, 10, (200, 200)),
+        (10, {"hops": 1, "n_means": 40}, None, (40, 40)),
         (10, {"hops": 2}, None, (8, 8)),
-        (900, {"hops": 3, "max_samples": 300}, None, (58, 58)),  # 1/√3 of the samples
+        (900, {"hops": 3}, None, (116, 116)),  # 1/√3 of the samples
     ],
 )
 def test_heads_of_a_step_follow_the_samples(n, options, meant_for, heads):
     plan = plan_of(n, meant_for=meant_for, **options)
-    assert (*plan.n_heads.values(), plan.judge_heads) == heads
+    assert (*plan.heads_per_step.values(), plan.judge_heads) == heads
 
 
 def test_several_means_start_a_little_apart(rng):
@@ -492,9 +471,10 @@ def test_several_means_start_a_little_apart(rng):
     one = Task(
         kh.SetBatch(np.ones((1, 1, 2)), np.ones((1, 2))), np.zeros((1, 1)), None, "relu", True
     )
-    np.testing.assert_array_equal(plan_of().start(base, one, 1), [base.means_])
+    alone = plan_of(n_means=1).start(base, one, 1, SIMILAR)
+    np.testing.assert_array_equal(alone, [base.means_])
     own = standard_normals(3, 9, 3 + 1).reshape(3, 3, 3)
-    found = plan_of(n_means=3).start(base, one, 1)
+    found = plan_of(n_means=3).start(base, one, 1, SIMILAR)
     np.testing.assert_allclose(found, [base.means_ + 0.02 * own], rtol=1e-13)
 
 
@@ -511,31 +491,36 @@ def textbook_adam(rate, gradients):
 
 def test_adam_is_the_textbook_one(rng):
     gradients = rng.normal(size=(4, 3)) * 10.0 ** rng.uniform(-8, 8, size=3)
-    adam = Adam(0.3)
-    moved = sum(adam.move(gradient) for gradient in gradients)
+    adam = Adam()
+    moved = sum(adam.move(gradient, 0.3) for gradient in gradients)
     np.testing.assert_allclose(moved, textbook_adam(0.3, gradients), rtol=1e-12)
-    assert (Adam(0.3).move(np.zeros(2)) == 0).all(), "nowhere to go"
+    assert (Adam().move(np.zeros(2), 0.3) == 0).all(), "nowhere to go"
     # what is zero but for rounding hardly moves beside what is not
-    np.testing.assert_allclose(Adam(0.3).move(np.array([1.0, 1e-8])), [-0.3, -3e-5], rtol=1e-3)
+    moved = Adam().move(np.array([1.0, 1e-8]), 0.3)
+    np.testing.assert_allclose(moved, [-0.3, -3e-5], rtol=1e-3)
 
 
-@pytest.mark.parametrize(("covariance", "hops"), [("diagonal", 1), ("none", 1), ("diagonal", 2)])
-def test_a_descent_is_adam_on_fresh_heads_and_fresh_samples(covariance, hops, task, rng):
+@pytest.mark.parametrize(("learn_scales", "hops"), [(True, 1), (False, 1), (True, 2)])
+def test_a_descent_is_adam_on_fresh_heads_and_fresh_samples(learn_scales, hops, task, rng):
     sets, y = task
-    weights, options = (
-        rng.uniform(0.5, 2.0, 80),
-        {"learning_rate": 0.05, "shrinkage": 0.4, "max_samples": 30},
+    weights = rng.uniform(0.5, 2.0, 80)
+    settings = DescentSettings(
+        rate=0.05,
+        steady_share=0.5,
+        last_rate=0.2,
+        shrinkage=0.4,
+        max_samples=30,
+        heads_per_step=6,
+        learn_scales=learn_scales,
     )
-    plan = plan_of(
-        80, 3, seed=5, n_heads=6, n_means=2, scale=0.3, covariance=covariance, hops=hops, **options
-    )
+    plan = plan_of(80, 3, seed=5, settings=settings, scale=0.3, hops=hops, max_iter=7)
     whole = Task.of(sets, y[:, None], weights, "relu", True)
     rows = 4 if hops == 1 else 7
     start = [*([rng.normal(size=(1, 4, 4))] if hops == 2 else []), rng.normal(size=(2, rows, 4))]
     descent = HeadDescent(whole, start, 0.7, plan)
     matrices, scales, log_alpha = [m.copy() for m in start], np.zeros(rows + 4), math.log(0.7)
     averages, average_scales = [np.zeros_like(m) for m in start], np.zeros(rows + 4)
-    adams, of_scales, of_alpha = [Adam(0.05) for _ in start], Adam(0.05), Adam(0.1)
+    adams, of_scales, of_alpha = [Adam() for _ in start], Adam(), Adam()
     for count in range(7):
         drawn = np.random.default_rng([5, count]).standard_normal((6, rows, 4), dtype=np.float32)
         noise = (
@@ -546,17 +531,18 @@ def test_a_descent_is_adam_on_fresh_heads_and_fresh_samples(covariance, hops, ta
         part = whole.at_most(30 if hops == 1 else 21, 5 + count)
         assert len(part) in (30, 21)
         *inner, means = matrices
-        options = {"scales": covariance == "diagonal", "hops": inner}
+        options = {"scales": learn_scales, "hops": inner}
+        rate = settings.rate_at(count, 7)
         found = gradient_in_heads(part, means, noise, math.exp(log_alpha), **options)
         assert descent.step() == found.error
         share = max(0.2, 1 / (count + 1))  # the mean of all steps so far, later of about five
         for i, gradient in enumerate([*found.hops, found.means]):
-            matrices[i] += adams[i].move(gradient + 2 * 0.4 * (matrices[i] - start[i]))
+            matrices[i] += adams[i].move(gradient + 2 * 0.4 * (matrices[i] - start[i]), rate)
             averages[i] += share * (matrices[i] - averages[i])
-        if covariance == "diagonal":
-            scales += of_scales.move(found.scales)
+        if learn_scales:
+            scales += of_scales.move(found.scales, rate)
             average_scales += share * (scales - average_scales)
-        log_alpha += float(of_alpha.move(np.array(found.log_alpha)))
+        log_alpha += float(of_alpha.move(np.array(found.log_alpha), 0.1))
         for mine, theirs in zip(matrices, descent.matrices, strict=True):
             np.testing.assert_allclose(theirs, mine, rtol=1e-9)
         assert descent.log_alpha == pytest.approx(log_alpha, rel=1e-9)
@@ -564,7 +550,7 @@ def test_a_descent_is_adam_on_fresh_heads_and_fresh_samples(covariance, hops, ta
     assert (distribution.scale, distribution.steps, distribution.hops) == (0.3, 7, hops)
     for mine, theirs in zip(averages, [*distribution.hops_, distribution.means_], strict=True):
         np.testing.assert_allclose(theirs, mine, rtol=1e-9)
-    if covariance == "none":
+    if not learn_scales:
         assert distribution.query_scales_ is None
     else:
         found_scales = np.concatenate([distribution.query_scales_, distribution.key_scales_])
@@ -572,6 +558,7 @@ def test_a_descent_is_adam_on_fresh_heads_and_fresh_samples(covariance, hops, ta
     again = HeadDescent(whole, start, 0.7, plan, distribution)
     np.testing.assert_array_equal(again.matrices[-1], distribution.means_)
     assert again.anchors[-1] is start[-1]
+    assert again.steps_before == 7, "the schedule goes on"
 
 
 def test_a_penalty_that_float32_cannot_carry_is_raised(task, monkeypatch):
@@ -583,11 +570,11 @@ def test_a_penalty_that_float32_cannot_carry_is_raised(task, monkeypatch):
         tried.append(alpha)
         raise np.linalg.LinAlgError
 
-    monkeypatch.setattr("keyhole.attention.learned.gradient_in_heads", refuse)
+    monkeypatch.setattr("keyhole.attention.descent.gradient_in_heads", refuse)
     with pytest.raises(
         ValueError, match=r"not finite in float32, so a head distribution cannot be descended on"
     ):
-        HeadDescent(whole, [np.zeros((1, 4, 4))], 1e-20, plan_of(80, 3, n_heads=4)).step()
+        HeadDescent(whole, [np.zeros((1, 4, 4))], 1e-20, plan_of(80, 3)).step()
     np.testing.assert_allclose(tried, 1e-20 * np.exp(np.arange(60)), rtol=1e-9)
 
 
@@ -643,8 +630,8 @@ def test_a_device_judges_at_a_penalty_that_float32_carries(alpha):
 @pytest.mark.parametrize("seed_of_data", [0, 1, 2])
 def test_counting_without_noise_is_learned(n_samples, seed_of_data):
     sets, y = counting(n_samples, seed_of_data)
-    model = kh.AttentionRegressor(heads=kh.LearnedHeads(), random_state=0).fit(sets, y)
-    assert model.loo_error_ < 1e-8 * y.var()
+    model = kh.AttentionRegressor(heads=kh.LearnedHeads(hops=1), random_state=0).fit(sets, y)
+    assert model.loo_error_ < 1e-6 * y.var()
 
 
 @pytest.mark.parametrize("with_groups", [False, True])
@@ -698,114 +685,176 @@ def test_a_task_is_centred_scaled_and_without_samples_of_no_weight(task, rng):
     assert found.at_most(len(found), 1) is found
 
 
-# ---- the search, with fits that are told what to find --------------------------------------------
+# ---- the search, with descents that are told what to find ----------------------------------------
 
 
 class Told:
-    """A search whose hops find the held-out errors that they are told, and whose steps take a
-    second each.
-    """
+    """Descents that reach the held-out errors that they are told, one for every check."""
 
     def __init__(self, monkeypatch, errors):
-        self.clock, self.errors, self.steps = 100.0, errors, []
-        monkeypatch.setattr("keyhole.attention.learned.time", self)
-        monkeypatch.setattr("keyhole.attention.learned.judge", self.judge)
-        monkeypatch.setattr("keyhole.attention.learned.HeadDescent", self.descent)
-
-    def monotonic(self):
-        return self.clock
+        self.errors = errors
+        monkeypatch.setattr("keyhole.attention.search.HeadDescent", self.descent)
+        monkeypatch.setattr("keyhole.attention.descent.LearningPlan.judge_of", self.judge_of)
 
     def descent(self, task, start, alpha, plan):
-        self.steps.append(0)
-        return Followed(self, len(self.steps) - 1)
+        return Followed()
 
-    def judge(self, task, distribution, n_heads, seed, held_out, alpha, heads):
-        np.testing.assert_array_equal(heads, distribution.sample(n_heads, 3, seed))
-        if distribution.chosen != "told":  # the incumbent: errors 1 and 3 in turn
-            return Judgement(
-                np.full(len(task), 0.5), 2.0 + np.resize([-1.0, 1.0], len(held_out)), 1.0
-            )
-        error = self.errors[-(-self.steps[distribution.steps] // 5)]
-        return Judgement(
-            np.full(len(task), 0.25), error + np.resize([-0.5, 0.5], len(held_out)), 1.0
-        )
+    def judge_of(self, seen, unseen):
+        def judge_heads(distribution, alpha):
+            error = self.errors[-(-distribution.steps // 5)]
+            spread = np.resize([-0.5, 0.5], len(unseen))
+            return Judgement(np.full(len(seen), 0.25), error + spread, 1.0)
+
+        return judge_heads
 
 
 class Followed:
-    alpha = 1.0
+    """A descent that counts its steps."""
 
-    def __init__(self, told, number):
-        self.told, self.number = told, number
+    alpha = 1.0
+    count = 0
 
     def step(self):
-        self.told.clock += 1.0
-        self.told.steps[self.number] += 1
+        self.count += 1
 
-    def distribution(self):
-        return FittedHeads(np.zeros((1, 4, 4)), 0.5, chosen="told", steps=self.number)
+    def distribution(self, steps=0):
+        return FittedHeads(np.zeros((1, 4, 4)), 0.5, steps=steps)
 
 
-def search(told, task, parts=1, **options):
-    plan, deadline = plan_of(80, 3, **options), 100.0 + options.get("seconds", math.inf)
-    pairs = [(task.take(np.arange(40)), task.take(np.arange(40, 80)))] * parts
-    base = FittedHeads(np.zeros((1, 4, 4)), 0.5)
-    found = _search(
-        pairs, [held for _, held in pairs], base, [np.zeros((1, 4, 4))], 1.0, plan, deadline
+def descent_that_finds(monkeypatch, task, errors, max_iter, parts=1, weights=None, groups=None):
+    """What `descend` makes of a descent with these held-out errors, from 2.0 without learning."""
+    told = Told(monkeypatch, errors)
+    whole = Task.of(task[0], task[1][:, None], weights, "relu", True, groups)
+    plan = plan_of(80, 3, hops=1, max_iter=max_iter)
+    view = TaskView.of(whole, plan, ignores_ages=False)
+    masks = [np.arange(80) % 5 == part for part in range(parts)]
+    held_out = [whole.take(np.flatnonzero(mask)) for mask in masks]
+    split = Split(
+        masks=masks,
+        standard_errors=1,
+        weights=None if weights is None else np.concatenate([part.weights for part in held_out]),
+        groups=None if groups is None else np.concatenate([part.groups for part in held_out]),
     )
-    return found.history, found.gain, found.doubt
+    base = FittedHeads(np.zeros((1, 4, 4)), 0.5)
+    incumbent = []
+    for mask, part in zip(masks, held_out, strict=True):
+        seen = whole.take(np.flatnonzero(~mask))
+        errors_before = 2.0 + np.resize([-1.0, 1.0], len(part))
+        incumbent.append(Judgement(np.full(len(seen), 0.5), errors_before, 1.0))
+    assert told.errors
+    return descend(Start(1), view, split, base, 1.0, incumbent)
 
 
-def test_a_search_ends_after_seven_checks_without_gain(task, monkeypatch):
-    sets, y = task
-    errors = [2.0, 1.9, 1.5, 1.6, 1.7, 1.2, 1.3, 1.2, 1.4, 1.9, 1.21, 1.3, 1.4, 1.0]
-    whole = Task.of(sets, y[:, None], None, "relu", True)
-    history, gain, error = search(Told(monkeypatch, errors), whole)
-    assert [step.step for step in history] == list(range(0, 61, 5))
-    np.testing.assert_allclose([step.held_out_error for step in history], errors[:13])
-    assert [step.loo_error for step in history] == [0.5] + [0.25] * 12
-    # the gain is that of the best hop, the first of its error
-    assert gain == pytest.approx(2.0 - 1.2)
-    assert error == pytest.approx(0.5 / math.sqrt(40))
+def test_a_descent_passes_a_plateau(monkeypatch, task):
+    """It is run to its end: the held-out error rises for ten checks, and then falls."""
+    errors = [2.0, *[2.1] * 10, 1.0, 0.5, 0.2, 0.1, 0.1]
+    found = descent_that_finds(monkeypatch, task, errors, max_iter=75)
+    assert [step.step for step in found.history] == list(range(0, 76, 5))
+    np.testing.assert_allclose([step.held_out_error for step in found.history], errors)
+    assert found.best.step == 70, "the first of its error"
+    assert found.gain == pytest.approx(1.9)
+    assert found.doubt == pytest.approx(0.5 / math.sqrt(16))
+    assert found.distributions[0].steps == 70
 
 
-def test_a_search_without_gain_says_so(task, monkeypatch):
-    whole = Task.of(task[0], task[1][:, None], None, "relu", True)
-    history, gain, error = search(Told(monkeypatch, [2.0] * 20), whole)
-    assert (len(history), gain, error) == (8, 0.0, 0.0)
+def test_a_descent_that_diverges_ends(monkeypatch, task):
+    errors = [2.0, 2.2, 3.2, 3.4, 0.1, 0.1]
+    found = descent_that_finds(monkeypatch, task, errors, max_iter=25)
+    assert [step.step for step in found.history] == [0, 5, 10, 15], "1.5 times 2.2 is exceeded"
+    assert (found.gain, found.best.step) == (0.0, 0)
 
 
-def test_a_search_looks_at_its_last_step(task, monkeypatch):
-    whole = Task.of(task[0], task[1][:, None], None, "relu", True)
-    history, gain, _ = search(Told(monkeypatch, [2.0, 1.9, 1.8, 1.7]), whole, steps=12)
-    assert [step.step for step in history] == [0, 5, 10, 12]
-    assert gain == pytest.approx(0.3)
+def test_a_descent_is_checked_at_its_last_step(monkeypatch, task):
+    found = descent_that_finds(monkeypatch, task, [2.0, 1.9, 1.8, 1.7], max_iter=12)
+    assert [step.step for step in found.history] == [0, 5, 10, 12]
+    assert found.gain == pytest.approx(0.3)
+
+
+def test_weights_groups_and_all_parts_count_in_a_check(monkeypatch, task, rng):
+    weights = rng.uniform(0.5, 2.0, 80)
+    groups = np.arange(80) // 4
+    found = descent_that_finds(
+        monkeypatch, task, [2.0, 1.5], max_iter=5, parts=5, weights=weights, groups=groups
+    )
+    rows = np.concatenate([np.flatnonzero(np.arange(80) % 5 == part) for part in range(5)])
+    before = 2.0 + np.tile(np.resize([-1.0, 1.0], 16), 5)
+    after = 1.5 + np.tile(np.resize([-0.5, 0.5], 16), 5)
+    gain, doubt = improvement(before, after, weights[rows], groups[rows])
+    assert (found.gain, found.doubt) == pytest.approx((gain, doubt))
+    assert len(found.distributions) == 5
+
+
+def test_every_number_of_hops_is_tried_from_several_starts():
+    names = [start.name for start in starts_of(plan_of())]
+    assert names == [
+        "1 hop",
+        "2 hops",
+        "3 hops",
+        "2 hops that move on",
+        "3 hops that move on",
+    ]
+    assert starts_of(plan_of(hops=1)) == [Start(1)]
+
+
+def test_no_further_start_is_tried_once_a_task_is_solved(monkeypatch, seed):
+    starts = []
+
+    def solves_with_two_hops(start, view, split, base, alpha, incumbent):
+        starts.append(start)
+        error = 0.01 if start.hops == 2 else 0.5
+        return descended(start, view, split, base, error=error, gain=1.0 - error, doubt=0.1)
+
+    monkeypatch.setattr("keyhole.attention.search.descend", solves_with_two_hops)
+    sets = kh.targets.sphere_sets(60, n_keys=2, dim=2, seed=seed)
+    distribution = kh.LearnedHeads(max_iter=6).fit(sets, kh.targets.Correlation(2, 2)(sets))
+    assert starts == [Start(1), Start(2)]
+    assert distribution.hops == 2
+    assert "tried: 1 hop 0.5" in distribution.reason
+
+
+def reached(start, errors):
+    """A descent whose best check had these held-out errors."""
+    whole = Task.of(
+        kh.SetBatch(np.ones((2, 1, 1)), np.ones((2, 1))), np.eye(2)[:, :1], None, "relu", True
+    )
+    mean = float(np.mean(errors))
+    return Descended(
+        start=start,
+        view=TaskView.of(whole, plan_of(2, 1), ignores_ages=False),
+        matrices=[],
+        history=(Step(1, mean, mean),),
+        errors=np.asarray(errors),
+        gain=0.0,
+        doubt=0.0,
+        distributions=[],
+        alpha=1.0,
+    )
 
 
 @pytest.mark.parametrize(
-    ("parts", "seconds", "last"), [(1, 20.5, 11), (1, 18.0, 10), (5, 18.0, 4), (5, 18.0 - 1e-6, 3)]
+    ("errors", "chosen"),
+    [
+        ({1: 1.0, 2: 0.5, 3: 0.2}, 3),
+        ({1: 1.0, 2: 0.5, 3: 0.5}, 2),
+        ({1: 1.0, 2: 0.99, 3: 0.98}, 1),
+        ({1: 1.0, 2: 1.1, 3: 0.5}, 3),
+    ],
 )
-def test_a_search_leaves_time_for_the_descent_on_all_samples(
-    parts, seconds, last, task, monkeypatch
-):
-    """A round of five descents takes five seconds here, and the descent on all samples one more for
-    each round.
-    """
-    whole = Task.of(task[0], task[1][:, None], None, "relu", True)
-    history, _, _ = search(
-        Told(monkeypatch, [2.0 - 0.1 * k for k in range(20)]), whole, parts, seconds=seconds
-    )
-    assert history[-1].step == last
+def test_more_hops_need_more_than_a_standard_error(errors, chosen):
+    """Ties go to fewer hops; two hops that fail say nothing of three."""
+    split = Split(masks=[], standard_errors=1, weights=None, groups=None)
+    descents = []
+    for hops, error in errors.items():
+        spread = 0.2 * hops * np.resize([-1.0, 1.0], 100)
+        descents.append(reached(Start(hops), error + spread))
+    assert fewest_hops(descents, split).start.hops == chosen
 
 
-def test_weights_count_in_what_a_search_says(task, monkeypatch, rng):
-    weights = rng.uniform(0.5, 2.0, 80)
-    whole = Task.of(task[0], task[1][:, None], weights, "relu", True, np.arange(80) // 4)
-    history, gain, error = search(Told(monkeypatch, [2.0, 1.5] + [3.0] * 19), whole)
-    signs, w = np.resize([-1.0, 1.0], 40), weights[40:]
-    assert history[0].held_out_error == pytest.approx(np.average(2.0 + signs, weights=w))
-    assert (gain, error) == pytest.approx(
-        improvement(2.0 + signs, 1.5 + signs / 2, w, np.arange(40) // 4)
-    )
+def test_of_one_number_of_hops_the_best_start_is_kept():
+    split = Split(masks=[], standard_errors=1, weights=None, groups=None)
+    first = reached(Start(2), np.full(50, 0.5))
+    better = reached(Start(2, CHAIN), np.full(50, 0.1))
+    assert fewest_hops([first, better], split) is better
 
 
 # ---- the choice without learning -----------------------------------------------------------------
@@ -826,7 +875,7 @@ def chosen_from(monkeypatch, losses, weights=None, groups=None):
             distribution.mean + distribution.scale,
         )
 
-    monkeypatch.setattr("keyhole.attention.learned.judge", told)
+    monkeypatch.setattr("keyhole.attention.search.judge", told)
     return choose_identity(whole, [0.0, 1.0], [0.5, 0.2], 6, 9)
 
 
@@ -887,106 +936,57 @@ def test_a_part_of_the_samples_is_enough_to_choose(task):
     )
 
 
-def test_every_sample_is_held_out_in_turn_where_there_are_few(monkeypatch, seed):
-    def found(pairs, unseen, base, start, alpha, *_):
-        seen.append([(len(a), len(b)) for a, b in pairs])
-        return Search(
-            start, (Step(0, 1.0, 1.0),), np.ones(sum(map(len, unseen))), 0.0, 0.0, base, alpha
-        )
-
-    monkeypatch.setattr("keyhole.attention.learned._search", found)
-    seen = []
-    for n in (49, 50, 249, 250):
+def test_every_sample_is_held_out_in_turn_where_there_are_few(seed):
+    held_out = []
+    for n in (50, 249, 250):
         sets = kh.targets.sphere_sets(n, n_keys=2, dim=2, seed=seed)
-        kh.LearnedHeads(**FAST).fit(sets, kh.targets.Correlation(2, 2)(sets))
-    assert [sum(out for _, out in pairs) for pairs in seen] == [50, 249, 50]
-    assert [len(pairs) for pairs in seen] == [5, 5, 1]
-    assert all(
-        left + out == n
-        for n, pairs in zip((50, 249, 250), seen, strict=True)
-        for left, out in pairs
-    )
+        whole = Task.of(sets, kh.targets.Correlation(2, 2)(sets)[:, None], None, "relu", True)
+        held_out.append(Split.of(whole, plan_of(n)))
+    assert [sum(int(mask.sum()) for mask in split.masks) for split in held_out] == [50, 249, 50]
+    assert [len(split.masks) for split in held_out] == [5, 5, 1]
+    assert [split.standard_errors for split in held_out] == [2, 2, 1]
 
 
-def test_what_is_learned_is_told_with_the_heads(monkeypatch, task):
-    """Few samples: the descent on all of them takes the steps of the best check, from where the
-    search started.
-    """
+def test_few_samples_descend_anew_with_all_of_them(monkeypatch, task):
+    """The descent on all samples takes the steps of the best check, from where the search began."""
     sets, y = task
-    history = (Step(0, 1.0, 1.0), Step(1, 0.9, 0.9), Step(3, 0.8, 0.2), Step(5, 0.7, 0.3))
-    known = {}
+    seen = {}
 
-    def found(pairs, unseen, base, start, alpha, plan, _):
-        known.update(start=start, alpha=alpha, plan=plan)
-        return Search(start, history, np.ones(80), 0.8, 0.1, base, alpha)
+    def gains(start, view, split, base, alpha, incumbent):
+        seen["view"] = view
+        seen["descended"] = descended(start, view, split, base, 0.5, 0.5, 0.1, best_step=3)
+        return seen["descended"]
 
-    monkeypatch.setattr("keyhole.attention.learned._search", found)
-    distribution = kh.LearnedHeads(**FAST, strengths=(2.0,)).fit(sets, y, seed=1)
-    assert (
-        distribution.steps,
-        distribution.history,
-        distribution.strength,
-        distribution.chosen,
-    ) == (3, history, 2.0, "learned")
-    assert distribution.reason == "held-out error fell by 0.8 ± 0.1 of the variance in 3 steps"
-    whole = Task.of(sets.astype(np.float32), y[:, None], None, "relu", True)
-    descent = HeadDescent(whole, known["start"], known["alpha"], known["plan"])
+    monkeypatch.setattr("keyhole.attention.search.descend", gains)
+    distribution = kh.LearnedHeads(**FAST).fit(sets, y, seed=1)
+    assert (distribution.steps, distribution.chosen) == (3, "learned")
+    assert distribution.history == seen["descended"].history
+    assert distribution.reason == (
+        "1 hop: held-out error 0.5 of the variance, less by 0.5 ± 0.1 than without learning, in 3 "
+        "steps"
+    )
+    view = seen["view"]
+    descent = HeadDescent(view.task, seen["descended"].matrices, 1.0, view.plan)
     for _ in range(3):
         descent.step()
     np.testing.assert_array_equal(distribution.means_, descent.distribution().means_)
 
 
-def test_many_samples_go_on_from_the_heads_that_a_part_of_them_found(monkeypatch, seed, rng):
+def test_many_samples_go_on_from_the_heads_that_a_part_of_them_found(monkeypatch, seed):
     sets = kh.targets.sphere_sets(260, n_keys=2, dim=2, seed=seed)
     y = kh.targets.Correlation(2, 2)(sets)
-    reached = FittedHeads(
-        rng.normal(size=(1, 3, 3)), 0.25, query_scales_=np.ones(3), key_scales_=np.full(3, 2.0)
-    )
     steps = []
 
-    def found(pairs, unseen, base, start, alpha, plan, _):
-        return Search(
-            start, (Step(0, 1.0, 1.0), Step(8, 0.5, 0.5)), np.ones(52), 0.5, 0.1, reached, 0.3
-        )
+    def gains(start, view, split, base, alpha, incumbent):
+        return descended(start, view, split, base, 0.5, 0.5, 0.1, best_step=8)
 
     def step(descent):
-        np.testing.assert_allclose(descent.matrices[0], reached.means_)
-        np.testing.assert_allclose(np.exp(descent.scales[3:]), 2.0)
-        assert descent.alpha == pytest.approx(0.3)
-        steps.append(len(descent.task))
+        steps.append((len(descent.task), descent.steps_before))
 
-    monkeypatch.setattr("keyhole.attention.learned._search", found)
-    monkeypatch.setattr("keyhole.attention.learned.HeadDescent.step", step)
+    monkeypatch.setattr("keyhole.attention.search.descend", gains)
+    monkeypatch.setattr("keyhole.attention.search.HeadDescent.step", step)
     assert kh.LearnedHeads(**FAST).fit(sets, y).steps == 8
-    assert steps == [260, 260], "a quarter of the steps, with all samples"
-
-
-@pytest.mark.parametrize(
-    ("errors", "chosen", "tried"),
-    [
-        ([1.0, 0.5, 0.2], 3, 3),
-        ([1.0, 0.5, 0.5], 2, 3),
-        ([1.0, 1.0, 0.0], 1, 2),
-        ([1.0, 0.97, 0.0], 1, 2),
-    ],
-)
-def test_more_hops_need_more_than_two_standard_errors(errors, chosen, tried, monkeypatch, seed):
-    """Ties go to fewer hops, and a third is tried only if the second was worth it."""
-    starts = []
-
-    def found(pairs, unseen, base, start, alpha, plan, _):
-        starts.append(start)
-        ahead = errors[len(start) - 1] + np.resize([-0.2, 0.2], sum(map(len, unseen))) * len(start)
-        return Search(start, (Step(0, 1.0, 2.0), Step(1, 1.0, 1.0)), ahead, 1.0, 0.1, base, alpha)
-
-    monkeypatch.setattr("keyhole.attention.learned._search", found)
-    monkeypatch.setattr("keyhole.attention.learned.HeadDescent.step", lambda _: None)
-    sets = kh.targets.sphere_sets(60, n_keys=2, dim=2, seed=seed)
-    distribution = kh.LearnedHeads(**FAST, hops="auto").fit(
-        sets, kh.targets.Correlation(2, 2)(sets)
-    )
-    assert (distribution.hops, len(starts)) == (chosen, tried)
-    assert "2 hops against 1" in distribution.reason
+    assert steps == [(260, 8), (260, 8)], "a quarter of the steps, with all samples"
 
 
 def test_a_gradient_is_in_the_means_alone_unless_scales_are_asked_for(task, rng):

@@ -17,7 +17,7 @@ MODELS = {
     "classifier": lambda: kh.AttentionClassifier(4, random_state=0),
     "identity": lambda: kh.AttentionRegressor(4, kh.IdentityHeads(n_heads=4), random_state=0),
     "learned": lambda: kh.AttentionRegressor(
-        4, kh.LearnedHeads(steps=1, n_heads=4), random_state=0
+        4, kh.LearnedHeads(max_iter=1, hops=1), random_state=0
     ),
     "norm ball": lambda: kh.NormBallRegressor(
         4, group_radius=1.0, ball_radius=1.0, tol=0.1, random_state=0

@@ -66,7 +66,7 @@ DISTRIBUTIONS = {
     "array": kh.GaussianHeads(mean=np.arange(16.0).reshape(4, 4) / 8),
     "product": kh.QueryKeyHeads(rank=2),
     "chosen": kh.IdentityHeads(n_heads=4),
-    "learned": kh.LearnedHeads(n_means=2, steps=5, n_heads=4),
+    "learned": kh.LearnedHeads(n_means=2, max_iter=5, hops=1),
 }
 
 

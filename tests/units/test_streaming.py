@@ -189,7 +189,7 @@ def test_learned_heads_go_into_batches(sets, y):
     distribution = (
         kh.AttentionRegressor(
             8,
-            heads=kh.LearnedHeads(steps=0),
+            heads=kh.LearnedHeads(max_iter=0),
             random_state=0,
             scaling="none",
             query="given",

@@ -198,7 +198,7 @@ def test_missing_tokens_are_an_error_unless_dropped():
         kh.AttentionClassifier(n_heads=8, scaling="auto", query="auto", heads=kh.GaussianHeads()),
         kh.AttentionClassifier(
             n_heads=8,
-            heads=kh.LearnedHeads(steps=2, n_heads=4),
+            heads=kh.LearnedHeads(max_iter=2, hops=1),
             scaling="none",
             query="given",
             activation="relu",

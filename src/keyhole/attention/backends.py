@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 if TYPE_CHECKING:
+    from keyhole.attention.descent import LearningPlan
     from keyhole.attention.head_error import HeadGradient, Judgement, Task
     from keyhole.attention.heads import FittedHeads, HeadDistribution, HeadDraw
-    from keyhole.attention.learned import LearningPlan
     from keyhole.data.sets import SampleBatch, SetBatch
     from keyhole.ridge.problem import RidgeFit, RidgeProblem
 

@@ -732,8 +732,8 @@ class FittedHeads:
         if self.query_scales_ is not None:
             raise ValueError(
                 "the kernel of infinitely many heads is known for noise of one scale: this head "
-                "distribution has a scale for each coordinate. Use a finite `n_heads`, or "
-                "LearnedHeads(covariance='none')."
+                "distribution has a scale for each coordinate. Use a finite `n_heads`, or learn "
+                "it with n_heads=math.inf, which learns one scale."
             )
         return tuple(GaussianHeads(mean, self.scale) for mean in self.means_)
 

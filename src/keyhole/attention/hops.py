@@ -16,15 +16,51 @@ from keyhole.attention.features import KeyStack, softmax, through_weights
 from keyhole.attention.heads import FittedHeads, identity_mean
 from keyhole.data.sets import SetBatch
 
-QUERY_STRENGTH = 3.0
-FOUND_STRENGTH = 2.0
-"""Multiples of the identity that the hops before the last start from: for the query, and for what
-was found.
-"""
 
-LAST_QUERY_STRENGTH = 1.0
-LAST_FOUND_STRENGTH = 3.0
-"""The same for the last hop, which reads the output off what was found."""
+@dataclass(frozen=True)
+class HopStrengths:
+    """Multiples of the identity that the matrices of several hops start from.
+
+    A positive strength makes a hop prefer keys that resemble something, a negative one keys that do
+    not: the query, what the hop just before found (newest), or what hops before that found.
+    The last hop, which reads the output off, has strengths of its own.
+    """
+
+    first_query: float
+    query: float
+    newest_found: float
+    earlier_found: float
+    last_query: float
+    last_newest_found: float
+    last_earlier_found: float
+    older_than_all: bool
+    """Whether keys should be older than all that was found, or than the newest of it only."""
+
+
+SIMILAR = HopStrengths(
+    first_query=3.0,
+    query=3.0,
+    newest_found=2.0,
+    earlier_found=2.0,
+    last_query=1.0,
+    last_newest_found=3.0,
+    last_earlier_found=3.0,
+    older_than_all=True,
+)
+"""Every hop prefers what resembles the query or anything found so far."""
+
+CHAIN = HopStrengths(
+    first_query=5.0,
+    query=-4.0,
+    newest_found=6.0,
+    earlier_found=-4.0,
+    last_query=-4.0,
+    last_newest_found=6.0,
+    last_earlier_found=-4.0,
+    older_than_all=False,
+)
+"""Every hop moves on: it prefers what resembles the newest find, and nothing before it. Without the
+negative strengths a hop finds the same key once more, which resembles itself most."""
 
 NEWER_STRENGTH = 2.0
 OLDER_STRENGTH = 1.0
@@ -52,10 +88,10 @@ class Ages:
     table: Float[np.ndarray, "a c"] = field(repr=False)
 
     @classmethod
-    def of(cls, sets: SetBatch, hot: Any = "auto") -> Ages | None:
-        """The ages of some sets, in the coordinates ``hot`` or where "auto" finds them, or None.
+    def of(cls, sets: SetBatch) -> Ages | None:
+        """The ages of some sets, where columns look like ages, or None.
 
-        "auto" finds columns of zeros and ones of which every set uses the first few, each once: its
+        Such are columns of zeros and ones of which every set uses the first few, each once: its
         newest key has the first, the next the second. The last may be shared by all that are older
         still.
 
@@ -64,12 +100,7 @@ class Ages:
         >>> Ages.of(SetBatch(keys)).hot
         array([2, 3, 4, 5])
         """
-        if hot is None:
-            return None
-        if isinstance(hot, str):
-            hot = _find_ages(sets)
-        else:
-            hot = _check_ages(sets, hot)
+        hot = _find_ages(sets)
         if len(hot) == 0:
             return None
         tokens = sets.tokens
@@ -155,19 +186,28 @@ class UsedCoordinates:
     query: Int[np.ndarray, " q"]
     keys: Int[np.ndarray, " d"]
     pairs: tuple[tuple[int, int], ...] | None
+    ignored: Int[np.ndarray, " i"] = field(default_factory=lambda: np.zeros(0, int))
+    """Coordinates of keys that are used, and that a head distribution is to make nothing of."""
 
     @classmethod
-    def of(cls, sets: SetBatch, ages: Ages | None) -> UsedCoordinates:
-        """Those of some sets, and all that ages may move to; one at least of each."""
+    def of(cls, sets: SetBatch, ages: Ages | None, *, ignore_ages: bool = False) -> UsedCoordinates:
+        """Those of some sets, and all that ages may move to; one at least of each.
+
+        Ages that are to be ignored are none of them.
+        """
         # keys: what ages may move to counts as used
         used = sets.tokens.any(axis=0)
-        if ages is not None:
+        ignored = np.zeros(0, int)
+        if ages is not None and ignore_ages:
+            used[ages.columns] = False
+            ignored = ages.columns
+        elif ages is not None:
             used[ages.columns] = True
-        elif not used.any():
+        if not used.any():
             used[0] = True
         keys = np.flatnonzero(used)
         if sets.query is None:
-            return cls(query=keys, keys=keys, pairs=None)
+            return cls(query=keys, keys=keys, pairs=None, ignored=ignored)
 
         # queries, and the pairs of W_0 among what is used of both
         query = np.flatnonzero(sets.query.any(axis=0))
@@ -175,7 +215,12 @@ class UsedCoordinates:
             query = np.zeros(1, int)
         identity = identity_mean(sets.dim, sets.query.shape[1], sets.pairs)
         paired = np.argwhere(identity[np.ix_(query, keys)])
-        return cls(query=query, keys=keys, pairs=tuple((int(i), int(j)) for i, j in paired))
+        return cls(
+            query=query,
+            keys=keys,
+            pairs=tuple((int(i), int(j)) for i, j in paired),
+            ignored=ignored,
+        )
 
     def of_sets(self, sets: SetBatch) -> SetBatch:
         """The sets in these coordinates."""
@@ -194,30 +239,35 @@ class UsedCoordinates:
         )
 
     def among_all(
-        self, distribution: FittedHeads, start: Sequence[Float[np.ndarray, "p _ e"]], query_dim: int
+        self, distribution: FittedHeads, start: Sequence[Float[np.ndarray, "_ _ e"]], query_dim: int
     ) -> FittedHeads:
         """A head distribution that was learned in these coordinates, in all of them.
 
         Its entries at the other coordinates are those of ``start``, the matrices of all hops, which
-        are overwritten.
+        are overwritten; at coordinates that are ignored they are zero, and so is the noise.
         """
         dim = start[-1].shape[2] - 1
         columns = np.append(self.keys, dim)
         for into, matrices in zip(start, (*distribution.hops_, distribution.means_), strict=True):
             # rows are the query, then d for each pattern of earlier hops, then the appended one
             last = into.shape[1] - 1
-            pattern_rows = np.arange(query_dim, last, dim)[:, None] + self.keys
-            rows = np.concatenate([self.query, pattern_rows.ravel(), [last]])
+            first_rows = np.arange(query_dim, last, dim)[:, None]
+            rows = np.concatenate([self.query, (first_rows + self.keys).ravel(), [last]])
             into[:, rows[:, None], columns] = matrices
+            ignored_rows = (first_rows + self.ignored).ravel()
+            into[:, ignored_rows] = 0.0
+            into[:, :, self.ignored] = 0.0
         *hops, means = start
         if distribution.query_scales_ is None or distribution.key_scales_ is None:
             return replace(distribution, means_=means, hops_=tuple(hops))
 
-        # scales of the other coordinates are 1; `rows` are still those of the last hop
+        # scales of the other coordinates are 1; rows are still those of the last hop
         query_scales = np.ones(means.shape[1])
         query_scales[rows] = distribution.query_scales_
+        query_scales[ignored_rows] = 0.0
         key_scales = np.ones(dim + 1)
         key_scales[columns] = distribution.key_scales_
+        key_scales[self.ignored] = 0.0
         return replace(
             distribution,
             means_=means,
@@ -285,69 +335,59 @@ def _end_of_ages(
     return stop
 
 
-def _check_ages(sets: SetBatch, hot: Any) -> Int[np.ndarray, " a"]:
-    """Coordinates of ages that a caller stated."""
-    columns = np.asarray(hot)
-    if columns.ndim != 1 or columns.dtype.kind not in "iu" or not len(columns):
-        raise ValueError(
-            "`ages` must be 'auto', None, or the coordinates of keys that say their age: got "
-            f"{hot!r}."
-        )
-    is_outside = (columns < 0).any() or (columns >= sets.dim).any()
-    if is_outside or len(np.unique(columns)) < len(columns):
-        raise ValueError(
-            f"`ages` must name different coordinates of keys of dimension {sets.dim}, newest "
-            f"first: got {hot!r}."
-        )
-    values = sets.tokens[:, columns]
-    is_binary = ((values == 0) | (values == 1)).all(axis=1)
-    wrong = np.flatnonzero(~is_binary | (values.sum(axis=1) > 1))
-    if len(wrong):
-        raise ValueError(
-            f"`ages` must name coordinates of zeros and at most one 1 for each key: key {wrong[0]} "
-            f"has {values[wrong[0]].tolist()}. kh.tokens.with_ages makes such; use "
-            "scaling='none', so that they stay."
-        )
-    return columns
-
-
 def starting_hops(
     query_dim: int,
     dim: int,
     hops: int,
     patterns: int,
     n_means: int,
+    strengths: HopStrengths,
     ages: Ages | None,
     pairs: Any,
     seed: int,
-) -> list[Float[np.ndarray, "p _ e"]]:
+) -> list[Float[np.ndarray, "_ _ e"]]:
     """The matrices of all hops before anything is learned, those of the last one last.
 
-    They prefer keys that resemble the query, or what was found; where ages are known also new keys,
-    and keys just older than what was found. The rows of a matrix are those of the query, then d for
-    every pattern of the hops before it, then that of the appended one.
+    They prefer keys that resemble the query, or what was found, as ``strengths`` say. Where ages
+    are known they also prefer new keys, and keys just older than what was found. The rows of a
+    matrix are those of the query, then d for every pattern of the hops before it, then that of the
+    appended one.
     """
     rng = np.random.default_rng([seed, hops])
+    like_query = without_ages(identity_mean(dim, query_dim, pairs), ages)[:-1]
+    like_found = without_ages(identity_mean(dim), ages)[:-1]
+    older = just_older(dim, ages)
     matrices = []
-    n_found = 0
     for hop in range(hops):
         is_last = hop == hops - 1
         if is_last:
-            query_strength = LAST_QUERY_STRENGTH
-            found_strength = LAST_FOUND_STRENGTH
+            query_strength = strengths.last_query
+            newest_strength = strengths.last_newest_found
+            earlier_strength = strengths.last_earlier_found
             count = n_means
         else:
-            query_strength = QUERY_STRENGTH
-            found_strength = FOUND_STRENGTH
+            query_strength = strengths.query
+            newest_strength = strengths.newest_found
+            earlier_strength = strengths.earlier_found
             count = patterns
-        query_rows = query_strength * without_ages(identity_mean(dim, query_dim, pairs), ages)[:-1]
-        found_rows = found_strength * without_ages(identity_mean(dim), ages)[:-1]
-        found_rows = found_rows + just_older(dim, ages)
-        last_row = newer_first(dim, ages)[None]
-        start = np.concatenate([query_rows, *[found_rows] * n_found, last_row])
+        if hop == 0:
+            query_strength = strengths.first_query
+
+        # rows for the query, then for what each hop before found, the newest last
+        rows = [query_strength * like_query]
+        for earlier_hop in range(hop):
+            if earlier_hop == hop - 1:
+                found_rows = newest_strength * like_found + older
+            elif strengths.older_than_all:
+                found_rows = earlier_strength * like_found + older
+            else:
+                found_rows = earlier_strength * like_found
+            rows += [found_rows] * patterns
+        rows.append(newer_first(dim, ages)[None])
+        start = np.concatenate(rows)
+
         # equal patterns would have equal gradients and stay equal
         matrices.append(start + START_NOISE * rng.standard_normal((count, *start.shape)))
-        n_found += patterns
     return matrices
 
 
@@ -428,7 +468,7 @@ class HopTrace:
             sets = sets.with_query(np.concatenate([query[:, :-1], found.reshape(n, -1)], axis=1))
         return cls(sets=sets, hops=hops, stacks=stacks, queries=queries, weights=weights)
 
-    def pullback(self, cotangent: Float[np.ndarray, "n f"]) -> list[Float[np.ndarray, "p _ e"]]:
+    def pullback(self, cotangent: Float[np.ndarray, "n f"]) -> list[Float[np.ndarray, "_ _ e"]]:
         """The gradient in the matrices of every hop, from that in x~ of the last one.
 
         ∂a_i = <∂o, x_i>, ∂s_i = a_i (∂a_i − Σ_j a_j ∂a_j), ∂U = Σ ∂s_i x~ x~_iᵀ, and ∂x~ = Σ_i ∂s_i

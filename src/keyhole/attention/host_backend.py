@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Float
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, narrowed, unit_exponent
+from keyhole.attention.descent import HostSamples, judge_drawn
 from keyhole.attention.features import TiledLayer, apply_values, feature_blocks, heads_seen_by
 from keyhole.attention.head_error import Judgement, Task
 from keyhole.attention.heads import FittedHeads, HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel, host_kernel
-from keyhole.attention.learned import HostSamples, judge_drawn
 from keyhole.data.sets import SampleBatch, SetBatch
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.matrices import add_outer, mirror_lower

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from keyhole._tensors import as_array, check_device
+from keyhole.attention.descent import LearningPlan
 from keyhole.attention.head_error import HeadGradient, Task
 from keyhole.attention.heads import FittedHeads
 from keyhole.attention.hops import ages_of
-from keyhole.attention.learned import LearningPlan
 from keyhole.ridge.gram import group_stacks
 from keyhole.ridge.problem import numerical_floor
 
@@ -59,11 +59,6 @@ class DeviceTask:
     ) -> DevicePart:
         """Some samples, as step number ``count`` of a plan sees them if there is one."""
         sets = self.task.batch.sets
-        if plan is not None and plan.augment is not None:
-            # a caller's function takes sets in NumPy
-            task = plan.augmented(self.task.take(rows), count)
-            return DeviceTask(task, str(self.device)).part(np.arange(len(rows)))
-
         # keys of these sets, (n, longest, D); places beyond the end of a set hold the row of zeros
         lengths = sets.lengths[rows]
         places_in_set = np.arange(int(lengths.max()))
@@ -73,11 +68,14 @@ class DeviceTask:
         keys = self.keys[self.put(places)]
 
         # some keys become older, as in `Ages.moved`
-        if plan is not None and plan.ages is not None and plan.jitter:
+        if plan is not None and plan.ages is not None and plan.settings.jitter:
             if self.ages is None:
                 self.ages = ages_of(sets.tokens, plan.ages.hot)
             moved, values = plan.ages.older(
-                self.ages[places[inside]], lengths, plan.jitter, plan.generator(count)
+                self.ages[places[inside]],
+                lengths,
+                plan.settings.jitter,
+                plan.generator(count),
             )
             moved_places = self.put(np.flatnonzero(inside)[moved])
             flat = keys.view(-1, keys.shape[2])

@@ -289,6 +289,9 @@ def _leave_one_out_line(estimator: Any, data: Any, kind: str) -> str:
 
     train = data.train
     method = "leave-one-out" if data.groups is None else "leave-one-group-out"
+    n_held_out = getattr(estimator, "n_held_out_", 0)
+    if n_held_out:
+        method = "held-out"
     if kind == "regression":
         predictions = estimator.loo_predictions_
         is_known = np.isfinite(predictions.reshape(len(train), -1)).all(axis=1)
@@ -296,7 +299,7 @@ def _leave_one_out_line(estimator: Any, data: Any, kind: str) -> str:
         measures = scores.number_measures(target, predictions[is_known])
         return (
             f"{method} RMSE {number(measures.rmse)}, R² {measures.r2:.3f}"
-            f"{_constant_rmse(target, train.target)}{_uncounted(is_known)}"
+            f"{_constant_rmse(target, train.target)}{_uncounted(is_known, n_held_out)}"
         )
 
     # the standard error of a share e of n samples is √(e (1 − e) / n)
@@ -310,7 +313,7 @@ def _leave_one_out_line(estimator: Any, data: Any, kind: str) -> str:
     guess = scores.constant_class_guess(labels[is_known], labels, len(classes))
     return (
         f"{method} {measures_of_classes.words(len(classes), standard_error)}, {len(classes)} "
-        f"classes; a constant guess: {guess.words()}{_uncounted(is_known)}"
+        f"classes; a constant guess: {guess.words()}{_uncounted(is_known, n_held_out)}"
     )
 
 
@@ -320,8 +323,13 @@ def _constant_rmse(target: np.ndarray, training_target: np.ndarray) -> str:
     return f"; a constant guess: RMSE {number(rmse)}"
 
 
-def _uncounted(is_known: np.ndarray) -> str:
-    """Samples that are fitted exactly within rounding: nothing is known of them left out."""
+def _uncounted(is_known: np.ndarray, n_held_out: int) -> str:
+    """Samples of which nothing is known left out: fitted exactly within rounding, or learned from.
+
+    Where heads were learned, only samples that were held out from learning count.
+    """
+    if n_held_out:
+        return f" ({n_held_out} samples that learned heads have not seen)"
     count = int((~is_known).sum())
     return f" ({count} samples that are fitted exactly are not counted)" if count else ""
 

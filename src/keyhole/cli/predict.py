@@ -247,7 +247,7 @@ class _Work:
     @property
     def has_novelty(self) -> bool:
         """Whether there is a column of novelty."""
-        return self.interval is not None and self.model.estimator.interval_method == "jackknife+"
+        return self.interval is not None and hasattr(self.model.estimator, "training_")
 
     def check_first(self) -> None:
         """Predict one set, to refuse before the work what would be refused after it."""

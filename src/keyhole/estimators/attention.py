@@ -57,6 +57,7 @@ from keyhole.estimators.uncertainty import (
     importance_of_coordinates,
     jackknife_plus_intervals,
     jackknife_plus_label_sets,
+    mean_squared_error,
     novelty_ranks,
     plain_intervals,
     plain_label_sets,
@@ -296,7 +297,10 @@ class AttentionModel(SetModel):
         self.solver_ = fitted.solved.route
         self.selection_ = Selection.of(ridge)
         if self.selection_.method == "loo":
-            self.loo_error_ = ridge.error
+            self.loo_error_ = fitted.error
+        self.n_held_out_ = 0
+        if fitted.held_out_error is not None:
+            self.n_held_out_ = len(fitted.solved.judged_rows())
         if self.solver_ == "cg":
             self.residual_ = ridge.residual
             self.n_iter_ = ridge.n_iter
@@ -416,7 +420,11 @@ class AttentionModel(SetModel):
         """How intervals and label sets are made.
 
         "jackknife+", or "jackknife" where there are no samples to make leave-one-out fits from.
+        "held-out" where heads were learned: leave-one-out leaves a sample out of the values only,
+        so that errors are those of samples that were held out from the learning as well.
         """
+        if getattr(self, "n_held_out_", 0):
+            return "held-out"
         if "training_" in vars(self):
             return "jackknife+"
         return "jackknife"
@@ -445,6 +453,9 @@ class AttentionModel(SetModel):
         samples = model._prepared(X)
         refits = model._refits_with_variance("predict_std")
         deviations = posterior_std(refits, samples, memory_budget())
+        if model.interval_method == "held-out":
+            # heads that were learned make leave-one-out errors too small
+            deviations *= math.sqrt(model.loo_error_ / mean_squared_error(refits))
         return without_output_axis(deviations, model._has_one_output())
 
     def novelty(self, X: Any) -> Float[np.ndarray, " n"]:
@@ -496,7 +507,7 @@ class AttentionModel(SetModel):
         ('query 0', 6)
         """
         model = self._snapshot()
-        if model.interval_method != "jackknife+":
+        if "training_" not in vars(model):
             raise ValueError(
                 f"coordinate_importance takes all leave-one-out fits, and {model._why_no_refits()}"
             )
@@ -509,7 +520,7 @@ class AttentionModel(SetModel):
 
     def _refits_with_variance(self, purpose: str) -> Refits:
         """The leave-one-out fits, if they have variances."""
-        if self.interval_method != "jackknife+":
+        if "training_" not in vars(self):
             raise ValueError(
                 f"{purpose} takes the posterior variance of all leave-one-out fits, and "
                 f"{self._why_no_refits()}"
@@ -693,12 +704,15 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         The penalty used.
     loo_error_ : float
         Leave-one-out mean squared error at ``alpha_``; not after a fit in one pass over batches,
-        nor after "cg".
+        nor after "cg". Where heads were learned it is that of the ``n_held_out_`` samples that
+        neither heads nor values have seen.
+    n_held_out_ : int
+        Samples that were held out while heads were learned; 0 where none were learned.
     selection_ : Selection
         How the penalty was chosen: method, criterion, penalties tried, their scores.
     loo_predictions_ : array (n,) or (n, outputs)
         Prediction for each training sample by the model fitted without it and without its exact
-        duplicates.
+        duplicates; where heads were learned, NaN for samples that they were learned from.
     jackknife_errors_ : array (k, outputs)
         Sizes of leave-one-out errors of up to 2048 samples, one of each group and of duplicates,
         each output's in order: what `predict_interval` is made of where there are no leave-one-out
@@ -874,7 +888,8 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         Where no leave-one-out fits can be made (after a fit in batches, by conjugate gradients,
         from a lean file, of too many samples) the interval is that of the plain jackknife, f(x)
         plus and minus a quantile of |e|, and a `PlainJackknifeWarning` says so; ``interval_method``
-        is its name.
+        is its name. Where heads were learned the errors are those of samples that neither heads nor
+        values have seen, and the interval is f(x) plus and minus their quantile ("held-out").
 
         The fits are made on first use, at about the cost of a fit at one penalty, and kept: n × n
         or n × p numbers.
@@ -898,6 +913,11 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         samples = model._prepared(X)
         if adaptive:  # raises where there are no variances
             model._refits_with_variance("width='adaptive'")
+            if model.interval_method == "held-out":
+                raise ValueError(
+                    "width='adaptive' takes leave-one-out errors, and heads that were learned make "
+                    f"those too small: {model.heads_.reason}. Use width='constant'."
+                )
         if model.interval_method == "jackknife+":
             intervals = jackknife_plus_intervals(
                 model.training_.refits(),
@@ -907,7 +927,8 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
                 memory_budget=memory_budget(),
             )
         else:
-            model._warn_of_plain_jackknife("intervals")
+            if model.interval_method == "jackknife":
+                model._warn_of_plain_jackknife("intervals")
             predicted = model.layer_.predict(samples, memory_budget=memory_budget())
             intervals = plain_intervals(predicted, model.jackknife_errors_, coverage)
         if model.single_output_:
@@ -986,9 +1007,13 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         What the values minimise.
     loo_error_ : float
         Leave-one-out mean squared error of the one-vs-rest targets at ``alpha_``; with the
-        log-loss, of 2p − 1 with the probability p of each output.
+        log-loss, of 2p − 1 with the probability p of each output. Where heads were learned it is
+        that of the ``n_held_out_`` samples that neither heads nor values have seen.
+    n_held_out_ : int
+        Samples that were held out while heads were learned; 0 where none were learned.
     loo_decision_ : array (n,) or (n, classes)
         Leave-one-out decision function of the training samples; with the log-loss, approximately.
+        Where heads were learned, NaN for samples that they were learned from.
     temperature_ : float
         The factor c that turns scores into probabilities.
     jackknife_errors_ : array (k, 1)
@@ -1269,7 +1294,8 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
             )
 
         # without leave-one-out fits: the probabilities of the model in the place of p_{−i}(x, y)
-        model._warn_of_plain_jackknife("sets")
+        if model.interval_method == "jackknife":
+            model._warn_of_plain_jackknife("sets")
         scores = model.layer_.predict(samples, memory_budget=memory_budget())
         probabilities = model._calibration().probabilities(scores)
         return plain_label_sets(probabilities, model.jackknife_errors_, coverage)

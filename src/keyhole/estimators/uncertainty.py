@@ -258,6 +258,13 @@ def posterior_std(refits: Refits, samples: Any, memory_budget: int) -> Float[np.
     return np.ldexp(np.sqrt(amplitude * (variance[:, None] + refits.alpha)), exponent)
 
 
+def mean_squared_error(refits: Refits) -> float:
+    """The mean of e_i² over samples, or groups; those that rounding hides (NaN) do not count."""
+    is_known = np.isfinite(refits.residuals).all(axis=1)
+    squares = np.square(refits.residuals[is_known]).mean(axis=1)
+    return float(np.average(squares, weights=refits.shares[is_known]))
+
+
 def novelty_ranks(refits: Refits, samples: Any, memory_budget: int) -> Float[np.ndarray, " m"]:
     """The share of training samples, or groups, of smaller posterior variance than the new one."""
     # share_below[k] is the share of the k training samples of least variance

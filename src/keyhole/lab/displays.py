@@ -86,9 +86,11 @@ class LeftOutDisplay(_Display):
                 f"fitted to, by fit; got {len(y)} samples, and "
                 f"{'none' if found is None else len(found)} left-out predictions."
             )
-        return cls.from_predictions(
-            np.reshape(y, (len(y), -1))[:, output], found.reshape(len(y), -1)[:, output], ax=ax
-        )
+        # only samples that were left out, or held out from learned heads, have a prediction
+        outcomes = np.reshape(y, (len(y), -1))[:, output]
+        predictions = found.reshape(len(y), -1)[:, output]
+        is_known = np.isfinite(predictions)
+        return cls.from_predictions(outcomes[is_known], predictions[is_known], ax=ax)
 
     @classmethod
     def from_predictions(cls, y_true: Any, y_pred: Any, *, ax: Any = None) -> LeftOutDisplay:

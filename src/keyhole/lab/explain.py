@@ -226,7 +226,7 @@ def _sureness(model: Any, sample: Any, coverage: float) -> tuple[str, dict[str, 
         ends = model.predict_interval(sample, coverage).reshape(-1, 2)
         spans = "; ".join(f"from {low:.4g} to {high:.4g}" for low, high in ends)
         says = f"At {coverage:.0%} coverage the outcome is expected {spans} ({method})."
-    if method == "jackknife+":
+    if hasattr(model, "training_"):
         novelty = float(model.novelty(sample)[0])
         says += f" Its novelty is {novelty:.2f}, a rank among the training sets"
         says += (

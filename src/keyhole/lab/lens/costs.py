@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keyhole.attention.learned import CHECKS, MIN_SAMPLES_FOR_ONE_SPLIT
+from keyhole.attention.search import CHECKS, MIN_SAMPLES_FOR_ONE_SPLIT
 from keyhole.costs import fit_seconds
 from keyhole.lab.lens.fits import SUBSETS
 from keyhole.lab.lens.problem import N_FOLDS

@@ -24,6 +24,7 @@ from keyhole._checks import (
     check_seed,
 )
 from keyhole.attention.activations import ACTIVATIONS, SOFTMAX
+from keyhole.attention.descent import DescentSettings
 from keyhole.attention.heads import GaussianHeads, HeadDraw
 from keyhole.attention.learned import LearnedHeads
 from keyhole.data.layout import Dataset
@@ -636,21 +637,21 @@ class LensRun:
         """
         planned = self.plan[name]
         if name == TWO_HOPS:
-            heads = LearnedHeads(steps=planned.steps, max_samples=MOST_PER_STEP, hops=2)
+            heads = LearnedHeads(hops=2, max_iter=planned.steps)
+            settings = DescentSettings(max_samples=MOST_PER_STEP)
         else:
-            heads = LearnedHeads(
-                steps=planned.steps,
-                max_samples=MOST_PER_STEP,
-                covariance="none" if self.has_kernel else "auto",
-            )
+            heads = LearnedHeads(hops=1, max_iter=planned.steps)
+            settings = DescentSettings(max_samples=MOST_PER_STEP, learn_scales=not self.has_kernel)
         train, _ = self.problem.fold(k, planned.n_samples)
-        return heads.fit(
+        learned = heads.learn(
             ready[train],
             self.problem.columns[train],
             groups=self.problem.groups_of(train),
             activation=self.config.activation,
             seed=self.config.seed,
+            settings=settings,
         )
+        return learned.heads
 
     def _fit_learned_infinite(self) -> None:
         """The learned head distributions with infinitely many heads."""

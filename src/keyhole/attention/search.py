@@ -1,0 +1,538 @@
+"""Which descent a head distribution is learned by: several starts, judged by held-out samples.
+
+    learn(task, plan)  =  choose among multiples of the identity, without learning
+                          → descend from each start, apart from held-out samples
+                          → keep the fewest hops that nothing else clearly beats
+                          → go on with all samples
+
+A descent is run to the end of its schedule: held-out errors often rise before they fall. Several
+starts are tried, because one that finds nothing says little of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from keyhole.attention.descent import HeadDescent, LearningPlan
+from keyhole.attention.head_error import (
+    Judgement,
+    Task,
+    held_out_parts,
+    improvement,
+    judge,
+)
+from keyhole.attention.heads import (
+    FittedHeads,
+    GaussianHeads,
+    HeadDistribution,
+    Pairs,
+    Step,
+    identity_mean,
+)
+from keyhole.attention.hops import CHAIN, SIMILAR, HopStrengths, UsedCoordinates
+
+MIN_SAMPLES_TO_DESCEND = 50
+"""Samples below which nothing is descended on: ten held out could not tell a better head
+distribution from a worse.
+"""
+
+MIN_SAMPLES_FOR_ONE_SPLIT = 250
+"""Samples below which every one is held out in turn: a fifth of fewer could not judge alone."""
+
+STANDARD_ERRORS_TO_LEARN = 2
+"""By how many standard errors a learned head distribution must beat the one without learning: the
+best of twenty checks is a lucky one.
+"""
+
+STANDARD_ERRORS_FOR_A_HOP = 1
+STANDARD_ERRORS_FOR_A_HOP_OF_FEW = 2
+"""By how many standard errors a descent must beat one of fewer hops; two where every sample is held
+out in turn, which are few samples."""
+
+MAX_SAMPLES_TO_START = 400
+"""Samples that the head distribution without learning, where a descent starts, is chosen by."""
+
+MAX_FIRST_PENALTY = 0.3
+"""The penalty that a descent starts with at most, as a share of the mean squared length of a
+feature vector: a start that explains nothing would have an infinite one, and no slope."""
+
+CHECKS = 15
+"""How often a descent is checked on the held-out part; never more often than every fifth step."""
+
+DIVERGED = 1.5
+"""A descent ends early if its held-out error exceeds so many times the larger of its first one and
+that without learning. On the way over a plateau it was seen to rise by up to 1.3 times."""
+
+SOLVED = 0.02
+"""Held-out error, as a share of the variance, that is so small that no further start is tried."""
+
+SHARE_TO_GO_ON = 0.25
+"""Steps, as a share of those of the best check, that all samples take from the head distribution it
+found.
+"""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a descent begins: how many hops, what they prefer, and whether ages count."""
+
+    hops: int
+    strengths: HopStrengths = SIMILAR
+    ignores_ages: bool = False
+
+    @property
+    def name(self) -> str:
+        """In words, for a summary."""
+        if self.hops == 1:
+            return "1 hop"
+        name = f"{self.hops} hops"
+        if self.strengths is CHAIN:
+            name += " that move on"
+        if self.ignores_ages:
+            name += " without ages"
+        return name
+
+
+def starts_of(plan: LearningPlan) -> list[Start]:
+    """The starts to try, in this order, until one solves the task.
+
+    First every number of hops from the same strengths. Then again with hops that move on, and with
+    hops that know nothing of ages: on tasks where order means nothing, ages are learned by heart.
+    """
+    several_hops = [hops for hops in plan.hops if hops > 1]
+    starts = [Start(hops) for hops in plan.hops]
+    starts += [Start(hops, CHAIN) for hops in several_hops]
+    # coordinates that are ignored have noise of scale 0, which takes scales of coordinates
+    if plan.ages is not None and plan.settings.learn_scales:
+        starts += [Start(hops, CHAIN, ignores_ages=True) for hops in several_hops]
+    return starts
+
+
+@dataclass(frozen=True)
+class TaskView:
+    """A task in the coordinates that a descent uses, and the plan for them."""
+
+    task: Task
+    plan: LearningPlan
+    coordinates: UsedCoordinates
+
+    @classmethod
+    def of(cls, task: Task, plan: LearningPlan, *, ignores_ages: bool) -> TaskView:
+        """Without the coordinates that are zero in every sample, and perhaps without ages."""
+        sets = task.batch.sets
+        coordinates = UsedCoordinates.of(sets, plan.ages, ignore_ages=ignores_ages)
+        ages = None
+        if not ignores_ages:
+            ages = coordinates.of_ages(plan.ages)
+        return cls(
+            task=task.with_sets(coordinates.of_sets(sets)),
+            plan=replace(plan, ages=ages),
+            coordinates=coordinates,
+        )
+
+    def among_all(self, distribution: FittedHeads, start: Start, task: Task) -> FittedHeads:
+        """A head distribution of this view, in all coordinates of the task itself.
+
+        The entries of the other coordinates are where a descent in all of them would start.
+        """
+        batch = task.batch
+        identity = identity_mean(batch.dim, batch.query_dim, batch.sets.pairs)
+        base = FittedHeads(distribution.strength * identity[None], distribution.scale)
+        matrices = [base.means_]
+        if distribution.chosen == "learned":
+            # ages that are used are written over, and those that are ignored are zero
+            plan = replace(self.plan, ages=None)
+            matrices = plan.start(base, task, start.hops, start.strengths)
+        return self.coordinates.among_all(distribution, matrices, batch.query_dim)
+
+
+@dataclass(frozen=True)
+class HeldOutPart:
+    """Samples that a head distribution has not seen: it was learned on all others.
+
+    ``rows`` are their numbers among the samples that were given.
+    """
+
+    heads: FittedHeads
+    rows: np.ndarray = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A head distribution, and what tells how well it does on samples it has not seen.
+
+    ``held_out`` is empty if nothing was learned: leave-one-out is then what a new sample sees.
+    """
+
+    heads: HeadDistribution
+    held_out: tuple[HeldOutPart, ...] = ()
+
+
+@dataclass(frozen=True)
+class Descended:
+    """A descent apart from the held-out samples: its checks on these, and the best of them.
+
+    ``errors`` are those of the best check, one for each held-out sample; ``gain`` is how far their
+    mean is below that of the head distribution without learning, and ``doubt`` its standard error.
+    ``distributions`` are where the descents were at the best check, one for each held-out part;
+    ``alpha`` is the penalty of the first of them.
+    """
+
+    start: Start
+    view: TaskView = field(repr=False)
+    matrices: list[np.ndarray] = field(repr=False)
+    history: tuple[Step, ...]
+    errors: Float[np.ndarray, " h"] = field(repr=False)
+    gain: float
+    doubt: float
+    distributions: list[FittedHeads] = field(repr=False)
+    alpha: float
+
+    @property
+    def best(self) -> Step:
+        """The best check."""
+        return min(self.history, key=lambda step: step.held_out_error)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which samples each descent does not see, and how many hops more must gain."""
+
+    masks: list[Bool[np.ndarray, " n"]] = field(repr=False)
+    standard_errors: int
+    weights: Float[np.ndarray, " h"] | None = field(repr=False)
+    groups: np.ndarray | None = field(repr=False)
+
+    @classmethod
+    def of(cls, task: Task, plan: LearningPlan) -> Split:
+        """One held-out part of many samples; of few, every sample is held out in turn."""
+        if len(task) < MIN_SAMPLES_FOR_ONE_SPLIT:
+            turns = round(1 / plan.validation)
+            standard_errors = STANDARD_ERRORS_FOR_A_HOP_OF_FEW
+        else:
+            turns = 1
+            standard_errors = STANDARD_ERRORS_FOR_A_HOP
+        masks = held_out_parts(len(task), plan.validation, plan.seed, task.groups, turns)
+        unseen = [_unseen(task, mask, plan) for mask in masks]
+        return cls(
+            masks=masks,
+            standard_errors=standard_errors,
+            weights=_joined([part.weights for part in unseen]),
+            groups=_joined([part.groups for part in unseen]),
+        )
+
+
+def choose_identity(
+    task: Task,
+    strengths: Sequence[float],
+    scales: Sequence[float],
+    n_heads: int,
+    seed: int,
+    pairs: Pairs | None = None,
+) -> tuple[FittedHeads, Judgement]:
+    """The pair (c, scale) of least leave-one-out error, and its judgement.
+
+    The first pair stays unless the best one is better by more than one standard error. ``pairs``
+    says what W_0 pairs; by default what the batch pairs.
+    """
+    if pairs is None:
+        pairs = task.batch.sets.pairs
+
+    # the leave-one-out error of every candidate, the incumbent first
+    candidates = [(strength, scale) for scale in scales for strength in strengths]
+    judgements = [
+        judge(task, GaussianHeads(strength, scale, pairs), n_heads, seed)
+        for strength, scale in candidates
+    ]
+    errors = [float(np.average(each.loo, weights=task.weights)) for each in judgements]
+
+    # the incumbent stays unless the gain exceeds its standard error
+    best = int(np.argmin(errors))
+    gain, standard_error = improvement(
+        judgements[0].loo, judgements[best].loo, task.weights, task.groups
+    )
+    if gain <= standard_error:
+        best = 0
+
+    first_strength, first_scale = candidates[0]
+    strength, scale = candidates[best]
+    distribution = FittedHeads(
+        means_=strength * identity_mean(task.batch.dim, task.batch.query_dim, pairs)[None],
+        scale=scale,
+        chosen="identity" if strength else "zero-mean",
+        strength=strength,
+        reason=(
+            f"leave-one-out error {errors[best]:.3g} of the variance, {errors[0]:.3g} for c = "
+            f"{first_strength:g}, scale {first_scale:g}"
+        ),
+    )
+    return distribution, judgements[best]
+
+
+def learn(task: Task, plan: LearningPlan, given_rows: np.ndarray) -> Learned:
+    """Learn a head distribution, or return the one without learning if that is no worse.
+
+    ``given_rows`` are the numbers of the samples of the task among those that were given.
+    """
+    # the head distribution without learning: where one hop starts and what descents must beat
+    view = TaskView.of(task, plan, ignores_ages=False)
+    sample = view.task.at_most(min(plan.settings.max_samples, MAX_SAMPLES_TO_START), plan.seed)
+    base, judgement = choose_identity(
+        sample,
+        strengths=plan.settings.strengths,
+        scales=plan.scales(),
+        n_heads=max(plan.heads_per_step.values()),
+        seed=plan.seed,
+    )
+    if plan.steps == 0 or len(task) < MIN_SAMPLES_TO_DESCEND:
+        return Learned(view.among_all(base, Start(1), task))
+
+    # descend apart from held-out samples, which say how many steps help, and whether any do
+    split = Split.of(task, plan)
+    descents = descend_from_all_starts(task, view, plan, split, base, judgement.alpha)
+    best = fewest_hops(descents, split)
+    summary = summary_of(descents, best)
+    if best.best.step == 0 or best.gain <= STANDARD_ERRORS_TO_LEARN * best.doubt:
+        reason = (
+            f"nothing learned by more than {STANDARD_ERRORS_TO_LEARN} standard errors: {summary}; "
+            f"{base.reason}"
+        )
+        plan.tell(reason)
+        unlearned = replace(base, history=best.history, reason=reason)
+        return Learned(view.among_all(unlearned, Start(1), task))
+
+    # then descend with all samples, and give all head distributions in all coordinates
+    plan.tell(summary)
+    final = go_on_with_all(best, anew=len(split.masks) > 1)
+    heads = replace(
+        final,
+        strength=base.strength,
+        steps=best.best.step,
+        history=best.history,
+        reason=summary,
+    )
+    parts = []
+    for distribution, mask in zip(best.distributions, split.masks, strict=True):
+        of_part = best.view.among_all(
+            replace(distribution, strength=base.strength), best.start, task
+        )
+        parts.append(HeldOutPart(heads=of_part, rows=given_rows[mask]))
+    return Learned(best.view.among_all(heads, best.start, task), tuple(parts))
+
+
+def descend_from_all_starts(
+    task: Task,
+    view: TaskView,
+    plan: LearningPlan,
+    split: Split,
+    base: FittedHeads,
+    alpha: float,
+) -> list[Descended]:
+    """One descent from every start, until one of them solves the task.
+
+    ``view`` has the ages, and ``base`` at penalty ``alpha`` is its head distribution without
+    learning.
+    """
+    views = {False: view}
+    incumbent = judge_incumbent(view, split, base)
+    descents: list[Descended] = []
+    for start in starts_of(plan):
+        if start.ignores_ages not in views:
+            views[start.ignores_ages] = TaskView.of(task, plan, ignores_ages=start.ignores_ages)
+        descended = descend(start, views[start.ignores_ages], split, base, alpha, incumbent)
+        descents.append(descended)
+        plan.tell(
+            f"{start.name}: held-out error {descended.best.held_out_error:.4f} after "
+            f"{descended.best.step} of {descended.history[-1].step} steps"
+        )
+        if descended.best.held_out_error <= SOLVED:
+            break
+    return descents
+
+
+def judge_incumbent(view: TaskView, split: Split, base: FittedHeads) -> list[Judgement]:
+    """The errors of the head distribution without learning on every held-out part."""
+    judgements = []
+    for mask in split.masks:
+        seen = _seen(view.task, mask, view.plan)
+        unseen = _unseen(view.task, mask, view.plan)
+        judgements.append(view.plan.judge_of(seen, unseen)(base, None))
+    return judgements
+
+
+def descend(
+    start: Start,
+    view: TaskView,
+    split: Split,
+    base: FittedHeads,
+    alpha: float,
+    incumbent: list[Judgement],
+) -> Descended:
+    """Descend apart from each held-out part, and check on it.
+
+    All descents step together; a check joins the held-out errors of all.
+    """
+    task = view.task
+    plan = view.plan
+    seen = [_seen(task, mask, plan) for mask in split.masks]
+    unseen = [_unseen(task, mask, plan) for mask in split.masks]
+    judges = [plan.judge_of(one, other) for one, other in zip(seen, unseen, strict=True)]
+    seen_weights = _joined([part.weights for part in seen])
+
+    # the incumbent is step 0
+    errors_before = np.concatenate([judgement.held_out for judgement in incumbent])
+    first_step = _step_of(0, incumbent, seen_weights, split.weights)
+    history = [first_step]
+
+    # the start, and the penalty that leave-one-out chooses there, bounded so that there is a slope
+    matrices = plan.start(base, task, start.hops, start.strengths)
+    sample = task.at_most(min(plan.settings.max_samples, MAX_SAMPLES_TO_START), plan.seed)
+    on_host = replace(plan, device=None)
+    at_start = judge(
+        sample,
+        HeadDescent(sample, matrices, alpha, on_host).distribution(),
+        max(plan.heads_per_step.values()),
+        plan.seed,
+    )
+    first_alpha = min(at_start.alpha, MAX_FIRST_PENALTY * at_start.spread)
+    best = Descended(
+        start=start,
+        view=view,
+        matrices=matrices,
+        history=(),
+        errors=errors_before,
+        gain=0.0,
+        doubt=0.0,
+        distributions=[base] * len(split.masks),
+        alpha=first_alpha,
+    )
+    least_error = first_step.held_out_error
+    limit = np.inf
+
+    # the schedule is run to its end, unless the held-out error diverges
+    descents = [
+        HeadDescent(task.take(np.flatnonzero(~mask)), matrices, first_alpha, plan)
+        for mask in split.masks
+    ]
+    steps_between_checks = max(5, plan.steps // CHECKS)
+    for count in range(1, plan.steps + 1):
+        for descent in descents:
+            descent.step()
+        if count % steps_between_checks != 0 and count < plan.steps:
+            continue
+
+        # a check; the first one that reaches an error counts
+        distributions = [descent.distribution(steps=count) for descent in descents]
+        judgements = [
+            judge_heads(distribution, descent.alpha)
+            for judge_heads, distribution, descent in zip(
+                judges, distributions, descents, strict=True
+            )
+        ]
+        step = _step_of(count, judgements, seen_weights, split.weights)
+        history.append(step)
+        if len(history) == 2:
+            limit = DIVERGED * max(first_step.held_out_error, step.held_out_error)
+        if step.held_out_error < least_error:
+            least_error = step.held_out_error
+            errors = np.concatenate([judgement.held_out for judgement in judgements])
+            gain, doubt = improvement(errors_before, errors, split.weights, split.groups)
+            best = replace(
+                best,
+                errors=errors,
+                gain=gain,
+                doubt=doubt,
+                distributions=distributions,
+                alpha=descents[0].alpha,
+            )
+        has_diverged = not step.held_out_error <= limit
+        if has_diverged:
+            break
+    return replace(best, history=tuple(history))
+
+
+def fewest_hops(descents: list[Descended], split: Split) -> Descended:
+    """The descent of fewest hops that the best one does not clearly beat, and the best of these."""
+    best = min(descents, key=lambda descended: descended.best.held_out_error)
+    close = []
+    for descended in descents:
+        gain, doubt = improvement(descended.errors, best.errors, split.weights, split.groups)
+        if descended is best or gain <= split.standard_errors * doubt:
+            close.append(descended)
+    fewest = min(descended.start.hops for descended in close)
+    of_fewest = [descended for descended in close if descended.start.hops == fewest]
+    return min(of_fewest, key=lambda descended: descended.best.held_out_error)
+
+
+def summary_of(descents: list[Descended], best: Descended) -> str:
+    """What was gained and what was tried, in one sentence."""
+    others = [
+        f"{descended.start.name} {descended.best.held_out_error:.3g}"
+        for descended in descents
+        if descended is not best
+    ]
+    summary = (
+        f"{best.start.name}: held-out error {best.best.held_out_error:.3g} of the variance, "
+        f"less by {best.gain:.3g} ± {best.doubt:.3g} than without learning, in "
+        f"{best.best.step} steps"
+    )
+    if others:
+        summary += f" (tried: {', '.join(others)})"
+    return summary
+
+
+def go_on_with_all(best: Descended, *, anew: bool) -> FittedHeads:
+    """Descend with all samples, those that were held out too.
+
+    Anew if every sample was held out in turn, because no single descent was judged by all of them;
+    else a little further from where the best descent was.
+    """
+    view = best.view
+    if anew:
+        descent = HeadDescent(view.task, best.matrices, best.alpha, view.plan)
+        steps = best.best.step
+    else:
+        found = best.distributions[0]
+        descent = HeadDescent(view.task, best.matrices, best.alpha, view.plan, found)
+        steps = max(1, round(SHARE_TO_GO_ON * best.best.step))
+    for _ in range(steps):
+        descent.step()
+    return descent.distribution()
+
+
+def _seen(task: Task, mask: Bool[np.ndarray, " n"], plan: LearningPlan) -> Task:
+    """Samples that values are fitted to for a check: some of those that a descent sees."""
+    seen = task.take(np.flatnonzero(~mask))
+    return seen.at_most(2 * plan.settings.max_samples, plan.seed)
+
+
+def _unseen(task: Task, mask: Bool[np.ndarray, " n"], plan: LearningPlan) -> Task:
+    """Held-out samples that a check predicts."""
+    unseen = task.take(np.flatnonzero(mask))
+    return unseen.at_most(plan.settings.max_samples, plan.seed)
+
+
+def _step_of(
+    count: int,
+    judgements: list[Judgement],
+    seen_weights: np.ndarray | None,
+    unseen_weights: np.ndarray | None,
+) -> Step:
+    """The average errors after ``count`` steps, over all parts."""
+    loo = np.concatenate([judgement.loo for judgement in judgements])
+    held_out = np.concatenate([judgement.held_out for judgement in judgements])
+    return Step(
+        step=count,
+        loo_error=float(np.average(loo, weights=seen_weights)),
+        held_out_error=float(np.average(held_out, weights=unseen_weights)),
+    )
+
+
+def _joined(parts: list[np.ndarray | None]) -> np.ndarray | None:
+    """All parts as one array; None if they are None."""
+    arrays = [part for part in parts if part is not None]
+    return np.concatenate(arrays) if arrays else None
