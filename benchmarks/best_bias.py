@@ -5,7 +5,9 @@ theory only.
 
 Prints the table of docs/explanation/theory.md (samples for a tenth of Var f*, the fewest of each
 row marked) and draws it: samples needed over c, one curve for every q, one panel for every
-dimension. Writes best_bias.csv and best_bias.svg.
+dimension. Means beyond 3 are tried one by one while the largest is the best; a row whose best mean
+is the largest that theory computes is marked as ending at the edge. Writes best_bias.csv and
+best_bias.svg.
 """
 
 from __future__ import annotations
@@ -20,14 +22,33 @@ from keyhole.theory import samples_needed
 from keyhole.theory.targets import Correlation
 
 SETS = ((4, 8), (8, 8), (16, 16), (64, 16), (512, 64))
-MEANS, POWERS, LEVEL = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0), (1, 2, 3), 0.1
+FIRST_MEANS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
+FURTHER_MEANS = (4.0, 6.0, 8.0)
+MEANS = (*FIRST_MEANS, *FURTHER_MEANS)
+POWERS = (1, 2, 3)
+LEVEL = 0.1
 
 
 def needed(dim: int, n_keys: int, q: int) -> list[int]:
-    """Samples for the level, by mean."""
+    """Samples for the level, by mean; further means while the largest needs the fewest."""
     target = Correlation(q, dim)
     error = LEVEL * target_variance(target, n_keys)
-    return [samples_needed(target, n_keys, error, heads=kh.GaussianHeads(mean=c)) for c in MEANS]
+    counts: list[int] = []
+    for mean in MEANS:
+        is_inside = len(counts) >= len(FIRST_MEANS) and counts[-1] > min(counts)
+        if is_inside:
+            break
+        counts.append(samples_needed(target, n_keys, error, heads=kh.GaussianHeads(mean=mean)))
+    return counts
+
+
+def cell(count: int, counts: list[int]) -> str:
+    """One cell of the table: the fewest samples are marked, and an optimum at the edge is named."""
+    if count > min(counts):
+        return short(count)
+    if len(counts) == len(MEANS) and count == counts[-1]:
+        return f"**{short(count)}** (edge)"
+    return f"**{short(count)}**"
 
 
 def short(number: int) -> str:
@@ -47,13 +68,14 @@ def main() -> None:
     print("| d, N | q |", " | ".join(f"c = {c:g}" for c in MEANS), "|")
     print("|---" * (2 + len(MEANS)) + "|")
     for dim, n_keys, q, counts in rows:
-        cells = [f"**{short(n)}**" if n == min(counts) else short(n) for n in counts]
+        cells = [cell(count, counts) for count in counts]
+        cells += ["–"] * (len(MEANS) - len(counts))
         print(f"| {dim}, {n_keys} | {q} |", " | ".join(cells), "|")
     with (folder / "best_bias.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["d", "N", "q", "c", "samples"])
         writer.writerows(
-            (d, k, q, c, n) for d, k, q, counts in rows for c, n in zip(MEANS, counts, strict=True)
+            (d, k, q, c, n) for d, k, q, counts in rows for c, n in zip(MEANS, counts, strict=False)
         )
 
     import matplotlib
@@ -66,7 +88,9 @@ def main() -> None:
     for axis, (dim, n_keys) in zip(axes, SETS, strict=True):
         for d, k, q, counts in rows:
             if (d, k) == (dim, n_keys):
-                [line] = axis.semilogy(MEANS, counts, marker="o", markersize=3, label=f"q = {q}")
+                [line] = axis.semilogy(
+                    MEANS[: len(counts)], counts, marker="o", markersize=3, label=f"q = {q}"
+                )
                 best = counts.index(min(counts))
                 axis.plot(
                     MEANS[best], counts[best], marker="*", markersize=11, color=line.get_color()

@@ -13,7 +13,7 @@ from scipy.special import beta
 from keyhole.attention.kernels import attention_kernel
 from keyhole.textbook import arc_cosine
 from keyhole.theory.harmonics import gegenbauer
-from keyhole.theory.moments import pair_eigenvalues
+from keyhole.theory.pairs import pair_eigenvalues
 from keyhole.theory.spectrum import attention_spectrum, attention_trace
 from keyhole.theory.targets import sphere_sets
 

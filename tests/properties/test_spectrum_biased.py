@@ -37,6 +37,7 @@ from keyhole.theory.blocks import (
 from keyhole.theory.bounds import samples_needed
 from keyhole.theory.complexity import rkhs_norm
 from keyhole.theory.curves import (
+    TheoryLayer,
     best_bias,
     best_ridge_curve,
     implicit_ridges,
@@ -45,7 +46,8 @@ from keyhole.theory.curves import (
     problems,
 )
 from keyhole.theory.harmonics import harmonic_count, pair_powers
-from keyhole.theory.moments import harmonic_ratios, log_moment, pair_eigenvalues
+from keyhole.theory.moments import harmonic_ratios, log_moment
+from keyhole.theory.pairs import pair_eigenvalues
 from keyhole.theory.spectrum import attention_spectrum, attention_trace, orthonormal_zonal
 from keyhole.theory.targets import (
     Correlation,
@@ -683,7 +685,7 @@ def test_degrees_that_a_curve_does_not_list_do_not_matter(mean, n):
     """
     target, distribution = Correlation(2, 12), GaussianHeads(mean=mean)
     chosen = float(learning_curve(target, n, 12, 1e-9, heads=distribution))
-    finer = list(itertools.islice(problems(target, 12, "attention", distribution), 4))
+    finer = list(itertools.islice(problems(target, TheoryLayer(12, heads=distribution)), 4))
     one = np.array([n])
     errors = [
         float(predicted_errors(p, n, math.inf, implicit_ridges(p, one, math.inf, 1e-9), 0.0)[0])

@@ -10,6 +10,7 @@ from keyhole.theory import curves
 from keyhole.theory.complexity import rkhs_norm
 from keyhole.theory.curves import (
     EigenProblem,
+    TheoryLayer,
     _crossing,
     best_ridge_curve,
     curve_from_spectrum,
@@ -150,7 +151,7 @@ def test_finer_problems_hold_the_same_target(dim):
     )
     powers = pair_powers(target)
     want = powers[:, 0].sum() + powers[:, 1:].sum() / 5
-    for problem in itertools.islice(problems(target, 5, "attention"), 3):
+    for problem in itertools.islice(problems(target, TheoryLayer(5)), 3):
         assert math.isclose(problem.powers.sum(), want, rel_tol=1e-9)
         there = problem.powers > 0
         norm = (problem.powers[there] / problem.eigenvalues[there]).sum()
@@ -295,7 +296,7 @@ def test_an_empirical_curve_is_the_formula_on_the_sample_less_its_bias(rng):
 
 def test_the_trace_counts_what_lies_beyond_the_levels():
     """The finer a spectrum, the less is left beyond it; the sum stays."""
-    coarse, fine = itertools.islice(problems(Correlation(1, 3), 2, "attention"), 2)
+    coarse, fine = itertools.islice(problems(Correlation(1, 3), TheoryLayer(2)), 2)
     assert coarse.remainder > 1.1 * fine.remainder > 0
     assert math.isclose(coarse.trace, fine.trace, rel_tol=1e-9)
 
@@ -303,7 +304,7 @@ def test_the_trace_counts_what_lies_beyond_the_levels():
 @pytest.mark.parametrize("k", [3.0, 90.0, math.inf])
 @pytest.mark.parametrize("ridge", [0.0, 1e-12, 1e-4, 10.0])
 def test_many_implicit_ridges_solve_their_equation_each_by_itself(k, ridge):
-    problem = next(problems(Correlation(1, 8), 4, "attention"))
+    problem = next(problems(Correlation(1, 8), TheoryLayer(4)))
     samples = np.array([1.0, 2.5, 40.0, 90.0, 1e6, 7.0])
     found = curves.implicit_ridges(problem, samples, k, ridge)
     freedom = np.array([problem.freedom(gamma)[0] for gamma in found])
@@ -329,7 +330,7 @@ def test_the_finest_spectrum_is_used_where_it_nearly_suffices(monkeypatch):
     def error(*beyond):
         chain = [replace(coarse, next_eigenvalue=share * float(gamma[0])) for share in beyond]
         monkeypatch.setattr(curves, "problems", lambda *_: iter(chain))
-        learner = curves.Learner(Correlation(1, 3), 2, "attention", math.inf)
+        learner = curves.Learner(Correlation(1, 3), TheoryLayer(2), math.inf)
         [found] = learner.errors(np.array([20.0]), 0.1, 0.0)
         return pytest.approx(found, rel=1e-12), chain.index(learner.problem)
 
@@ -344,17 +345,41 @@ def test_the_finest_spectrum_is_used_where_it_nearly_suffices(monkeypatch):
 def test_the_default_means_are_tried_beside_none(monkeypatch):
     """Errors here are least at a mean of 0.8, and as large as without a mean at 1.6."""
 
-    def curve(target, samples, *_, heads):
-        return SimpleNamespace(error=np.full(samples.shape, (float(heads.mean) - 0.8) ** 2))
-
-    monkeypatch.setattr(curves, "best_ridge_curve", curve)
+    monkeypatch.setattr(curves, "best_ridge_curve", curve_with_optimum(0.8))
     best = curves.best_bias(Correlation(1, 3), [10, 100], 2)
     assert best.means[0] == 0.0
     assert np.all(np.diff(best.means) > 0)
     assert best.mean.tolist() == [0.75, 0.75]
-    np.testing.assert_allclose(best.error, 0.05**2)
-    np.testing.assert_allclose(best.unbiased, 0.8**2)
+    np.testing.assert_allclose(best.error, 1 + 0.05**2)
+    np.testing.assert_allclose(best.unbiased, 1 + 0.8**2)
     assert (abs(best.handicap - 1.6) < 0.03).all()
+    assert not best.at_edge.any()
+
+
+def curve_with_optimum(mean):
+    """A stand-in for `best_ridge_curve` whose error is least at a mean of the heads."""
+
+    def curve(target, samples, *_, heads, **_options):
+        return SimpleNamespace(error=np.full(samples.shape, (float(heads.mean) - mean) ** 2 + 1))
+
+    return curve
+
+
+def test_the_range_of_means_is_extended_until_the_best_is_inside(monkeypatch):
+    """The best mean 6 lies beyond the means that are tried first, and 20 beyond all of them."""
+    monkeypatch.setattr(curves, "best_ridge_curve", curve_with_optimum(5.5))
+    best = curves.best_bias(Correlation(1, 3), [10, 100], 2)
+    assert best.mean.tolist() == [6.0, 6.0]
+    assert best.means.max() == 8.0
+    assert not best.at_edge.any()
+
+    monkeypatch.setattr(curves, "best_ridge_curve", curve_with_optimum(20.0))
+    assert curves.best_bias(Correlation(1, 3), [10, 100], 2).at_edge.all()
+
+    # means that were asked for are not extended, and say so
+    chosen = curves.best_bias(Correlation(1, 3), [10], 2, means=(1.0, 2.0))
+    assert chosen.means.tolist() == [0.0, 1.0, 2.0]
+    assert chosen.at_edge.all()
 
 
 def test_two_halves_are_enough_and_one_is_none(rng):
@@ -371,7 +396,7 @@ def test_few_problems_of_a_million_levels_are_kept():
     assert curves._large_problem.cache_parameters()["maxsize"] <= 4
     target = Correlation(q=1, dim=3)
     before = curves._large_problem.cache_info().currsize
-    ladder = problems(target, 1, "attention")
+    ladder = problems(target, TheoryLayer(1))
     levels = [len(next(ladder).eigenvalues) for _ in range(7)]
     assert levels[-1] == (curves.LARGE_DEGREE + 1) ** 2
     assert curves._large_problem.cache_info().currsize == before

@@ -8,10 +8,10 @@ from keyhole.theory.harmonics import gegenbauer, harmonic_count, power_moment
 from keyhole.theory.mlp import MAX_LEVELS, highest_total_degree, mlp_levels, mlp_spectrum
 from keyhole.theory.moments import (
     log_gamma_ratio,
-    pair_eigenvalues,
     series_coefficients,
     tail_nodes,
 )
+from keyhole.theory.pairs import pair_eigenvalues
 from keyhole.theory.spectrum import attention_spectrum, degree_ladder
 
 

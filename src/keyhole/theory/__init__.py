@@ -36,7 +36,7 @@ from keyhole.theory.curves import (
 )
 from keyhole.theory.harmonics import harmonic_count, pair_powers
 from keyhole.theory.mlp import mlp_spectrum
-from keyhole.theory.moments import pair_eigenvalues
+from keyhole.theory.pairs import pair_eigenvalues
 from keyhole.theory.spectrum import Spectrum, attention_spectrum, attention_trace
 
 __all__ = [

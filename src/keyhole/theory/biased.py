@@ -37,9 +37,10 @@ from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import ndtr, roots_jacobi
+from scipy.special import roots_jacobi
 
 from keyhole._checks import check_number
+from keyhole.theory.activations import hermite_moments
 from keyhole.theory.harmonics import power_moment
 from keyhole.theory.moments import log_choose
 from keyhole.theory.targets import PAIR, Factor, Polynomial, Term, symmetric_product
@@ -137,30 +138,6 @@ def biased_norm_seconds(target: Polynomial) -> float:
             term = group.raised(a)
             states[term.degrees] += math.prod(power + 1 for _, power in term.powers)
     return _SECONDS * sum(count**2 for count in states.values()) / 2
-
-
-def hermite_moments(m: Float[np.ndarray, " q"], n_terms: int) -> Float[np.ndarray, "k q"]:
-    """h_k(m)/√k! for k < K, with h_k(m) = E[ReLU^(k)(m + z)].
-
-    >>> h = hermite_moments(np.zeros(1), 5)[:, 0]
-    >>> (h**2 * np.array([2 * np.pi, 4, 4 * np.pi, 1, 48 * np.pi])).round(12)    # κ's coefficients
-    array([1., 1., 1., 0., 1.])
-    """
-    m = np.asarray(m, dtype=np.float64)
-    density = np.exp(-m * m / 2) / math.sqrt(2 * math.pi)
-    values = np.empty((max(n_terms, 2), len(m)))
-    values[0] = m * ndtr(m) + density
-    values[1] = ndtr(m)
-    # h_k = (−1)^k He_{k−2} φ, with He_j/√j! by its recurrence
-    previous = np.zeros_like(m)
-    hermite = np.ones_like(m)
-    for k in range(2, n_terms):
-        values[k] = (-1) ** k * hermite * density / math.sqrt(k * (k - 1))
-        j = k - 2
-        following = (m * hermite - math.sqrt(j) * previous) / math.sqrt(j + 1)
-        previous = hermite
-        hermite = following
-    return values[:n_terms]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 One small matrix per irrep of O(d).
 
-With u = <x_0, x_i>, s = <x_0, x'_0>, t = <x_i, x'_j> and h_k(m) = E[σ^(k)(m + z)] the kernel of a
-pair is
+With u = <x_0, x_i>, s = <x_0, x'_0>, t = <x_i, x'_j> and h_k(m) = E[σ^(k)(m + z)] of the activation
+(:mod:`keyhole.theory.activations`) the kernel of a pair is
 
     Σ_k (1/k!) 4^{−k} (1+s)^k (1+t)^{k+1} h_k(cu + c_0) h_k(cu' + c_0),
 
@@ -32,20 +32,21 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from scipy.fft import dct
 from scipy.linalg import solve_triangular
 from scipy.linalg.lapack import dpocon, dpotrf
 from scipy.sparse import csr_array
-from scipy.special import gammaln, ndtr
+from scipy.special import gammaln
 from threadpoolctl import threadpool_limits
 
 from keyhole._array import block_size, blocks
 from keyhole.attention.heads import GaussianHeads
-from keyhole.theory.biased import hermite_moments
+from keyhole.theory.activations import RELU, ScoreActivation, score_activation
 from keyhole.theory.harmonics import gegenbauer, harmonic_count, power_moment
 from keyhole.theory.limits import check_cost, check_limits
-from keyhole.theory.moments import harmonic_ratios, log_moment, pair_eigenvalues
+from keyhole.theory.moments import harmonic_ratios, log_moment
+from keyhole.theory.pairs import pair_eigenvalues
 from keyhole.theory.targets import PAIR, QUERY, Polynomial, Term, crossed_joinings, monomial
 
 ACCURACY = 1e-2
@@ -56,6 +57,11 @@ zero-mean heads.
 SHOWS = 3e-15
 """Where the rounding of numbers near one may show: blocks that must be more accurate are made more
 carefully.
+"""
+
+FINITE_RANK = 1e-12
+"""Where the activation has finite rank, eigenvalues below this share of sup K(x, x) are rounding
+and count as zero.
 """
 
 LARGEST_MEAN = 8.0
@@ -72,12 +78,14 @@ MOST_DEGREES = 400
 class Bias:
     """A mean c·W_0 with the corner c_0, in units of twice the scale.
 
-    ``gain`` = (2·scale)² multiplies the kernel.
+    ``activation`` acts on scores whose noise has unit variance, and ``gain`` multiplies the kernel:
+    (2·scale)² for ReLU.
     """
 
     slope: float = 0.0
     corner: float = 0.0
     gain: float = 1.0
+    activation: ScoreActivation = RELU
 
     def __bool__(self) -> bool:
         return self.slope != 0.0 or self.corner != 0.0
@@ -89,17 +97,18 @@ class Bias:
 
     @property
     def largest_diagonal(self) -> float:
-        """sup K(x, x) on unit tokens: 2 E[σ(m+z)²] at the largest mean score m."""
-        return self.gain * float(second_moment(np.array([abs(self.slope) + self.corner]))[0])
+        """sup K(x, x) on unit tokens: 2 E[σ(m+z)²] at the largest or smallest mean score m."""
+        ends = np.array([self.corner + abs(self.slope), self.corner - abs(self.slope)])
+        return 2 * self.gain * float(self.activation.second_moment(ends).max())
 
 
-def bias_of(heads: object, dim: int) -> Bias:
-    """The bias of a head distribution.
+def bias_of(heads: object, dim: int, activation: str = "relu") -> Bias:
+    """The bias of a head distribution, with the activation of its scores.
 
     Any other head distribution than Gaussian heads with mean c·I and a corner is a ValueError.
     """
     if heads is None:
-        return Bias()
+        heads = GaussianHeads()
     if not isinstance(heads, GaussianHeads):
         raise ValueError(
             "`heads` must be kh.GaussianHeads(mean=c, scale=…) for an exact spectrum: got "
@@ -107,8 +116,9 @@ def bias_of(heads: object, dim: int) -> Bias:
             "matrix of samples."
         )
     mean, scale = heads.moments(dim)
+    unit_activation, gain = score_activation(activation, spread=2 * scale)
     if mean is None:
-        return Bias(gain=(2 * scale) ** 2)
+        return Bias(gain=gain, activation=unit_activation)
 
     # the mean must be c·I with any corner
     slope = float(mean[0, 0])
@@ -134,7 +144,8 @@ def bias_of(heads: object, dim: int) -> Bias:
     bias = Bias(
         slope=slope / (2 * scale),
         corner=corner / (2 * scale),
-        gain=(2 * scale) ** 2,
+        gain=gain,
+        activation=unit_activation,
     )
     if max(abs(bias.slope), abs(bias.corner)) > LARGEST_MEAN:
         raise ValueError(
@@ -143,12 +154,6 @@ def bias_of(heads: object, dim: int) -> Bias:
             "Beyond, use kh.theory.empirical_curve."
         )
     return bias
-
-
-def second_moment(m: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:
-    """2 E[ReLU(m+z)²] = 2 [(1+m²) Φ(m) + m φ(m)]: the kernel of a unit pair with itself."""
-    density = np.exp(-m * m / 2) / math.sqrt(2 * math.pi)
-    return np.asarray(2 * ((1 + m * m) * ndtr(m) + m * density))
 
 
 def irrep_dimension(dim: int, a: int, b: int) -> int:
@@ -308,15 +313,15 @@ def _series(dim: int, bias: Bias, reach: float, allowed: float) -> _Series:
     """The series in k and in polynomials of u, cut where what is left is below ``allowed``.
 
     Terms beyond K are positive and add at most 2 Σ_{k>K} sup h_k²/k! · j_k j_{k+1} to the norm of a
-    block, where h_k²/k! ≤ (2/πn)^{1/2} / (2π k (k−1)), n = k−2 ≥ 1, by the amplitude of Hermite
+    block; for ReLU h_k²/k! ≤ (2/πn)^{1/2} / (2π k (k−1)), n = k−2 ≥ 1, by the amplitude of Hermite
     functions at 0. Polynomials of higher degree change singular values by at most the root of 2 Σ_k
     (Σ_m |η_km|)² j_k j_{k+1}, m over what is left out: this is kept below a thousandth of √allowed.
     """
     # the last term K: the first whose successors add at most ``allowed``
     order = np.arange(MOST_TERMS + 1.0)
     weights = 2 * np.exp(log_moment(order, dim) + log_moment(order + 1, dim))
-    envelope = np.sqrt(2 / (math.pi * np.maximum(order - 2, 1.0)))
-    term_bounds = weights * envelope / (2 * math.pi * np.maximum(order * (order - 1), 1.0))
+    largest_mean = abs(bias.slope) * reach + abs(bias.corner)
+    term_bounds = weights * bias.activation.term_bounds(order, largest_mean)
     from_term_on = np.cumsum(term_bounds[::-1])[::-1]
     after_term = np.concatenate([from_term_on[1:], [0.0]])
     last = min(max(int(np.argmax(after_term <= allowed)), 2), MOST_TERMS)
@@ -326,7 +331,8 @@ def _series(dim: int, bias: Bias, reach: float, allowed: float) -> _Series:
     waves = abs(bias.slope) * reach * math.sqrt(last)
     n_nodes = min(2 * math.ceil(40 + 2 * waves), 2 * MOST_DEGREES)
     angles = math.pi * (np.arange(n_nodes) + 0.5) / n_nodes
-    moments = hermite_moments(bias.slope * reach * np.cos(angles) + bias.corner, last + 1)
+    scores = bias.slope * reach * np.cos(angles) + bias.corner
+    moments = bias.activation.moments(scores, last + 1)
     coefficients = dct(moments, type=2, axis=1) / n_nodes
     coefficients[:, 0] /= 2
     if allowed < SHOWS:
@@ -355,7 +361,8 @@ def _refined_coefficients(
     n_terms, n_degrees = coefficients.shape
     k = np.arange(n_terms)[:, None]
     m = np.arange(n_degrees)
-    moments = hermite_moments(np.array([bias.corner]), n_terms + n_degrees + 80)[:, 0]
+    corner = np.array([bias.corner])
+    moments = bias.activation.moments(corner, n_terms + n_degrees + 80)[:, 0]
 
     # Taylor's series for |c|, with factorials in logarithms
     log_half_slope = math.log(abs(bias.slope) * reach / 2 + 1e-300)
@@ -407,6 +414,18 @@ class Block:
         components = right @ (scale[:, None] * vectors)
         return np.square(values), np.square(components).sum(axis=1)
 
+    @property
+    def is_constant(self) -> Bool[np.ndarray, " states"]:
+        """Which state is the constant function, |0,0> of the block (0, 0)."""
+        if self.label != (0, 0):
+            return np.zeros(len(self.states), dtype=bool)
+        return np.asarray((self.states == 0).all(axis=1))
+
+    def without_constant(self) -> Block:
+        """The same block of the kernel less its mean: what an intercept leaves to the values."""
+        is_kept = ~self.is_constant
+        return replace(self, states=self.states[is_kept], factor=self.factor[:, is_kept])
+
     def inverse_form(self, vectors: Float[np.ndarray, "states v"]) -> float:
         """tᵀ A⁻¹ t, summed over vectors t.
 
@@ -437,8 +456,11 @@ class Blocks:
 @lru_cache(maxsize=64)
 def biased_blocks(dim: int, bias: Bias, degree: int) -> Blocks:
     """All blocks with states p, q ≤ degree, without the gain."""
-    edge = pair_eigenvalues(dim, degree + 1)
+    edge = pair_eigenvalues(dim, degree + 1, bias.activation)
     allowed = ACCURACY * min(edge[degree + 1, 0], edge[0, degree + 1])
+    if bias.activation.has_finite_rank:
+        # nothing lies beyond, and eigenvalues below FINITE_RANK of the largest are rounding
+        allowed = ACCURACY * FINITE_RANK * bias.largest_diagonal
 
     # one degree more where b = 0: there are the largest entries beyond the listed states, for any
     # mean
@@ -475,7 +497,7 @@ def biased_blocks(dim: int, bias: Bias, degree: int) -> Blocks:
 @lru_cache(maxsize=256)
 def single_block(dim: int, bias: Bias, label: tuple[int, int], degree: int) -> Block:
     """One block, accurate down to its smallest eigenvalues."""
-    smallest = pair_eigenvalues(dim, degree)[degree, degree]
+    smallest = pair_eigenvalues(dim, degree, bias.activation)[degree, degree]
     with threadpool_limits(1, user_api="blas"):
         return next(_computed_blocks(dim, bias, [(label, degree)], 0.1 * smallest))
 

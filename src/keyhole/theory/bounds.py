@@ -10,7 +10,7 @@ from keyhole._checks import check_number
 from keyhole.attention.heads import GaussianHeads
 from keyhole.theory.blocks import bias_of
 from keyhole.theory.complexity import paper_complexity, rkhs_norm
-from keyhole.theory.curves import Learner, feature_count
+from keyhole.theory.curves import Learner, TheoryLayer, check_features
 from keyhole.theory.spectrum import attention_trace
 from keyhole.theory.targets import Polynomial
 
@@ -182,6 +182,9 @@ def samples_needed(
     noise: float | int = 0.0,
     n_heads: float | int = math.inf,
     heads: GaussianHeads | None = None,
+    activation: str = "relu",
+    query: bool = True,
+    fit_intercept: bool = False,
 ) -> int:
     """The number of samples at which the predicted excess error E (f̂ − f*)² falls to ``error``.
 
@@ -199,6 +202,8 @@ def samples_needed(
         Variance of the noise in the labels.
     n_heads : int or math.inf
         M; the MLP gets M (d+1) hidden units.
+    heads, activation, query, fit_intercept
+        As in :func:`learning_curve`.
 
     Examples
     --------
@@ -212,10 +217,13 @@ def samples_needed(
     """
     error = check_number(error, "error", minimum=0.0, exclusive=True)
     noise = check_number(noise, "noise", minimum=0.0)
-    n_features = feature_count(n_heads, target.dim)
-    learner = Learner(target, n_keys, model, features=n_features, heads=heads)
+    layer = TheoryLayer(n_keys, model, heads, activation, query, fit_intercept)
+    learner = Learner(target, layer, check_features(n_heads, "n_heads"))
 
     def is_enough(n: float) -> bool:
+        # an intercept takes one sample
+        if fit_intercept and n < 2:
+            return False
         _, test_error = learner.best(n, noise)
         return test_error - noise <= error
 
@@ -250,6 +258,7 @@ def heads_predicted(
     error: float | int,
     n_samples: float | int = MOST_SAMPLES,
     heads: GaussianHeads | None = None,
+    activation: str = "relu",
 ) -> int:
     """The number of heads at which the predicted error, best ridge and no noise, is ``error``.
 
@@ -266,8 +275,9 @@ def heads_predicted(
     n = _check_size(n_samples, "n_samples")
 
     def is_enough(head_count: float) -> bool:
-        n_features = head_count * (target.dim + 1)
-        learner = Learner(target, n_keys, "attention", features=n_features, heads=heads)
+        learner = Learner(
+            target, TheoryLayer(n_keys, heads=heads, activation=activation), head_count
+        )
         _, test_error = learner.best(n, noise=0.0)
         return test_error <= error
 

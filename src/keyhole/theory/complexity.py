@@ -11,7 +11,8 @@ from keyhole.attention.heads import GaussianHeads
 from keyhole.theory.blocks import Bias, bias_of, single_block, target_vectors
 from keyhole.theory.harmonics import pair_powers
 from keyhole.theory.mlp import mlp_eigenvalue, mlp_level_powers
-from keyhole.theory.moments import log_choose, pair_eigenvalues, whole_coefficients
+from keyhole.theory.moments import log_choose, whole_coefficients
+from keyhole.theory.pairs import pair_eigenvalues
 from keyhole.theory.targets import Polynomial
 
 

@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy.optimize import brentq
 
 from keyhole._array import block_size, blocks
@@ -35,8 +35,9 @@ from keyhole._checks import (
     check_number,
     check_seed,
 )
+from keyhole.attention.activations import SOFTMAX, check_activation
 from keyhole.attention.heads import GaussianHeads
-from keyhole.theory.blocks import Bias, bias_of, biased_blocks, target_vectors
+from keyhole.theory.blocks import LARGEST_MEAN, Bias, bias_of, biased_blocks, target_vectors
 from keyhole.theory.harmonics import pair_powers
 from keyhole.theory.limits import check_limits
 from keyhole.theory.mlp import (
@@ -46,7 +47,7 @@ from keyhole.theory.mlp import (
     mlp_levels,
     mlp_spectrum,
 )
-from keyhole.theory.moments import largest_of_degree, pair_eigenvalues
+from keyhole.theory.pairs import key_eigenvalues, largest_of_degree, pair_eigenvalues
 from keyhole.theory.spectrum import (
     MAX_BIASED_DEGREE,
     Spectrum,
@@ -102,33 +103,94 @@ class EigenProblem:
         return z, q
 
 
-def problems(
-    target: Polynomial, n_keys: int, model: str, heads: GaussianHeads | None = None
-) -> Iterator[EigenProblem]:
-    """Yield ever finer descriptions of learning ``target`` from sets of N keys.
+@dataclass(frozen=True)
+class TheoryLayer:
+    """What learns: an attention layer with its sets, or the MLP on the same sets.
+
+    Attributes
+    ----------
+    n_keys : int
+        N.
+    model : "attention" or "mlp"
+    heads : GaussianHeads, optional
+        The head distribution of attention; None for zero-mean heads and for the MLP.
+    activation : str
+        σ of attention.
+    query : bool
+        Whether the sets have a query.
+    fit_intercept : bool
+        Whether there is an intercept without a penalty.
+    """
+
+    n_keys: int
+    model: str = "attention"
+    heads: GaussianHeads | None = None
+    activation: str = "relu"
+    query: bool = True
+    fit_intercept: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice(self.model, "model", ("attention", "mlp"))
+        check_count(self.n_keys, "n_keys")
+        check_activation(self.activation)
+        if self.model == "attention":
+            return
+        if self.heads is not None:
+            raise ValueError(
+                '`heads` is the head distribution of attention heads, and `model` is "mlp": leave '
+                f"out {self.heads!r}."
+            )
+        if self.activation != "relu" or not self.query:
+            raise ValueError(
+                '`model` "mlp" has ReLU units and reads the query: leave out `activation` and '
+                "`query`."
+            )
+
+    def __str__(self) -> str:
+        words = [self.model if self.heads is None else str(self.heads)]
+        if self.activation != "relu":
+            words.append(self.activation)
+        if not self.query:
+            words.append("no query")
+        if self.fit_intercept:
+            words.append("intercept")
+        return ", ".join(words)
+
+    def n_features(self, n_heads: float, dim: int) -> float:
+        """k, the scalar features of M heads, and the hidden units of the MLP.
+
+        Softmax weights add up to one, so that the constant coordinate of a key gives one feature
+        for all heads together.
+        """
+        if self.activation == SOFTMAX:
+            return n_heads * dim
+        return n_heads * (dim + 1)
+
+
+def problems(target: Polynomial, layer: TheoryLayer) -> Iterator[EigenProblem]:
+    """Yield ever finer descriptions of learning ``target``.
 
     Query and keys have the sphere distribution.
     """
-    check_choice(model, "model", ("attention", "mlp"))
-    n_keys = check_count(n_keys, "n_keys")
+    if not layer.query and target.degrees[0] > 0:
+        raise ValueError(
+            f"{target!r} depends on the query, and `query` is False. Leave the query out of the "
+            "target, or pass query=True."
+        )
 
     # the multilayer perceptron: its levels up to a total degree that rises by one
-    if model == "mlp":
-        if heads is not None:
-            raise ValueError(
-                '`heads` is the head distribution of attention heads, and `model` is "mlp": leave '
-                f"out {heads!r}."
-            )
-        for degree in range(2, highest_total_degree(target.dim, n_keys) - 1):
+    if layer.model == "mlp":
+        for degree in range(2, highest_total_degree(target.dim, layer.n_keys) - 1):
             check_limits()
-            yield _mlp_problem(target, n_keys, degree)
+            yield _mlp_problem(target, layer.n_keys, degree, layer.fit_intercept)
         return
 
     # attention: heads with a mean mix degrees, so that their blocks must hold the whole target from
     # the start; zero-mean heads do not mix them, and any degree will do to start with
-    bias = bias_of(heads, target.dim)
+    bias = bias_of(layer.heads, target.dim, layer.activation)
+    mixes_degrees = bool(bias) and layer.query
     lowest_degree = 0
-    if bias:
+    if mixes_degrees:
         lowest_degree = max(target.degrees)
     if lowest_degree > MAX_BIASED_DEGREE:
         raise ValueError(
@@ -137,19 +199,23 @@ def problems(
         )
     for degree in degree_ladder(bias, lowest_degree):
         check_limits()
-        if degree > LARGE_DEGREE:
-            yield _large_problem(target, n_keys, bias, degree)
-        else:
-            yield _small_problem(target, n_keys, bias, degree)
+        make_problem = _large_problem if degree > LARGE_DEGREE else _small_problem
+        yield make_problem(target, layer.n_keys, bias, degree, layer.query, layer.fit_intercept)
 
 
 def target_levels(
-    target: Polynomial, n_keys: int, bias: Bias, degree: int
+    target: Polynomial,
+    n_keys: int,
+    bias: Bias,
+    degree: int,
+    query: bool = True,
+    centred: bool = False,
 ) -> tuple[Spectrum, Float[np.ndarray, " levels"]]:
     """The levels of attention up to a degree, and the power of a target in each."""
-    if bias:
-        return biased_levels(target.dim, n_keys, bias, degree, target_vectors(target, degree))
-    spectrum = attention_levels(target.dim, n_keys, bias, degree)
+    if bias and query:
+        vectors = target_vectors(target, degree)
+        return biased_levels(target.dim, n_keys, bias, degree, vectors, centred)
+    spectrum = attention_levels(target.dim, n_keys, bias, degree, query, centred)
 
     # a table of powers by (degree in the query, degree in the key), filled up with zeros
     listed_powers = pair_powers(target)[: degree + 1, : degree + 1]
@@ -160,28 +226,31 @@ def target_levels(
     return spectrum, powers[tuple(spectrum.degrees.T)]
 
 
-def _attention_problem(target: Polynomial, n_keys: int, bias: Bias, degree: int) -> EigenProblem:
+def _attention_problem(
+    target: Polynomial, n_keys: int, bias: Bias, degree: int, query: bool, centred: bool
+) -> EigenProblem:
     """The levels of attention up to a degree, with the target's powers in and beyond them."""
-    spectrum, powers = target_levels(target, n_keys, bias, degree)
+    spectrum, powers = target_levels(target, n_keys, bias, degree, query, centred)
 
     # blocks of heads with a mean hold the whole target: nothing of it lies beyond
-    if bias:
+    if bias and query:
         edge = bias.gain * biased_blocks(target.dim, bias.unit, degree).edge(n_keys)
+        if bias.activation.has_finite_rank:
+            edge = 0.0
         return _with_powers(
             spectrum, powers, beyond=np.zeros(0), beyond_powers=np.zeros(0), edge=edge
         )
 
-    # the largest eigenvalue of the next degree; in dimension 1 there is none beyond degree 1
-    edge = 0.0
-    if target.dim > 1:
-        of_query, of_key = largest_of_degree(target.dim, degree + 1)
-        edge = bias.gain * max(of_query, of_key / n_keys)
-
-    # parts of the target whose degree is above the listed ones
+    # parts of the target whose degree is above the listed ones, with their eigenvalues
     beyond_powers = pair_powers(target).copy()
     beyond_powers[:, 1:] /= n_keys
     beyond_powers[: degree + 1, : degree + 1] = 0.0
-    eigenvalues = bias.gain * pair_eigenvalues(target.dim, max(beyond_powers.shape) - 1)
+    n_rows, n_columns = beyond_powers.shape
+    if query:
+        eigenvalues = pair_eigenvalues(target.dim, max(n_rows, n_columns) - 1, bias.activation)
+    else:
+        eigenvalues = key_eigenvalues(target.dim, n_columns - 1, bias.activation)[None, :]
+    eigenvalues = bias.gain * eigenvalues[:n_rows, :n_columns]
     eigenvalues[:, 1:] /= n_keys
     has_power = beyond_powers.nonzero()
     return _with_powers(
@@ -189,8 +258,19 @@ def _attention_problem(target: Polynomial, n_keys: int, bias: Bias, degree: int)
         powers,
         beyond=eigenvalues[has_power],
         beyond_powers=beyond_powers[has_power],
-        edge=edge,
+        edge=bias.gain * _largest_beyond(target.dim, n_keys, bias, degree, query),
     )
+
+
+def _largest_beyond(dim: int, n_keys: int, bias: Bias, degree: int, query: bool) -> float:
+    """The largest eigenvalue of the next degree, without the gain."""
+    # in dimension 1 there are no harmonics beyond degree 1
+    if dim == 1:
+        return 0.0
+    if not query:
+        return float(key_eigenvalues(dim, degree + 1, bias.activation)[-1]) / n_keys
+    of_query, of_key = largest_of_degree(dim, degree + 1, bias.activation)
+    return max(of_query, of_key / n_keys)
 
 
 LARGE_DEGREE = 256
@@ -201,19 +281,25 @@ _large_problem = lru_cache(maxsize=4)(_attention_problem)
 
 
 @lru_cache(maxsize=32)
-def _mlp_problem(target: Polynomial, n_keys: int, degree: int) -> EigenProblem:
+def _mlp_problem(target: Polynomial, n_keys: int, degree: int, centred: bool) -> EigenProblem:
     """The levels of the MLP up to a total degree, with the target's powers in and beyond them."""
     spectrum = mlp_spectrum(target.dim, n_keys, degree)
+    if centred:
+        spectrum = _without_constants(spectrum)
     levels = [tuple(int(part) for part in row if part) for row in spectrum.degrees]
 
     # powers in the listed levels; what is not taken out of the dictionary lies beyond them
     level_powers = mlp_level_powers(pair_powers(target), n_keys)
+    if centred:
+        level_powers.pop((), None)
     powers = np.array([level_powers.pop(level, 0.0) for level in levels])
     beyond = np.array([mlp_eigenvalue(target.dim, n_keys, level) for level in level_powers])
     beyond_powers = np.array(list(level_powers.values()))
 
     # the largest eigenvalue of the next two total degrees
-    next_levels = mlp_levels(target.dim, n_keys, degree + 2)[len(levels) :]
+    next_levels = [
+        level for level in mlp_levels(target.dim, n_keys, degree + 2) if sum(level) > degree
+    ]
     next_eigenvalues = [mlp_eigenvalue(target.dim, n_keys, level) for level in next_levels]
     return _with_powers(
         spectrum,
@@ -221,6 +307,18 @@ def _mlp_problem(target: Polynomial, n_keys: int, degree: int) -> EigenProblem:
         beyond=beyond,
         beyond_powers=beyond_powers,
         edge=max(next_eigenvalues, default=0.0),
+    )
+
+
+def _without_constants(spectrum: Spectrum) -> Spectrum:
+    """The spectrum of the kernel less its mean: without the level of degree zero in every token."""
+    is_kept = spectrum.degrees.any(axis=1)
+    constant = float(spectrum.eigenvalues[~is_kept] @ spectrum.multiplicities[~is_kept])
+    return Spectrum(
+        eigenvalues=spectrum.eigenvalues[is_kept],
+        multiplicities=spectrum.multiplicities[is_kept],
+        degrees=spectrum.degrees[is_kept],
+        trace=spectrum.trace - constant,
     )
 
 
@@ -262,6 +360,9 @@ def learning_curve(
     n_heads: float | int = math.inf,
     model: str = "attention",
     heads: GaussianHeads | None = None,
+    activation: str = "relu",
+    query: bool = True,
+    fit_intercept: bool = False,
 ) -> Float[np.ndarray, "*shape"]:
     """Predicted test error E (f̂ − f*)² + σ² of ridge regression before any training.
 
@@ -285,6 +386,13 @@ def learning_curve(
     heads : GaussianHeads, optional
         The head distribution, zero mean by default; a mean is a number c, or c·I with any corner on
         the constant coordinate, and d ≥ 2.
+    activation : "relu", "linear", "square", "step" or "exp"
+        σ of attention. What linear and square heads cannot express, because their kernel has finite
+        rank, stays as error at any n.
+    query : bool
+        Whether the sets have a query. Without one, the target must not depend on it.
+    fit_intercept : bool
+        Whether an intercept without a penalty is fitted, as the estimators do by default.
 
     Returns
     -------
@@ -321,8 +429,8 @@ def learning_curve(
     samples = check_samples(n_samples)
     ridge = check_number(ridge, "ridge", minimum=0.0)
     noise = check_number(noise, "noise", minimum=0.0)
-    n_features = feature_count(n_heads, target.dim)
-    learner = Learner(target, n_keys, model, features=n_features, heads=heads)
+    layer = TheoryLayer(n_keys, model, heads, activation, query, fit_intercept)
+    learner = Learner(target, layer, check_features(n_heads, "n_heads"))
     return learner.errors(samples.ravel(), ridge, noise).reshape(samples.shape)
 
 
@@ -335,6 +443,9 @@ def learning_surface(
     noise: float | int = 0.0,
     model: str = "attention",
     heads: GaussianHeads | None = None,
+    activation: str = "relu",
+    query: bool = True,
+    fit_intercept: bool = False,
 ) -> Float[np.ndarray, "n m"]:
     """Predicted test error over samples and heads.
 
@@ -362,6 +473,9 @@ def learning_surface(
             n_heads=head_count,
             model=model,
             heads=heads,
+            activation=activation,
+            query=query,
+            fit_intercept=fit_intercept,
         )
         curves.append(curve)
     return np.stack(curves, axis=1)
@@ -389,6 +503,9 @@ def best_ridge_curve(
     n_heads: float | int = math.inf,
     model: str = "attention",
     heads: GaussianHeads | None = None,
+    activation: str = "relu",
+    query: bool = True,
+    fit_intercept: bool = False,
 ) -> BestRidge:
     """Predicted test error with the ridge chosen best for every number of samples.
 
@@ -403,8 +520,8 @@ def best_ridge_curve(
     """
     samples = check_samples(n_samples)
     noise = check_number(noise, "noise", minimum=0.0)
-    n_features = feature_count(n_heads, target.dim)
-    learner = Learner(target, n_keys, model, features=n_features, heads=heads)
+    layer = TheoryLayer(n_keys, model, heads, activation, query, fit_intercept)
+    learner = Learner(target, layer, check_features(n_heads, "n_heads"))
     ridges = []
     errors = []
     for n in samples.ravel():
@@ -424,10 +541,11 @@ class BestBias:
 
     Attributes
     ----------
-    n_samples, mean, error, unbiased, handicap : arrays of one shape
+    n_samples, mean, error, unbiased, handicap, at_edge : arrays of one shape
         ``mean`` is the best c, ``error`` its predicted test error, ``unbiased`` that of zero-mean
         heads. Means above ``handicap`` do worse than zero-mean heads: NaN where no mean that was
-        tried does, 0 where all do.
+        tried does, 0 where all do. ``at_edge`` says that the best mean is the largest one tried, so
+        that a larger one may be better.
     means : array (c,)
         The means tried, 0 first.
     errors : array (…, c)
@@ -439,8 +557,18 @@ class BestBias:
     error: Float[np.ndarray, "*shape"]
     unbiased: Float[np.ndarray, "*shape"]
     handicap: Float[np.ndarray, "*shape"]
+    at_edge: Bool[np.ndarray, "*shape"]
     means: Float[np.ndarray, " c"]
     errors: Float[np.ndarray, "*shape c"]
+
+
+FIRST_MEANS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+"""Means that `best_bias` tries first."""
+
+FURTHER_MEANS = (4.0, 6.0, LARGEST_MEAN)
+"""Means that `best_bias` tries one by one while the largest is the best; there are no blocks for
+larger ones.
+"""
 
 
 def best_bias(
@@ -449,7 +577,9 @@ def best_bias(
     n_keys: int,
     noise: float | int = 0.0,
     n_heads: float | int = math.inf,
-    means: Sequence[float] = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0),
+    means: Sequence[float] | None = None,
+    activation: str = "relu",
+    fit_intercept: bool = False,
 ) -> BestBias:
     """For every number of samples the mean c of ``GaussianHeads`` with the smallest test error.
 
@@ -457,11 +587,12 @@ def best_bias(
 
     Parameters
     ----------
-    target, n_samples, n_keys, noise, n_heads
+    target, n_samples, n_keys, noise, n_heads, activation, fit_intercept
         As in :func:`best_ridge_curve`.
-    means : sequence of float
-        Means c to try beside 0, positive, in rising order. The optimum is flat: halfway between two
-        of the default means the error is a few percent off its minimum.
+    means : sequence of float, optional
+        Means c to try beside 0, positive, in rising order. By default 0.25 to 3, and then 4, 6 and
+        8 as long as the largest is the best for some number of samples. The optimum is flat:
+        halfway between two of the default means the error is a few percent off its minimum.
 
     Notes
     -----
@@ -472,34 +603,54 @@ def best_bias(
     --------
     >>> from keyhole.theory.targets import Correlation
     >>> best = best_bias(Correlation(q=2, dim=64), [1e4, 1e7], n_keys=16, means=(0.5, 1.0, 2.0))
-    >>> best.mean, (best.error / best.unbiased).round(3)
-    (array([2., 2.]), array([0.998, 0.04 ]))
+    >>> best.mean, (best.error / best.unbiased).round(3), best.at_edge
+    (array([2., 2.]), array([0.998, 0.04 ]), array([ True,  True]))
     """
     samples = check_samples(n_samples)
-    candidates = np.array([0.0, *means], dtype=np.float64)
+    if means is None:
+        candidates = [0.0, *FIRST_MEANS]
+        further_means = list(FURTHER_MEANS)
+    else:
+        candidates = [0.0, *(float(mean) for mean in means)]
+        further_means = []
     if len(candidates) < 2 or not np.all(np.diff(candidates) > 0):
         raise ValueError(
             "`means` must be positive and in rising order, at least one of them: got "
-            f"{tuple(means)}."
+            f"{tuple(means or ())}."
         )
 
-    # the curve of every mean, each with its own best ridge; the last axis counts the means
-    curves = []
-    for mean in candidates:
-        heads = GaussianHeads(mean=float(mean))
-        curve = best_ridge_curve(target, samples, n_keys, noise, n_heads, heads=heads)
-        curves.append(curve.error)
-    errors = np.stack(curves, axis=-1)
+    def errors_of(mean: float) -> Float[np.ndarray, "..."]:
+        """The curve of one mean, with its own best ridge."""
+        curve = best_ridge_curve(
+            target,
+            samples,
+            n_keys,
+            noise,
+            n_heads,
+            heads=GaussianHeads(mean=mean),
+            activation=activation,
+            fit_intercept=fit_intercept,
+        )
+        return curve.error
 
+    # the last axis counts the means; more of them while the largest is the best somewhere
+    errors = np.stack([errors_of(mean) for mean in candidates], axis=-1)
+    while further_means and (errors.argmin(axis=-1) == len(candidates) - 1).any():
+        mean = further_means.pop(0)
+        candidates.append(mean)
+        errors = np.concatenate([errors, errors_of(mean)[..., None]], axis=-1)
+
+    tried = np.array(candidates)
     best = errors.argmin(axis=-1)
-    handicap = [_crossing(candidates, row) for row in errors.reshape(-1, len(candidates))]
+    handicap = [_crossing(tried, row) for row in errors.reshape(-1, len(tried))]
     return BestBias(
         n_samples=samples,
-        mean=candidates[best],
-        error=errors.min(axis=-1),
+        mean=np.asarray(tried[best]),
+        error=np.asarray(errors.min(axis=-1)),
         unbiased=errors[..., 0],
         handicap=np.reshape(handicap, samples.shape),
-        means=candidates,
+        at_edge=np.asarray(best == len(tried) - 1),
+        means=tried,
         errors=errors,
     )
 
@@ -564,27 +715,32 @@ def curve_from_spectrum(
 
 
 def implicit_ridges(
-    problem: EigenProblem, samples: Float[np.ndarray, " n"], k: float, ridge: float
+    problem: EigenProblem,
+    samples: Float[np.ndarray, " n"],
+    k: float,
+    ridge: float | Float[np.ndarray, " n"],
 ) -> Float[np.ndarray, " n"]:
     """The root γ of γ (1 − z/k)(1 − z/n) = λ with z(γ) < min(n, k), of every n.
 
-    For λ = 0 the root is the γ with z(γ) = min(n, k).
+    For λ = 0 the root is the γ with z(γ) = min(n, k). There is one λ for all n, or one for each,
+    all of them 0 or none.
 
     The root is found by Newton's method in log γ, held in a bracket. The bits of one root do not
     depend on its neighbours: rows are summed one by one, and rest once they have settled.
     """
+    ridges = np.broadcast_to(np.asarray(ridge, dtype=np.float64), samples.shape)
     if problem.trace == 0.0:
-        return np.full(len(samples), ridge)
-    if ridge == 0.0:
+        return ridges.copy()
+    if not ridges.any():
         return np.array([_saturation(problem, min(float(n), k)) for n in samples])
     gammas = np.empty(len(samples))
     for block in blocks(len(samples), block_size(16 * len(problem.eigenvalues), _BLOCK)):
-        gammas[block] = _newton_roots(problem, samples[block], k, ridge)
+        gammas[block] = _newton_roots(problem, samples[block], k, ridges[block])
     return gammas
 
 
 def _newton_roots(
-    problem: EigenProblem, n: Float[np.ndarray, " n"], k: float, ridge: float
+    problem: EigenProblem, n: Float[np.ndarray, " n"], k: float, ridge: Float[np.ndarray, " n"]
 ) -> Float[np.ndarray, " n"]:
     """The implicit ridges γ of a block of n, for λ > 0.
 
@@ -597,7 +753,8 @@ def _newton_roots(
 
     # the bracket: γ ≥ λ, and above its upper end z ≤ min(n, k)/2, so that the product is at least a
     # quarter
-    low = np.full(len(n), math.log(ridge))
+    log_ridge = np.log(ridge)
+    low = log_ridge
     high = np.log(np.maximum(2 * problem.trace / fewest, 4 * ridge)) + 1e-9
 
     x = high
@@ -616,7 +773,7 @@ def _newton_roots(
         from_k = np.where(is_inside, 1 - z / k, 1.0)
         from_n = np.where(is_inside, 1 - z / n, 1.0)
         spread = np.where(is_inside, z - q, 1.0)
-        log_ratio = np.log(np.maximum(from_k * from_n, 1e-300)) + x - math.log(ridge)
+        log_ratio = np.log(np.maximum(from_k * from_n, 1e-300)) + x - log_ridge
         excess = np.where(is_inside, log_ratio, -math.inf)
         slope = 1 + spread * (1 / (k * from_k) + 1 / (n * from_n))
 
@@ -755,39 +912,58 @@ def _test_errors(
 class Learner:
     """Learning curves of one target, each point from a spectrum that is fine enough for it.
 
+    An intercept takes one sample: with centred features, n − 1 of them remain, at the same penalty
+    nλ. Its own error adds 1/n of the test error.
+
     Parameters
     ----------
-    target, n_keys, model, heads
-        As in :func:`learning_curve`.
-    features : float
-        Scalar random features k, math.inf included.
+    target : Polynomial
+    layer : TheoryLayer
+    n_heads : float
+        M, math.inf included.
     """
 
-    def __init__(
-        self,
-        target: Polynomial,
-        n_keys: int,
-        model: str,
-        features: float,
-        heads: GaussianHeads | None = None,
-    ) -> None:
-        learner_name = model if heads is None else str(heads)
-        self.what = f"{target!r} with {n_keys} keys ({learner_name})"
-        self.features = features
-        self._finer: Iterator[EigenProblem] = problems(target, n_keys, model, heads)
+    def __init__(self, target: Polynomial, layer: TheoryLayer, n_heads: float) -> None:
+        self.what = f"{target!r} with {layer.n_keys} keys ({layer})"
+        self.features = layer.n_features(n_heads, target.dim)
+        self.fit_intercept = layer.fit_intercept
+        self._finer: Iterator[EigenProblem] = problems(target, layer)
         self.problem = next(self._finer)
 
     def errors(
         self, samples: Float[np.ndarray, " n"], ridge: float, noise: float
     ) -> Float[np.ndarray, " n"]:
-        """Test errors at a given ridge.
+        """Test errors at a given ridge."""
+        effective_samples, ridges = self._effective(samples, ridge)
+        errors = self._centred_errors(effective_samples, ridges, noise)
+        if self.fit_intercept:
+            errors = (1 + 1 / samples) * errors
+        return errors
+
+    def _effective(
+        self, samples: Float[np.ndarray, " n"], ridge: float
+    ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+        """The samples that the features learn from, and the ridges that give the same penalty."""
+        if not self.fit_intercept:
+            return samples, np.full(len(samples), ridge)
+        if samples.min(initial=2.0) < 2:
+            raise ValueError(
+                "`n_samples` must be at least 2 with an intercept, which takes one of them: got "
+                f"{samples.min():g}."
+            )
+        return samples - 1, ridge * samples / (samples - 1)
+
+    def _centred_errors(
+        self, samples: Float[np.ndarray, " n"], ridges: Float[np.ndarray, " n"], noise: float
+    ) -> Float[np.ndarray, " n"]:
+        """Test errors without an intercept.
 
         Each error comes from the spectrum that its n, or one before it, needs.
         """
         errors = [np.zeros(0)]
         while len(samples):
             problem = self.problem
-            gammas = implicit_ridges(problem, samples, self.features, ridge)
+            gammas = implicit_ridges(problem, samples, self.features, ridges)
 
             # all n before the first that needs a finer spectrum are predicted from this one
             n_done = len(samples)
@@ -800,6 +976,7 @@ class Learner:
             )
             errors.append(batch)
             samples = samples[n_done:]
+            ridges = ridges[n_done:]
         return np.concatenate(errors)
 
     def learned(
@@ -811,7 +988,8 @@ class Learner:
         """
         samples = np.array(n_samples, dtype=np.float64)
         self.errors(samples, ridge, noise)  # takes a spectrum that is fine enough for all
-        gammas = implicit_ridges(self.problem, samples, self.features, ridge)
+        effective_samples, ridges = self._effective(samples, ridge)
+        gammas = implicit_ridges(self.problem, effective_samples, self.features, ridges)
         # few of a million levels hold a part of the target: a matrix of all of them took 0.5 GB
         loaded = self.problem.powers.nonzero()[0]
         values = self.problem.eigenvalues[loaded]
@@ -821,6 +999,15 @@ class Learner:
 
     def best(self, n: float, noise: float) -> tuple[float, float]:
         """(ridge, test error) at the best ridge."""
+        if not self.fit_intercept:
+            return self._centred_best(n, noise)
+        [effective_n], _ = self._effective(np.array([n]), 0.0)
+        ridge, error = self._centred_best(float(effective_n), noise)
+        # the ridge that gives n samples the same penalty
+        return ridge * effective_n / n, (1 + 1 / n) * error
+
+    def _centred_best(self, n: float, noise: float) -> tuple[float, float]:
+        """(ridge, test error) at the best ridge, without an intercept."""
         # a coarse search tells cheaply whether a finer spectrum is needed; then the fine search
         while True:
             floor = _saturation(self.problem, min(n, self.features))
@@ -886,11 +1073,6 @@ class Learner:
             f"{TOLERATED * gamma:.1e}, and the finest spectrum we keep stops at {beyond:.1e}. Ask "
             "for fewer samples or a larger ridge, or pass a longer spectrum to curve_from_spectrum."
         )
-
-
-def feature_count(n_heads: float | int, dim: int) -> float:
-    """Return k = M (d+1), the scalar features of M heads."""
-    return check_features(n_heads, "n_heads") * (dim + 1)
 
 
 def check_features(value: float | int, name: str) -> float:

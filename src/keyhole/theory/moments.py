@@ -123,49 +123,6 @@ def _gregory_weights() -> np.ndarray:
     return np.array([float(weight) for weight in weights])
 
 
-def pair_eigenvalues(dim: int, max_degree: int) -> Float[np.ndarray, "k l"]:
-    """μ_kl = ∫∫ κ((1+s)(1+t)/4) (1+t) P_k(s) P_l(t) τ(ds) τ(dt), for k, l ≤ K.
-
-    By Rodrigues' formula ∫ ((1+s)/2)^n P_k(s) τ(ds) = j_n r_k(n), with j_n = Π_{i<n}
-    (d−1+2i)/(2(d−1+i)) and r_k(n) = Π_{i<k} (n−i)/(n+i+d−1), so that with κ = Σ a_n ρ^n
-
-        μ_kl = 2 Σ_n a_n j_n j_{n+1} r_k(n) r_l(n+1).
-
-    Every term is positive, so every eigenvalue has full relative accuracy at any d and degree. The
-    terms fall like n^{−d−3/2} only; beyond 10 K the sum over n is done as an integral with end
-    corrections.
-
-    Examples
-    --------
-    >>> pair_eigenvalues(dim=8, max_degree=1).round(6)
-    array([[0.237284, 0.03788 ],
-           [0.010545, 0.002486]])
-    """
-    # tokens are ±1, and the pair kernel is 1 at (1, 1), 1/π at (−1, 1) and 0 at t = −1
-    if dim == 1:
-        of_query = (1.0 + (-1.0) ** np.arange(max_degree + 1) / math.pi) / 4
-        return np.tile(of_query[:, None], (1, max_degree + 1))
-
-    order, weight = _pair_nodes(dim, max_degree)
-    query_ratios = harmonic_ratios(order, dim, max_degree)
-    key_ratios = harmonic_ratios(order + 1, dim, max_degree)
-    return np.asarray((query_ratios * weight) @ key_ratios.T)
-
-
-def largest_of_degree(dim: int, degree: int) -> tuple[float, float]:
-    """μ_k0 and μ_0k for one degree k and d ≥ 2, without the table below them."""
-    order, weight = _pair_nodes(dim, degree)
-    query_ratios = harmonic_ratios(order, dim, degree)[degree]
-    key_ratios = harmonic_ratios(order + 1, dim, degree)[degree]
-    return float(weight @ query_ratios), float(weight @ key_ratios)
-
-
-def _pair_nodes(dim: int, max_degree: int) -> tuple[np.ndarray, np.ndarray]:
-    """Orders n, and weights 2 a_n j_n j_{n+1}, of the sum for eigenvalues up to a degree."""
-    order, weight = series_nodes(2 * (5 * max_degree + 2 * dim + 100))
-    return order, 2 * weight * np.exp(log_moment(order, dim) + log_moment(order + 1, dim))
-
-
 def series_nodes(start: int) -> tuple[np.ndarray, np.ndarray]:
     """Orders n and weights w with Σ_n a_n f(n) = Σ w f(n).
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -13,10 +13,10 @@ from scipy.special import roots_jacobi
 
 from keyhole._checks import check_count, check_number
 from keyhole.attention.heads import GaussianHeads
-from keyhole.theory.biased import hermite_moments
-from keyhole.theory.blocks import Bias, bias_of, biased_blocks, second_moment
+from keyhole.theory.blocks import FINITE_RANK, Bias, bias_of, biased_blocks
 from keyhole.theory.harmonics import harmonic_count
-from keyhole.theory.moments import harmonic_ratios, log_moment, pair_eigenvalues, series_nodes
+from keyhole.theory.moments import harmonic_ratios, log_moment
+from keyhole.theory.pairs import key_eigenvalues, mean_of_two_keys, pair_eigenvalues
 
 MAX_BIASED_DEGREE = 16
 """The highest degree of the blocks of heads with a mean: a few seconds on one core."""
@@ -69,8 +69,10 @@ def attention_spectrum(
     max_degree: int | None = None,
     heads: GaussianHeads | None = None,
     tolerance: float | int = 1e-4,
+    activation: str = "relu",
+    query: bool = True,
 ) -> Spectrum:
-    """Eigenvalues of the attention kernel (ReLU) under the sphere distribution.
+    """Eigenvalues of the attention kernel under the sphere distribution.
 
     Zero-mean heads: λ_k0 = μ_k0 with N_k eigenfunctions Y_k(x_0), and λ_kl = μ_kl / N for l ≥ 1
     with N_k N_l eigenfunctions Y_k(x_0) N^{−1/2} Σ_i Y_l(x_i); μ_kl from :func:`pair_eigenvalues`.
@@ -91,11 +93,16 @@ def attention_spectrum(
         coordinate.
     tolerance : float
         Share of the trace that may be left over when ``max_degree`` is None.
+    activation : "relu", "linear", "square", "step" or "exp"
+        σ, the function of the score. Linear and square have finitely many eigenvalues.
+    query : bool
+        Whether the sets have a query. Without one the levels are (0, l).
 
     Returns
     -------
     Spectrum
         ``degrees`` has shape (levels, 2): rows (k, l), or the irreps (a, b) for heads with a mean.
+        Levels whose eigenvalue is zero are left out.
 
     Notes
     -----
@@ -117,7 +124,7 @@ def attention_spectrum(
     """
     dim = check_count(dim, "dim")
     n_keys = check_count(n_keys, "n_keys")
-    bias = bias_of(heads, dim)
+    bias = bias_of(heads, dim, activation)
 
     # the levels up to a given degree
     if max_degree is not None:
@@ -127,17 +134,28 @@ def attention_spectrum(
                 f"`max_degree` is at most {MAX_BIASED_DEGREE} for heads with a mean: got {degree}. "
                 "What lies beyond the listed levels is `remainder`."
             )
-        return attention_levels(dim, n_keys, bias, degree)
+        return _positive_levels(attention_levels(dim, n_keys, bias, degree, query))
 
     # or ever more levels, until enough of the trace is in them
     tolerance = check_number(tolerance, "tolerance", minimum=0.0, exclusive=True)
     for degree in degree_ladder(bias):
-        spectrum = attention_levels(dim, n_keys, bias, degree)
+        spectrum = attention_levels(dim, n_keys, bias, degree, query)
         if spectrum.remainder <= tolerance * spectrum.trace:
-            return spectrum
+            return _positive_levels(spectrum)
     raise ValueError(
         f"degree {degree} leaves {spectrum.remainder / spectrum.trace:.2e} of the trace, and "
         f"`tolerance` is {tolerance:.1e}. Raise it, or choose `max_degree` and use `remainder`."
+    )
+
+
+def _positive_levels(spectrum: Spectrum) -> Spectrum:
+    """The spectrum without levels whose eigenvalue is zero."""
+    is_positive = spectrum.eigenvalues > 0.0
+    return replace(
+        spectrum,
+        eigenvalues=spectrum.eigenvalues[is_positive],
+        multiplicities=spectrum.multiplicities[is_positive],
+        degrees=spectrum.degrees[is_positive],
     )
 
 
@@ -151,27 +169,79 @@ def degree_ladder(bias: Bias, lowest: int = 0) -> Iterator[int]:
     return (degree for degree in ladder if degree >= first)
 
 
-def attention_levels(dim: int, n_keys: int, bias: Bias, max_degree: int) -> Spectrum:
-    """All levels with degrees up to ``max_degree`` in query and key."""
+def attention_levels(
+    dim: int,
+    n_keys: int,
+    bias: Bias,
+    max_degree: int,
+    query: bool = True,
+    centred: bool = False,
+) -> Spectrum:
+    """All levels with degrees up to ``max_degree`` in query and key.
+
+    A centred kernel has no level of constants: an intercept learns them.
+    """
+    if not query:
+        return _queryless_levels(dim, n_keys, bias, max_degree, centred)
     if bias:
-        spectrum, _ = biased_levels(dim, n_keys, bias, max_degree, {})
+        spectrum, _ = biased_levels(dim, n_keys, bias, max_degree, {}, centred)
         return spectrum
 
     # λ_k0 = μ_k0, and λ_kl = μ_kl / N for l ≥ 1
-    table = pair_eigenvalues(dim, max_degree)
+    table = bias.gain * pair_eigenvalues(dim, max_degree, bias.activation)
     table[:, 1:] /= n_keys
 
-    # all (k, l) that have eigenfunctions, the largest eigenvalue first
+    # all (k, l) that have eigenfunctions
     harmonics = multiplicity_table(dim, max_degree)
     degrees = np.argwhere(np.outer(harmonics, harmonics))
+    return _sorted_levels(
+        degrees, table, harmonics, trace=mean_diagonal(dim, n_keys, bias), centred=centred
+    )
+
+
+def _queryless_levels(
+    dim: int, n_keys: int, bias: Bias, max_degree: int, centred: bool
+) -> Spectrum:
+    """The levels (0, l) of sets without a query.
+
+    The constant query is zero on the coordinates of the tokens, so that a mean c·I on them does not
+    change any score.
+    """
+    if bias.corner:
+        raise ValueError(
+            "`heads` must have no mean on the constant coordinate for the spectrum of sets without "
+            f"a query: its corner is {bias.corner:g} in units of twice its scale. Use "
+            "kh.theory.conditional_curve on features of such sets."
+        )
+    table = bias.gain * key_eigenvalues(dim, max_degree, bias.activation)[None, :]
+    table[:, 1:] /= n_keys
+    harmonics = multiplicity_table(dim, max_degree)
+    degrees = np.argwhere(harmonics[None, :])
+    without_mean = replace(bias, slope=0.0)
+    return _sorted_levels(
+        degrees, table, harmonics, trace=mean_diagonal(dim, n_keys, without_mean), centred=centred
+    )
+
+
+def _sorted_levels(
+    degrees: Int[np.ndarray, "levels 2"],
+    table: Float[np.ndarray, "k l"],
+    harmonics: Float[np.ndarray, " degrees"],
+    trace: float,
+    centred: bool,
+) -> Spectrum:
+    """Levels (k, l) with eigenvalues from a table, the largest first."""
+    if centred:
+        trace -= table[0, 0]
+        degrees = degrees[degrees.any(axis=1)]
     order = np.argsort(-table[tuple(degrees.T)], kind="stable")
     degrees = degrees[order]
     k, l = degrees.T  # noqa: E741 (the paper's letters)
     return Spectrum(
-        eigenvalues=bias.gain * table[k, l],
+        eigenvalues=table[k, l],
         multiplicities=harmonics[k] * harmonics[l],
         degrees=degrees,
-        trace=mean_diagonal(dim, n_keys, bias),
+        trace=trace,
     )
 
 
@@ -181,31 +251,46 @@ def biased_levels(
     bias: Bias,
     max_degree: int,
     vectors: dict[tuple[int, int], Float[np.ndarray, "states v"]],
+    centred: bool = False,
 ) -> tuple[Spectrum, Float[np.ndarray, " levels"]]:
     """All levels of the blocks, and the power of a target in each.
 
-    The target is given by its vectors in the blocks.
+    The target is given by its vectors in the blocks. A centred kernel has no constant function.
     """
+    trace = mean_diagonal(dim, n_keys, bias)
+
     # the levels of every block, one block after the other
     block_values = []
     block_powers = []
     block_dimensions = []
     block_labels = []
     for block in biased_blocks(dim, bias.unit, max_degree).listed:
-        level_values, level_powers = block.levels(n_keys, vectors.get(block.label))
+        block_vectors = vectors.get(block.label)
+        if centred and block.label == (0, 0):
+            is_constant = block.is_constant
+            trace -= bias.gain * float(np.square(block.factor[:, is_constant]).sum())
+            if block_vectors is not None:
+                block_vectors = block_vectors[~is_constant]
+            block = block.without_constant()
+        level_values, level_powers = block.levels(n_keys, block_vectors)
         block_values.append(level_values)
         block_powers.append(level_powers)
         block_dimensions.append(np.full(len(level_values), float(block.dimension)))
         block_labels.append(np.tile(block.label, (len(level_values), 1)))
 
-    # the largest eigenvalue first
+    # an activation of finite rank has eigenvalues of zero, which rounding has moved
     values = np.concatenate(block_values)
+    if bias.activation.has_finite_rank:
+        is_rounding = values < FINITE_RANK * bias.unit.largest_diagonal
+        values = np.where(is_rounding, 0.0, values)
+
+    # the largest eigenvalue first
     order = np.argsort(-values, kind="stable")
     spectrum = Spectrum(
         eigenvalues=bias.gain * values[order],
         multiplicities=np.concatenate(block_dimensions)[order],
         degrees=np.concatenate(block_labels)[order],
-        trace=mean_diagonal(dim, n_keys, bias),
+        trace=trace,
     )
     return spectrum, np.concatenate(block_powers)[order]
 
@@ -228,37 +313,44 @@ def multiplicity_table(dim: int, max_degree: int) -> Float[np.ndarray, " k"]:
     return np.array(counts)
 
 
-def attention_trace(dim: int, n_keys: int, heads: GaussianHeads | None = None) -> float:
+def attention_trace(
+    dim: int,
+    n_keys: int,
+    heads: GaussianHeads | None = None,
+    activation: str = "relu",
+    query: bool = True,
+) -> float:
     """E K(x, x) under the sphere distribution.
 
-    Zero-mean heads: 1/N + (1 − 1/N) ∫ κ((1+t)/2) (1+t) τ(dt), the integral being 2 Σ_n a_n j_{n+1}.
-    Heads with a mean, with m = cu + c_0: (1/N) E 2σ(m+z)² + (1 − 1/N) 2 Σ_k (1/k!) Σ_q g_{k+1}(q)
-    N_q (∫ h_k(m) P_q dτ)².
+    Zero-mean heads: 2κ(1)/N + (1 − 1/N) ∫ κ((1+t)/2) (1+t) τ(dt), the integral being
+    2 Σ_n a_n j_{n+1}. Heads with a mean, with m = cu + c_0: (1/N) E 2σ(m+z)² + (1 − 1/N) 2 Σ_k
+    (1/k!) Σ_q g_{k+1}(q) N_q (∫ h_k(m) P_q dτ)². Sets without a query have the trace of zero-mean
+    heads.
 
     Examples
     --------
     >>> (
     ...     round(attention_trace(dim=8, n_keys=8), 6),
     ...     round(attention_trace(6, 4, GaussianHeads(mean=1.0)), 6),
+    ...     round(attention_trace(dim=8, n_keys=8, activation="step"), 6),
     ... )
-    (0.412321, 0.568796)
+    (0.412321, 0.568796, 0.429082)
     """
     dim = check_count(dim, "dim")
     n_keys = check_count(n_keys, "n_keys")
-    return mean_diagonal(dim, n_keys, bias_of(heads, dim))
+    bias = bias_of(heads, dim, activation)
+    if query:
+        return mean_diagonal(dim, n_keys, bias)
+    return attention_levels(dim, n_keys, bias, max_degree=0, query=False).trace
 
 
 def mean_diagonal(dim: int, n_keys: int, bias: Bias) -> float:
     """E K(x, x): of N² pairs of keys, N are a key with itself and the rest two different keys."""
     if bias:
         same_key, two_keys = _biased_diagonals(dim, bias.unit)
-    elif dim == 1:
-        same_key = 1.0
-        two_keys = 0.5
     else:
-        order, weight = series_nodes(2 * (2 * dim + 100))
-        same_key = 1.0
-        two_keys = float(2 * np.sum(weight * np.exp(log_moment(order + 1, dim))))
+        same_key = 2 * bias.activation.at_one
+        two_keys = mean_of_two_keys(dim, bias.activation)
     return bias.gain * (same_key / n_keys + (1 - 1 / n_keys) * two_keys)
 
 
@@ -266,8 +358,8 @@ def mean_diagonal(dim: int, n_keys: int, bias: Bias) -> float:
 def _biased_diagonals(dim: int, bias: Bias) -> tuple[float, float]:
     """The mean of a pair's kernel with itself, and of two keys of one query.
 
-    The series of the second falls like k^{−2−d/2}; beyond the last term that power law continues
-    it.
+    The series of the second falls like a power of k for ReLU, k^{−2−d/2}, and for step; beyond the
+    last term that power law continues it.
     """
     # the series is slower in low dimension
     if dim < 8:
@@ -281,19 +373,23 @@ def _biased_diagonals(dim: int, bias: Bias) -> tuple[float, float]:
     u, weights = roots_jacobi(n_nodes, (dim - 3) / 2, (dim - 3) / 2)
     weights = weights / weights.sum()
     scores = bias.slope * u + bias.corner
-    same_key = float(weights @ second_moment(scores))
+    same_key = 2 * float(weights @ bias.activation.second_moment(scores))
 
     # N_q (∫ h_k(m) P_q dτ)²/k!, by (q, k)
     highest = min(n_nodes // 2, 40 + int(2 * abs(bias.slope) * math.sqrt(last)))
     zonal = orthonormal_zonal(dim, highest, u)
-    moments = hermite_moments(scores, last + 1)
+    moments = bias.activation.moments(scores, last + 1)
     parts = np.square((moments * weights) @ zonal.T).T
 
     # 2 Σ_k Σ_q g_{k+1}(q) times these, and the rest of the series
     order = np.arange(1.0, last + 2.0)
     ratios = harmonic_ratios(order, dim, highest)
     terms = 2 * np.exp(log_moment(order, dim)) * np.sum(ratios * parts, axis=0)
-    rest = float(terms[-2:].mean()) * last / (1 + dim / 2)
+    # h_k²/k! falls like k^{−tail_power}, and the moment j_{k+1} like k^{−(d−1)/2}
+    rest = 0.0
+    if math.isfinite(bias.activation.tail_power):
+        decay = bias.activation.tail_power + (dim - 1) / 2
+        rest = float(terms[-2:].mean()) * last / (decay - 1)
     return same_key, float(terms.sum()) + rest
 
 

@@ -28,7 +28,7 @@ from keyhole.lab.measured import CellSweep, Curve, Results, apart, log_chart
 from keyhole.lab.report.document import Chart, HeatMap, Look, Row, Series, Table, bars
 from keyhole.lab.report.html import number
 from keyhole.theory.blocks import bias_of
-from keyhole.theory.curves import Learner, target_levels
+from keyhole.theory.curves import Learner, TheoryLayer, target_levels
 from keyhole.theory.harmonics import pair_powers_seconds
 from keyhole.theory.limits import limits
 from keyhole.theory.notation import parse_target
@@ -831,7 +831,7 @@ def spectrum(state: ExploreState, results: Results) -> View:
     And what is learned at n.
     """
     view = View("Spectrum")
-    view.begin(state, state.sizes, "from keyhole.theory.curves import Learner")
+    view.begin(state, state.sizes, "from keyhole.theory.curves import TheoryLayer, Learner")
     levels = []
     learned = []
     tables = []
@@ -860,7 +860,7 @@ def spectrum(state: ExploreState, results: Results) -> View:
 
         # the lines
         heads_argument = f", heads=kh.GaussianHeads(mean={mean!r})" if mean else ""
-        learner_line = f"Learner(target, {state.n_keys}, 'attention', math.inf{heads_argument})"
+        learner_line = f"Learner(target, TheoryLayer({state.n_keys}{heads_argument}), math.inf)"
         view.lines.append(f"shown[{name!r}] = {learner_line}.learned(n, {state.ridge!r}, noise)[1]")
 
         # the charts: the share that is learned, and each level at the rank of its first
@@ -942,7 +942,9 @@ def _spectral_answer(question: _SpectralQuestion) -> _Spectral:
         seconds = QUICK_SECONDS
     try:
         with np.errstate(all="ignore"), limits(seconds=seconds, memory=STEP_MEMORY):
-            learner = Learner(polynomial, question.n_keys, "attention", math.inf, distribution)
+            learner = Learner(
+                polynomial, TheoryLayer(question.n_keys, heads=distribution), math.inf
+            )
             gammas, shares = learner.learned(question.sizes, question.ridge, noise_variance)
             gamma = float(gammas[question.sizes.index(question.chosen)])
             rows = _level_rows(polynomial, question.n_keys, distribution, gamma)
