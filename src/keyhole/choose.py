@@ -46,7 +46,14 @@ from keyhole.costs import (
     newton_seconds,
 )
 from keyhole.data.sets import DistinctSamples, SetBatch
-from keyhole.data.tokens import ADDS_FEATURES, POOLINGS, SCALINGS, TokenRule
+from keyhole.data.tokens import (
+    ADDS_FEATURES,
+    POOLINGS,
+    SCALINGS,
+    TokenRule,
+    coordinate_sizes,
+    coordinate_sizes_of_queries,
+)
 from keyhole.folds import N_FOLDS, Folds
 from keyhole.key_selection import ALL_KEYS, SelectedKeys, select_keys, selection_seconds
 from keyhole.layer import FittedLayer, fit, learn_tokens, with_ranks_if_drawn
@@ -1016,11 +1023,7 @@ def has_mixed_units(sets: SetBatch) -> bool:
 
     The size of a coordinate is its largest absolute value; coordinates that are 0 do not count.
     """
-    host = sets.numpy()
-    for tokens in (host.tokens, host.query):
-        if tokens is None:
-            continue
-        sizes = np.abs(tokens).max(axis=0)
+    for sizes in (coordinate_sizes(sets), coordinate_sizes_of_queries(sets)):
         sizes = sizes[sizes > 0]
         if len(sizes) and sizes.max() > MIXED_UNITS * np.median(sizes):
             return True

@@ -159,7 +159,8 @@ def fit(
     if not draft:
         data = with_ranks_if_drawn(spec, data)
 
-    # tokens: scaled, with queries, pooled
+    # tokens: scaled, with queries, pooled; duplicates are those of the tokens as they were given
+    data.samples.sets.summary("hashes")
     if tokens is None:
         tokens = learn_tokens(spec, data)
     ready = data.with_samples(tokens.apply(data.samples))

@@ -300,6 +300,9 @@ RECORDS: dict[str, type] = {
         KeySelection,
     )
 }
+PARTS_OF_SETS = ("tokens", "offsets", "query", "extras", "pairs")
+"""What a file has of sets: keys as one array, however they are stored, and no summaries of them."""
+
 UNSAVED = {
     "FiniteLayer": {"device"},
     "KernelLayer": {"device", "dtype"},
@@ -404,8 +407,13 @@ class Packer:
         unsaved = UNSAVED.get(kind, set())
         parts: dict[str, Any]
         if isinstance(value, SetBatch):
-            # all fields, whichever these are: one that is added later is not forgotten here
-            parts = {field.name: getattr(value, field.name) for field in fields(value)}
+            if value.is_on_disk:
+                raise ValueError(
+                    f"a model file holds arrays: the keys of {name} are files of their own, "
+                    f"{value.nbytes:,} bytes in all. Save the model with keep='predict', or fit "
+                    "sets that are in memory."
+                )
+            parts = {part: getattr(value, part) for part in PARTS_OF_SETS}
         elif isinstance(value, SetGroups):
             # how many sets each sample has says more than where its sets begin
             parts = {field.name: getattr(value, field.name) for field in fields(value)}
@@ -561,7 +569,7 @@ def _build(kind: str, parts: dict[str, Any]) -> Any:
     """An object of a kind from its parts by name, checked."""
     if kind == "SetBatch":
         # files of 0.1.0 may say nothing of extras and pairs: their sets have none
-        names = {field.name for field in fields(SetBatch)}
+        names = set(PARTS_OF_SETS)
         _check_names(kind, parts, required={"tokens", "offsets", "query"}, allowed=names)
         return _sets(**parts)
     if kind == "SetGroups":

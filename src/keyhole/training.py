@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._array import unit_exponent
+from keyhole.data import sources
 from keyhole.data.sets import (
     DistinctSamples,
     SampleBatch,
@@ -79,7 +80,20 @@ class TrainingSet:
     def copy(self) -> TrainingSet:
         """The same samples on the host, in memory of their own."""
         on_host = self.with_samples(self.samples.numpy())
-        return on_host[np.arange(len(self))]
+        own = on_host[np.arange(len(self))]
+        # large sets are not copied when some of them are chosen
+        return own.with_samples(own.samples.with_sets(own.samples.sets.copy()))
+
+    def kept(self) -> TrainingSet:
+        """The same samples on the host, in memory of their own where they are small.
+
+        Sets of `sources.LAZY_BYTES` and more are shared with what was given: a copy would double
+        the memory of a fit, and writing to such arrays later shows in intervals.
+        """
+        sets = self.samples.sets
+        if sets.device is None and sets.nbytes >= sources.LAZY_BYTES:
+            return self
+        return self.copy()
 
     @classmethod
     def joined(cls, parts: Sequence[TrainingSet]) -> TrainingSet:

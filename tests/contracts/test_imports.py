@@ -17,6 +17,7 @@ LEVEL = {
     "_checks": 0,
     "_array": 0,
     "_files": 0,
+    "_compiled": 0,
     "textbook": 0,
     "_tensors": 1,
     "data": 2,
@@ -49,7 +50,7 @@ LEVEL = {
 HOME = {
     "sklearn": {"estimators", "data", "lab"},
     "matplotlib": {"lab"},
-    "numba": {"attention"},
+    "numba": {"attention", "data", "_compiled"},
     "llvmlite": {"attention"},
     "typer": {"cli"},
     "rich": {"cli", "lab"},

@@ -108,8 +108,12 @@ class Backend(Protocol):
         dtype: str,
         memory_budget: int,
         centre: np.ndarray | None,
+        centred_rows: np.ndarray | None,
     ) -> FeatureProducts:
-        """Φ of training samples, as the two products with it that a dual fit takes."""
+        """Φ of training samples, as the two products with it that a dual fit takes.
+
+        ``centre`` is taken from every row; or the mean of some rows, ``centred_rows``, of Φ.
+        """
         ...
 
     def kernel_gram(
@@ -169,6 +173,11 @@ class FeatureProducts(Protocol):
     @property
     def rounding(self) -> float:
         """The unit of rounding of the arithmetic behind `gram`."""
+        ...
+
+    @property
+    def centre(self) -> np.ndarray | None:
+        """What was taken from every row of Φ; known once `gram` was called."""
         ...
 
     def gram(self, extras: np.ndarray, *, both_triangles: bool) -> Any:

@@ -28,7 +28,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from keyhole.attention.compiled import cached_njit
+from keyhole._compiled import cached_njit
 
 VECTOR_BYTES = 64
 """Heads are handled 64 bytes at a time: one register of AVX-512, two of AVX2, four of NEON."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from keyhole.attention.compiled import cached_njit
+from keyhole._compiled import cached_njit
 
 # `contract` allows fused multiply-adds and nothing else: vector_exp relies on the order of its
 # additions.

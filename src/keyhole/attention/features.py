@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -37,6 +38,23 @@ _CACHE = 2**21
 _TASK = 2e7
 
 
+_KEYS = 2**25
+"""Bytes of extended keys that are laid out at a time: keys of large sets are never all copied."""
+
+
+@dataclass(frozen=True)
+class KeyChunk:
+    """The extended keys of consecutive sets, end to end, for the compiled loops.
+
+    ``offsets`` are those of all sets of the batch, relative to the first key here: set i of the
+    batch, which must be one of ``rows``, has the keys ``offsets[i]`` … ``offsets[i+1] − 1``.
+    """
+
+    rows: slice
+    keys: Float[np.ndarray, " k"]
+    offsets: Int[np.ndarray, " o"]
+
+
 @dataclass(frozen=True)
 class TiledLayer:
     """A batch and its heads, checked and laid out for the compiled loops; ``of`` builds one."""
@@ -49,9 +67,9 @@ class TiledLayer:
     used: Int[np.ndarray, " _"] | slice
     # these coordinates of x~_0 of every set end to end, or of one set that stands for all
     queries: Float[np.ndarray, " q"]
-    # every x~_i end to end
-    keys: Float[np.ndarray, " k"]
     offsets: Int[np.ndarray, " o"]
+    # all x~_i, where they take little memory; else they are laid out chunk by chunk
+    all_keys: list[KeyChunk]
 
     @classmethod
     def of(
@@ -61,14 +79,13 @@ class TiledLayer:
         batch = batch.numpy()
         activation = check_activation(activation)
         number = check_dtype(dtype)
-        tokens = narrow(batch, number)
 
         # Sets without a query share one, of one coordinate. It is projected once for a group of
         # sets, so one set stands for all.
         if batch.query is None:
-            queries = tokens[:1].seen_query()
+            queries = _narrow_rows(batch[:1].seen_query(), number)
         else:
-            queries = tokens.seen_query()
+            queries = _narrow_rows(batch.seen_query(), number)
 
         # A coordinate that is zero in every query is left out: adding zeros changes no bit of a
         # sum. Selecting rows of the heads pays where it saves more than a quarter of them.
@@ -87,15 +104,39 @@ class TiledLayer:
             dtype=number,
             used=used,
             queries=np.ascontiguousarray(queries[:, used]).reshape(-1),
-            keys=tokens.extended_keys().reshape(-1),
             # A copy: numba compiles read-only arrays separately, and those of a batch from a
             # pickle are writable.
             offsets=batch.offsets.copy(),
+            all_keys=[],
         )
-        layer._check_score_range()
+        if batch.n_tokens * layer.width * number.itemsize <= _KEYS:
+            layer.all_keys.append(layer._laid_out(slice(0, len(batch))))
         return layer
 
-    def _check_score_range(self) -> None:
+    def key_chunks(self, rows: slice) -> Iterator[KeyChunk]:
+        """The extended keys of some sets, in pieces of `_KEYS` bytes or of one set."""
+        if self.all_keys:
+            yield replace(self.all_keys[0], rows=rows)
+            return
+        keys_at_once = block_size(self.width * self.dtype.itemsize, _KEYS)
+        for part in set_blocks(self.offsets[rows.start : rows.stop + 1], keys_at_once):
+            yield self._laid_out(slice(rows.start + part.start, rows.start + part.stop))
+
+    def _laid_out(self, rows: slice) -> KeyChunk:
+        """[x; 1] of all keys of some sets, in the precision of the features, checked."""
+        first = int(self.offsets[rows.start])
+        tokens = self.batch.token_rows(first, int(self.offsets[rows.stop]))
+        keys = np.empty((len(tokens), self.width), self.dtype)
+        with np.errstate(over="ignore"):
+            keys[:, :-1] = tokens
+        keys[:, -1] = 1.0
+        largest = _largest_size(keys)
+        if not math.isfinite(largest):
+            raise _too_large_for(self.dtype)
+        self._check_score_range(rows, largest)
+        return KeyChunk(rows=rows, keys=keys.reshape(-1), offsets=self.offsets - first)
+
+    def _check_score_range(self, rows: slice, largest_key: float) -> None:
         """Raise if a set has a query and keys so large that their scores overflow.
 
         ReLU turns a score of minus infinity into a weight of zero, so that features can be finite
@@ -103,9 +144,9 @@ class TiledLayer:
         """
         # room for the size of the heads and for the sum over coordinates
         limit = 1e-8 * float(np.finfo(self.dtype).max)
-        if _largest_size(self.queries) * _largest_size(self.keys) <= limit:
+        if _largest_size(self.queries) * largest_key <= limit:
             return
-        for i in range(len(self.batch)):
+        for i in range(rows.start, rows.stop):
             query = self.batch[i].seen_query().astype(np.float64)
             keys = self.batch[i].extended_keys().astype(np.float64)
             if _largest_size(query) * _largest_size(keys) > limit:
@@ -156,7 +197,7 @@ class TiledLayer:
         They go to the columns of ``out`` from ``column`` on. Subtracting here is free, because a
         feature is still in a register's reach; a pass over all of them is not.
         """
-        from keyhole.attention.compiled import announce_compilation
+        from keyhole._compiled import announce_compilation
         from keyhole.attention.compiled_features import workspace, write_features
 
         announce_compilation(write_features)
@@ -177,13 +218,13 @@ class TiledLayer:
         start = column - rows.start * row_length
         overflown_sets: list[int] = []
 
-        def work(task: tuple[tuple[int, int], tuple[int, int]]) -> None:
+        def work(chunk: KeyChunk, task: tuple[tuple[int, int], tuple[int, int]]) -> None:
             sets, tiles = task
             overflown = write_features(
                 packed,
                 self.queries,
-                self.keys,
-                self.offsets,
+                chunk.keys,
+                chunk.offsets,
                 sets,
                 tiles,
                 len(block),
@@ -200,14 +241,15 @@ class TiledLayer:
 
         # A task is a range of sets times a range of tiles. The tiles are cut too where the heads
         # outgrow the cache, and where there are fewer ranges of sets than threads.
-        set_ranges = self._set_ranges(rows, len(block))
-        parts_for_cache = -(-packed.nbytes // _CACHE)
-        parts_for_threads = -(-thread_count() // max(1, len(set_ranges)))
-        n_parts = min(max(parts_for_cache, parts_for_threads), n_tiles)
-        tile_ranges = _ranges(np.linspace(0, n_tiles, n_parts + 1))
-        run_threads(work, product(set_ranges, tile_ranges))
-        if overflown_sets:
-            raise self.overflow(min(overflown_sets))
+        for chunk in self.key_chunks(rows):
+            set_ranges = self._set_ranges(chunk.rows, len(block))
+            parts_for_cache = -(-packed.nbytes // _CACHE)
+            parts_for_threads = -(-thread_count() // max(1, len(set_ranges)))
+            n_parts = min(max(parts_for_cache, parts_for_threads), n_tiles)
+            tile_ranges = _ranges(np.linspace(0, n_tiles, n_parts + 1))
+            run_threads(partial(work, chunk), product(set_ranges, tile_ranges))
+            if overflown_sets:
+                raise self.overflow(min(overflown_sets))
 
     def add_outputs(
         self,
@@ -216,7 +258,7 @@ class TiledLayer:
         values: Float[np.ndarray, "m e t"],
     ) -> None:
         """Add the outputs of a block of heads to ``out``."""
-        from keyhole.attention.compiled import announce_compilation
+        from keyhole._compiled import announce_compilation
         from keyhole.attention.compiled_features import add_outputs, workspace
 
         announce_compilation(add_outputs)
@@ -229,13 +271,13 @@ class TiledLayer:
         tiles = _heads_last(values.transpose(0, 2, 1), lanes, self.dtype)
         table = tiles.reshape(n_tiles, n_outputs, self.width * lanes)
 
-        def work(sets: tuple[int, int]) -> None:
+        def work(chunk: KeyChunk, sets: tuple[int, int]) -> None:
             add_outputs(
                 packed,
                 table,
                 self.queries,
-                self.keys,
-                self.offsets,
+                chunk.keys,
+                chunk.offsets,
                 sets,
                 self.activation_code,
                 self.scale,
@@ -243,7 +285,8 @@ class TiledLayer:
                 workspace(packed),
             )
 
-        run_threads(work, self._set_ranges(slice(0, len(self.batch)), len(block)))
+        for chunk in self.key_chunks(slice(0, len(self.batch))):
+            run_threads(partial(work, chunk), self._set_ranges(chunk.rows, len(block)))
 
     def add_contributions(
         self,
@@ -252,30 +295,31 @@ class TiledLayer:
         values: Float[np.ndarray, "m e t"],
     ) -> None:
         """Add what every key adds to the outputs of a block of heads to ``out``."""
-        from keyhole.attention.compiled import announce_compilation
+        from keyhole._compiled import announce_compilation
         from keyhole.attention.compiled_features import CHUNK, add_contributions, workspace
 
         announce_compilation(add_contributions)
         packed = self._pack(block)
         table = self._contribution_values(packed, values)
 
-        def work(sets: tuple[int, int]) -> None:
+        def work(chunk: KeyChunk, sets: tuple[int, int]) -> None:
             mixed = np.empty((CHUNK, table.shape[-1]), self.dtype)
             add_contributions(
                 packed,
                 table,
                 self.queries,
-                self.keys,
-                self.offsets,
+                chunk.keys,
+                chunk.offsets,
                 sets,
                 self.activation_code,
                 self.scale,
-                out,
+                out[self.offsets[chunk.rows.start] :],
                 mixed,
                 workspace(packed),
             )
 
-        run_threads(work, self._set_ranges(slice(0, len(self.batch)), len(block)))
+        for chunk in self.key_chunks(slice(0, len(self.batch))):
+            run_threads(partial(work, chunk), self._set_ranges(chunk.rows, len(block)))
 
     def _contribution_values(
         self,
@@ -391,19 +435,28 @@ def check_dtype(dtype: Any) -> np.dtype[Any]:
 
 def narrow(batch: SetBatch, dtype: np.dtype[Any]) -> SetBatch:
     """Return the batch in ``dtype``, if its tokens fit."""
-    with np.errstate(over="ignore"):
-        tokens = batch.astype(dtype)
-    if tokens is batch:
+    if batch.dtype == dtype:
         return batch
-    fits = np.isfinite(tokens.tokens).all()
-    if tokens.query is not None:
-        fits = fits and np.isfinite(tokens.query).all()
-    if not fits:
-        raise ValueError(
-            f"tokens must fit {dtype}, whose largest number is {np.finfo(dtype).max:.3g}: some of "
-            "`batch` do not. Scale them down, or use dtype='float64'."
-        )
-    return tokens
+    return batch.mapped(partial(_narrow_rows, dtype=dtype))
+
+
+def _narrow_rows(rows: Float[np.ndarray, "n e"], dtype: np.dtype[Any]) -> Float[np.ndarray, "n e"]:
+    """Rows of tokens in ``dtype``, if they fit."""
+    if rows.dtype == dtype:
+        return rows
+    with np.errstate(over="ignore"):
+        narrowed = rows.astype(dtype)
+    if not np.isfinite(narrowed).all():
+        raise _too_large_for(dtype)
+    return narrowed
+
+
+def _too_large_for(dtype: np.dtype[Any]) -> ValueError:
+    """The error that says that tokens do not fit a precision."""
+    return ValueError(
+        f"tokens must fit {dtype}, whose largest number is {np.finfo(dtype).max:.3g}: some of "
+        "`batch` do not. Scale them down, or use dtype='float64'."
+    )
 
 
 def _largest_size(array: np.ndarray) -> float:
@@ -581,6 +634,20 @@ def _feature_blocks(
     """`feature_blocks` of samples of one set each."""
     n_sets = len(layer.batch)
     bytes_per_head = n_sets * layer.width * layer.dtype.itemsize
+    n_heads = len(layer.heads)
+
+    # All features, where they fit: heads that outgrow the budget while they are drawn are still
+    # drawn in blocks, but once only.
+    if bytes_per_head * n_heads <= memory_budget:
+        all_features = np.empty((n_sets, n_heads * layer.width), layer.dtype)
+        for part, block in layer.head_blocks(memory_budget // 4):
+            block_centre = None if centre is None else centre[part]
+            layer.write(
+                all_features, part.start * layer.width, block, slice(0, n_sets), block_centre
+            )
+        yield slice(0, n_heads), all_features
+        return
+
     buffer = np.empty(0, layer.dtype)
     for part, block in layer.head_blocks(memory_budget, bytes_per_head):
         n_columns = len(block) * layer.width
@@ -668,7 +735,7 @@ def key_contributions(
     for _, written in written_blocks(batch, 8 * n_outputs):
         # what every key of the written sets adds, block by block of heads
         layer = TiledLayer.of(written.sets, heads, activation, dtype)
-        out = np.zeros((len(written.sets.tokens), n_outputs), layer.dtype)
+        out = np.zeros((written.sets.n_tokens, n_outputs), layer.dtype)
         for part, block in layer.head_blocks(memory_budget, in_cache=True):
             layer.add_contributions(out, block, table[part])
 
@@ -830,7 +897,7 @@ class FeatureTrace:
     def _each(self, work: Callable[[int], None]) -> None:
         """Do all stacks, on several threads if that is worth their while."""
         numbers = range(len(self.stacks))
-        if len(self.batch.tokens) * self.wide.shape[1] >= _TASK:
+        if self.batch.n_tokens * self.wide.shape[1] >= _TASK:
             run_threads(work, numbers)
         else:
             for number in numbers:
@@ -842,7 +909,7 @@ class FeatureTrace:
 
         One set each, whose scores in float32 take a quarter of the budget at most.
         """
-        return batch.is_plain and 4 * n_heads * len(batch.sets.tokens) <= memory_budget // 4
+        return batch.is_plain and 4 * n_heads * batch.sets.n_tokens <= memory_budget // 4
 
     @property
     def n_heads(self) -> int:
@@ -925,7 +992,7 @@ def attention_weights(
     """
     heads = heads_seen_by(sets, heads)
     queries = sets.seen_query().astype(np.float64)
-    totals = np.zeros((len(sets.tokens), n_means))
+    totals = np.zeros((sets.n_tokens, n_means))
 
     # Blocks of a multiple of n_means heads, stacks of sets of equal length.
     heads_at_once = n_means * block_size(64 * heads.entries * n_means, memory_budget)
@@ -985,6 +1052,7 @@ def key_stacks(
     width = batch.dim + 1
 
     # groups of sets of one length
+    tokens = batch.tokens
     order = np.argsort(lengths, kind="stable")
     length_changes = np.flatnonzero(np.diff(lengths[order])) + 1
     stacks = []
@@ -997,7 +1065,7 @@ def key_stacks(
             rows = equal_sets[part]
             places = batch.offsets[rows][:, None] + np.arange(length)
             keys = np.ones((len(rows), length, width), dtype)
-            keys[:, :, :-1] = batch.tokens[places]
+            keys[:, :, :-1] = tokens[places]
             stacks.append((rows, keys))
     return stacks
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, narrowed, unit_exponent
 from keyhole.attention.descent import HostSamples, judge_drawn
@@ -106,8 +106,9 @@ class HostBackend:
         dtype: str,
         memory_budget: int,
         centre: Float[np.ndarray, " p"] | None,
+        centred_rows: Int[np.ndarray, " r"] | None,
     ) -> HostProducts:
-        """Φ of training samples, less ``centre`` in every row."""
+        """Φ of training samples, less ``centre`` or the mean of some rows in every row."""
         return HostProducts(
             batch=batch,
             heads=heads,
@@ -115,6 +116,7 @@ class HostBackend:
             dtype=dtype,
             memory_budget=memory_budget,
             centre=centre,
+            centred_rows=centred_rows,
         )
 
     def kernel_gram(
@@ -153,7 +155,8 @@ class HostBackend:
 class HostProducts:
     """Φ of training samples, made block by block of heads in ``dtype``.
 
-    From every row ``centre`` is taken, if there is one.
+    From every row ``centre`` is taken, if there is one; or the mean of ``centred_rows``, which
+    becomes the centre as the Gram matrix is made.
     """
 
     def __init__(
@@ -165,12 +168,14 @@ class HostProducts:
         dtype: str,
         memory_budget: int,
         centre: Float[np.ndarray, " p"] | None,
+        centred_rows: Int[np.ndarray, " r"] | None = None,
     ) -> None:
         self.batch = batch
         self.heads = heads
         self.activation = activation
         self.dtype = dtype
         self.centre = centre
+        self.centred_rows = centred_rows
         self.rounding = float(np.finfo(dtype).eps)
         self.width = heads.dim + 1
         self._only_block: list[tuple[slice, np.ndarray]] = []
@@ -201,16 +206,32 @@ class HostProducts:
         """ΦΦᵀ + ZZᵀ, of which the lower triangle is filled, or both."""
         n = len(self.batch)
         gram = np.zeros((n, n), self.dtype, order="F")
+        found_centre = np.zeros(self.heads.n_heads * self.width)
         for part, features in self.blocks():
+            if self.centred_rows is not None:
+                columns = slice(part.start * self.width, part.stop * self.width)
+                found_centre[columns] = self._subtract_mean(features)
             # a block of all heads is kept for v = Φᵀa
             if part == slice(0, self.heads.n_heads):
                 self._only_block.append((part, features))
             add_outer(gram, features)
+        if self.centred_rows is not None:
+            self.centre = found_centre
         if extras.shape[1]:
             add_outer(gram, np.asfortranarray(extras.astype(self.dtype)))
         if both_triangles:
             mirror_lower(gram)
         return gram
+
+    def _subtract_mean(self, features: Float[np.ndarray, "n q"]) -> Float[np.ndarray, " q"]:
+        """Take the mean of ``centred_rows`` from every row, in place, and return it."""
+        assert self.centred_rows is not None
+        share = np.zeros(len(features))
+        share[self.centred_rows] = 1.0 / len(self.centred_rows)
+        # a number of the features' precision, so that subtracting it is subtracting the same
+        centre = share.astype(self.dtype) @ features
+        features -= centre
+        return np.asarray(centre, dtype=np.float64)
 
     def values(self, dual: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "p t"]:
         """v = Φᵀa, over the blocks again unless there was one only."""

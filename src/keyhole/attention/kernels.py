@@ -145,7 +145,7 @@ def host_kernel(
     memory_budget: int,
 ) -> Float[np.ndarray, "n m"]:
     """The kernel of NumPy arrays in float64, by compiled loops."""
-    from keyhole.attention.compiled import announce_compilation
+    from keyhole._compiled import announce_compilation
     from keyhole.attention.compiled_gram import fill_tile
 
     announce_compilation(fill_tile)

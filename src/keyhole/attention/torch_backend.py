@@ -116,9 +116,11 @@ class DeviceBackend:
         dtype: str,
         memory_budget: int,
         centre: np.ndarray | None,
+        centred_rows: np.ndarray | None,
     ) -> DeviceProducts:
         """Φ of training samples; sums in float64 need no centre."""
         assert centre is None
+        assert centred_rows is None
         return DeviceProducts(
             sets=batch.sets.astype(dtype).to(self.device),
             heads=heads,
@@ -205,6 +207,7 @@ class DeviceProducts:
     """Φ of training samples on a device, made block by block of heads and cast to float64."""
 
     rounding = EPS
+    centre = None
 
     def __init__(
         self, *, sets: SetBatch, heads: HeadDraw, activation: str, device: str, memory_budget: int

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from keyhole._array import is_tensor
+from keyhole._array import blocks, is_tensor, run_threads, thread_count
 from keyhole._checks import check_finite, check_float_array
 
 
@@ -111,6 +111,13 @@ def alike(tokens: Any, query: Any) -> tuple[Any, Any]:
     return astype(tokens, wider), astype(like(query, tokens), wider)
 
 
+def copied(array: Any) -> Any:
+    """The same numbers in memory of their own."""
+    if is_tensor(array):
+        return array.clone()
+    return array.copy()
+
+
 def frozen(array: Any) -> Any:
     """A view that cannot be written to, in one piece; tensors have none such."""
     if is_tensor(array):
@@ -185,7 +192,30 @@ MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def hash_rows(rows: np.ndarray) -> np.ndarray:
-    """One 64-bit hash per row; rows that compare equal hash alike (so −0.0 is made 0.0)."""
+    """One 64-bit hash per row; rows that compare equal hash alike (so −0.0 is made 0.0).
+
+    The plain version is `plain_hash_rows`; the compiled one is twenty times as fast on wide rows.
+    """
+    # of few numbers NumPy is as fast, and needs nothing compiled
+    if rows.size < MIN_COMPILED:
+        return plain_hash_rows(rows)
+    from keyhole._compiled import announce_compilation
+    from keyhole.data import compiled_tokens
+
+    announce_compilation(compiled_tokens.hash_rows)
+    hashes = np.empty(len(rows), np.uint64)
+    ready = np.ascontiguousarray(rows)
+    parts = list(blocks(len(rows), -(-len(rows) // thread_count())))
+    run_threads(lambda part: compiled_tokens.hash_rows(ready[part], hashes[part]), parts)
+    return hashes
+
+
+MIN_COMPILED = 100_000
+"""Numbers from which on the compiled loops are used."""
+
+
+def plain_hash_rows(rows: np.ndarray) -> np.ndarray:
+    """`hash_rows` in NumPy."""
     words = np.ascontiguousarray(rows, dtype=np.float64) + 0.0
     hashes = np.zeros(len(words), dtype=np.uint64)
     # two rounds more, or hashes of short numbers stay so regular that sums of other keys are equal

@@ -14,9 +14,21 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
-from keyhole._array import is_tensor
+from keyhole._array import block_size, is_tensor, set_blocks
 from keyhole._checks import as_sequence, check_float_array, check_no_mask, check_pairs, is_table
-from keyhole.data import arrays
+from keyhole.data import arrays, sources
+from keyhole.data.sources import (
+    TokenSource,
+    changed,
+    gathered_rows,
+    in_memory,
+    is_on_disk,
+    joined,
+    part_of,
+    runs_of,
+    token_rows,
+)
+from keyhole.data.summaries import SUMMARIES
 
 SET_POOLINGS = ("mean", "sum")
 
@@ -359,6 +371,8 @@ class SetBatch(SampleBatch):
     ----------
     tokens : array (Σ N_i, d)
         All keys, set after set. Read-only.
+    stored : array, tensor or TokenSource
+        The same, or where it comes from: large sets that were chosen or scaled are not copied.
     offsets : array (n + 1,)
         Set i owns rows ``offsets[i]:offsets[i+1]`` of ``tokens``.
     query, extras, pairs : as given, or None
@@ -387,11 +401,15 @@ class SetBatch(SampleBatch):
     SetBatch(2 sets, 9 keys each (18 in all), dim 3, with query of dim 5, 1 extra, float64)
     """
 
-    tokens: Float[Any, "t d"]
+    # an array, a tensor, or a `sources.TokenSource`
+    stored: Any
     offsets: Int[np.ndarray, " o"]
     query: Float[Any, "n q"] | None
     extras: Float[np.ndarray, "n c"] | None
     pairs: tuple[tuple[int, int], ...] | None
+    # what was computed of the tokens of every set, a row each: kept, because it takes a pass over
+    # all of them
+    summaries: dict[str, np.ndarray]
 
     def __init__(
         self,
@@ -421,14 +439,69 @@ class SetBatch(SampleBatch):
         )
 
     def _store(
-        self, tokens: Any, offsets: np.ndarray, query: Any, extras: np.ndarray | None, pairs: Any
+        self,
+        tokens: Any,
+        offsets: np.ndarray,
+        query: Any,
+        extras: np.ndarray | None,
+        pairs: Any,
+        summaries: dict[str, np.ndarray] | None = None,
     ) -> None:
         """Set the fields of a frozen object, once; arrays become read-only."""
-        object.__setattr__(self, "tokens", arrays.frozen(tokens))
+        if not isinstance(tokens, TokenSource):
+            tokens = arrays.frozen(tokens)
+        object.__setattr__(self, "stored", tokens)
         object.__setattr__(self, "offsets", arrays.frozen(offsets))
         object.__setattr__(self, "query", None if query is None else arrays.frozen(query))
         object.__setattr__(self, "extras", None if extras is None else arrays.frozen(extras))
         object.__setattr__(self, "pairs", pairs)
+        object.__setattr__(self, "summaries", {} if summaries is None else summaries)
+
+    @property
+    def tokens(self) -> Float[Any, "t d"]:
+        """All keys, set after set, in one array: a copy where large sets were scaled or chosen."""
+        return in_memory(self.stored)
+
+    def token_rows(self, start: int, stop: int) -> Float[Any, "r d"]:
+        """Rows of ``tokens``; of large sets only these are scaled, or read."""
+        return token_rows(self.stored, start, stop)
+
+    def keys_of(self, i: int) -> Float[Any, "k d"]:
+        """The keys of set i."""
+        return self.token_rows(int(self.offsets[i]), int(self.offsets[i + 1]))
+
+    @property
+    def n_tokens(self) -> int:
+        """The keys of all sets together."""
+        return int(self.offsets[-1])
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether keys are read from files whenever they are asked for."""
+        return is_on_disk(self.stored)
+
+    def summary(self, name: str) -> np.ndarray:
+        """The hash ("hashes") or the statistics ("statistics") of the keys of each set.
+
+        They are computed once, and kept. Sets whose keys were scaled have the hashes that they had
+        before, if these were computed: samples are duplicates where they are equal as they were
+        given.
+        """
+        if name not in self.summaries:
+            # a pass over files serves for all summaries
+            names = [name]
+            if self.is_on_disk:
+                names = [each for each in SUMMARIES if each not in self.summaries]
+            parts: dict[str, list[np.ndarray]] = {each: [] for each in names}
+            host = self.numpy()
+            for rows in set_blocks(self.offsets, block_size(self.dim * 8, BLOCK_BYTES)):
+                block = host[rows]
+                tokens = block.tokens
+                for each in names:
+                    parts[each].append(SUMMARIES[each](tokens, block.offsets))
+            for each in names:
+                self.summaries[each] = np.concatenate(parts[each])
+        return self.summaries[name]
 
     @classmethod
     def from_tokens(cls, x: Any) -> SetBatch:
@@ -516,22 +589,30 @@ class SetBatch(SampleBatch):
 
     @classmethod
     def _from_flat(
-        cls, tokens: Any, offsets: np.ndarray, query: Any, extras: Any = None, pairs: Any = None
+        cls,
+        tokens: Any,
+        offsets: np.ndarray,
+        query: Any,
+        extras: Any = None,
+        pairs: Any = None,
+        summaries: dict[str, np.ndarray] | None = None,
     ) -> SetBatch:
         """Wrap arrays that are known to be valid."""
         batch = cls.__new__(cls)
-        batch._store(tokens, offsets, query, extras, pairs)
+        batch._store(tokens, offsets, query, extras, pairs, summaries)
         return batch
 
     def with_extras(self, extras: Any) -> SetBatch:
         """The same sets with other sample-level features, (n, c); or without, for None."""
         extras = arrays.check_extras(extras, len(self))
-        return self._from_flat(self.tokens, self.offsets, self.query, extras, self.pairs)
+        return self._from_flat(
+            self.stored, self.offsets, self.query, extras, self.pairs, self.summaries
+        )
 
     @property
     def dim(self) -> int:
         """The token dimension d."""
-        return int(self.tokens.shape[1])
+        return int(self.stored.shape[1])
 
     @property
     def lengths(self) -> Int[np.ndarray, " n"]:
@@ -541,12 +622,12 @@ class SetBatch(SampleBatch):
     @property
     def dtype(self) -> np.dtype[Any]:
         """float32 or float64, as NumPy names them."""
-        return np.dtype(str(self.tokens.dtype).removeprefix("torch."))
+        return np.dtype(str(self.stored.dtype).removeprefix("torch."))
 
     @property
     def device(self) -> str | None:
         """Where torch tensors live, such as "cpu" or "cuda:0"; None for NumPy arrays."""
-        return str(self.tokens.device) if is_tensor(self.tokens) else None
+        return str(self.stored.device) if is_tensor(self.stored) else None
 
     @property
     def sets(self) -> SetBatch:
@@ -565,8 +646,8 @@ class SetBatch(SampleBatch):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by the batch."""
-        held = (self.tokens, self.offsets, self.query, self.extras)
+        """Bytes held by the batch; of files, those that their keys would take in memory."""
+        held = (self.stored, self.offsets, self.query, self.extras)
         return sum(int(array.nbytes) for array in held if array is not None)
 
     def astype(self, dtype: Any) -> SetBatch:
@@ -575,7 +656,28 @@ class SetBatch(SampleBatch):
             raise ValueError(f"`dtype` must be float32 or float64: got {np.dtype(dtype)}.")
         if self.dtype == np.dtype(dtype):
             return self
-        return self.mapped(lambda array: arrays.astype(array, dtype))
+        query = self.query
+        if query is not None:
+            query = arrays.astype(query, dtype)
+        if is_tensor(self.stored):
+            tokens = arrays.astype(self.stored, dtype)
+        else:
+            tokens = changed(self.stored, _as_given, dtype)
+        return self._from_flat(
+            tokens, self.offsets, query, self.extras, self.pairs, self.summaries_of_keys("hashes")
+        )
+
+    def copy(self) -> SetBatch:
+        """The same sets in memory of their own; keys on a disk stay there."""
+        tokens = self.stored
+        if not self.is_on_disk:
+            tokens = arrays.copied(self.tokens)
+        query = None if self.query is None else arrays.copied(self.query)
+        return self._from_flat(tokens, self.offsets, query, self.extras, self.pairs, self.summaries)
+
+    def summaries_of_keys(self, *names: str) -> dict[str, np.ndarray]:
+        """Those of some names that were computed already."""
+        return {name: self.summaries[name] for name in names if name in self.summaries}
 
     def numpy(self) -> SetBatch:
         """Return the batch in host memory, as NumPy arrays; itself if it is there."""
@@ -604,12 +706,30 @@ class SetBatch(SampleBatch):
             query = change_query(query)
         return self._from_flat(change(self.tokens), self.offsets, query, self.extras, self.pairs)
 
+    def scaled(
+        self, change: Callable[[Any], Any], of_query: Callable[[Any], Any] | None = None
+    ) -> SetBatch:
+        """The same sets with keys, and queries, that were scaled row by row.
+
+        Keys of large sets are scaled as they are asked for, never all at once. Duplicates remain
+        those of the sets as they were given.
+        """
+        query = self.query
+        if query is not None:
+            change_query = of_query or change
+            query = change_query(query)
+        tokens = changed(self.stored, change, self.dtype)
+        summaries = self.summaries_of_keys("hashes")
+        return self._from_flat(tokens, self.offsets, query, self.extras, self.pairs, summaries)
+
     def with_query(self, query: Float[Any, "n q"] | None) -> SetBatch:
         """The same sets with other queries, or none, that are known to fit.
 
         What was paired is not any more.
         """
-        return self._from_flat(self.tokens, self.offsets, query, self.extras)
+        return self._from_flat(
+            self.stored, self.offsets, query, self.extras, summaries=self.summaries
+        )
 
     def with_coordinates(
         self,
@@ -643,8 +763,17 @@ class SetBatch(SampleBatch):
     def with_kept_keys(self, is_kept: Bool[np.ndarray, " t"]) -> SetBatch:
         """The same sets with some of their keys, at least one of each set."""
         kept_before = np.concatenate([[0], np.cumsum(is_kept)])
+        if isinstance(self.stored, TokenSource):
+            # the kept keys of some megabytes of keys after the other
+            pieces = []
+            for rows in set_blocks(self.offsets, block_size(self.dim * 8, BLOCK_BYTES)):
+                keys = slice(int(self.offsets[rows.start]), int(self.offsets[rows.stop]))
+                pieces.append(self.token_rows(keys.start, keys.stop)[is_kept[keys]])
+            tokens = np.concatenate(pieces)
+        else:
+            tokens = self.stored[arrays.like(is_kept, self.stored)]
         return self._from_flat(
-            tokens=self.tokens[arrays.like(is_kept, self.tokens)],
+            tokens=tokens,
             offsets=kept_before[self.offsets],
             query=self.query,
             extras=self.extras,
@@ -664,12 +793,16 @@ class SetBatch(SampleBatch):
         duplicates = self[np.repeat(np.arange(len(self)), self.lengths)]
         return self._from_flat(duplicates.tokens, duplicates.offsets, self.tokens)
 
+    def merged(self, set_offsets: Int[np.ndarray, " o"]) -> SetBatch:
+        """All keys of runs of sets as one set each, without queries."""
+        return self._from_flat(self.stored, self.offsets[set_offsets], None)
+
     def single_keys(self) -> SetBatch:
         """Every key as a set of its own, with the query of its set."""
         query = None
         if self.query is not None:
             query = np.repeat(self.query, self.lengths, axis=0)
-        return self._from_flat(self.tokens, np.arange(len(self.tokens) + 1), query)
+        return self._from_flat(self.stored, np.arange(self.n_tokens + 1), query)
 
     def extended_keys(self) -> Float[Any, "t e"]:
         """All keys with a one appended: x~ = [x; 1]."""
@@ -679,7 +812,7 @@ class SetBatch(SampleBatch):
         """Queries with a one appended, or the constant query [0; √2] for every set."""
         if self.query is None:
             zeros = np.zeros((len(self), self.dim), dtype=self.dtype)
-            return arrays.with_last(arrays.like(zeros, self.tokens), np.sqrt(2.0))
+            return arrays.with_last(arrays.like(zeros, self.stored), np.sqrt(2.0))
         return arrays.with_last(self.query, 1.0)
 
     def seen_query(self) -> Float[Any, "n e"]:
@@ -710,28 +843,43 @@ class SetBatch(SampleBatch):
 
     def _contiguous(self, start: int, stop: int) -> SetBatch:
         """Sets that follow each other: views of the arrays."""
+        if (start, stop) == (0, len(self)):
+            return self
         offsets = self.offsets[start : stop + 1]
         first = offsets[0]
         return self._from_flat(
-            tokens=self.tokens[first : offsets[-1]],
+            tokens=part_of(self.stored, int(first), int(offsets[-1])),
             offsets=offsets - first,
             query=None if self.query is None else self.query[start:stop],
             extras=None if self.extras is None else self.extras[start:stop],
             pairs=self.pairs,
+            summaries={name: rows[start:stop] for name, rows in self.summaries.items()},
         )
 
     def _gather(self, rows: np.ndarray) -> SetBatch:
-        """Sets in any order: copies."""
-        offsets, source = arrays.gathered(self.offsets, rows)
+        """Sets in any order: copies, or where their keys are if they are large."""
+        n_bytes = int(self.lengths[rows].sum()) * self.dim * self.dtype.itemsize
+        is_large = n_bytes >= sources.LAZY_BYTES
+        follow_each_other = len(rows) > 0 and bool((np.diff(rows) == 1).all())
+        if is_large and follow_each_other:
+            return self._contiguous(int(rows[0]), int(rows[0]) + len(rows))
+
         query = self.query
         if query is not None:
-            query = query[arrays.like(rows, self.tokens)]
+            query = query[arrays.like(rows, self.stored)]
+        if is_tensor(self.stored) or not is_large:
+            offsets, source = arrays.gathered(self.offsets, rows)
+            tokens = gathered_rows(self.stored, source)
+        else:
+            offsets = arrays.offsets_of(self.lengths[rows])
+            tokens = runs_of(self.stored, self.offsets[rows], self.offsets[rows + 1])
         return self._from_flat(
-            tokens=self.tokens[arrays.like(source, self.tokens)],
+            tokens=tokens,
             offsets=offsets,
             query=query,
             extras=None if self.extras is None else self.extras[rows],
             pairs=self.pairs,
+            summaries={name: kept[rows] for name, kept in self.summaries.items()},
         )
 
     @classmethod
@@ -747,8 +895,13 @@ class SetBatch(SampleBatch):
                 "`batches` must pair the same coordinates of query and key: they pair different "
                 "ones."
             )
+        # in one array; tokens that are not in memory stay where they are
+        if any(isinstance(batch.stored, TokenSource) for batch in batches):
+            tokens = joined([batch.stored for batch in batches])
+        else:
+            tokens = arrays.concatenated([batch.tokens for batch in batches])
         return cls._from_flat(
-            tokens=arrays.concatenated([batch.tokens for batch in batches]),
+            tokens=tokens,
             offsets=arrays.offsets_of(np.concatenate([batch.lengths for batch in batches])),
             query=query,
             extras=extras,
@@ -766,7 +919,7 @@ class SetBatch(SampleBatch):
             if n_sets == 1:
                 sizes = f"1 set, {span} {plural}"
             else:
-                sizes = f"{n_sets} sets, {span} {plural} each ({len(self.tokens)} in all)"
+                sizes = f"{n_sets} sets, {span} {plural} each ({self.n_tokens} in all)"
 
         # what they hold besides
         parts = [sizes, f"dim {self.dim}"]
@@ -780,7 +933,18 @@ class SetBatch(SampleBatch):
         parts.append(str(self.dtype))
         if self.device is not None:
             parts.append(f"torch on {self.device}")
+        if self.is_on_disk:
+            parts.append("on disk")
         return f"SetBatch({', '.join(parts)})"
+
+
+def _as_given(tokens: Float[np.ndarray, "r d"]) -> Float[np.ndarray, "r d"]:
+    """The tokens themselves: only their precision changes."""
+    return tokens
+
+
+BLOCK_BYTES = 2**25
+"""Bytes of keys that are summarised at a time."""
 
 
 def _span(counts: Int[np.ndarray, " n"]) -> str:
@@ -914,9 +1078,9 @@ def first_occurrences(
     result is exact.
     """
     # samples of equal hashes are neighbours in the order of hashes
-    batch = batch.signature()
-    hashes = hash_samples(batch, labels)
-    first = np.arange(len(batch))
+    sets: SetBatch = batch.numpy().signature()
+    hashes = hash_samples(sets, labels)
+    first = np.arange(len(sets))
     order = np.argsort(hashes, kind="stable")
     repeats = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
     # of each run of equal hashes, the distinct samples: at first its first sample
@@ -929,7 +1093,7 @@ def first_occurrences(
         sample = int(order[position + 1])
         distinct = distinct_of_hash[int(hashes[sample])]
         for other in distinct:
-            if _same_sample(batch, labels, other, sample):
+            if _same_sample(sets, labels, other, sample):
                 first[sample] = other
                 break
         else:
@@ -950,10 +1114,9 @@ def first_in_group(
 
 def hash_samples(batch: SampleBatch, labels: np.ndarray) -> np.ndarray:
     """One 64-bit hash per sample, the same for any order of its keys."""
-    batch = batch.signature()
-    # a sum over the keys does not see their order
-    hashes = np.add.reduceat(arrays.hash_rows(batch.tokens), batch.offsets[:-1])
-    for rows in (batch.query, batch.extras):
+    sets: SetBatch = batch.numpy().signature()
+    hashes = sets.summary("hashes")
+    for rows in (sets.query, sets.extras):
         if rows is not None:
             hashes = hashes * arrays.MIX + arrays.hash_rows(rows)
     return np.asarray(hashes * arrays.MIX + arrays.hash_rows(labels))
@@ -1100,8 +1263,8 @@ def _same_sample(batch: SetBatch, labels: np.ndarray, i: int, j: int) -> bool:
     for rows in (batch.query, batch.extras):
         if rows is not None and not np.array_equal(rows[i], rows[j]):
             return False
-    keys_i = batch.tokens[batch.offsets[i] : batch.offsets[i + 1]]
-    keys_j = batch.tokens[batch.offsets[j] : batch.offsets[j + 1]]
+    keys_i = batch.keys_of(i)
+    keys_j = batch.keys_of(j)
     if keys_i.shape != keys_j.shape:
         return False
     sorted_i = keys_i[np.lexsort(keys_i.T)]

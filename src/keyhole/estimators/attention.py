@@ -332,9 +332,9 @@ class AttentionModel(SetModel):
         if self.solver_ == "cg" or is_too_large or fitted.spec.is_logistic:
             return
 
-        # a copy: what was given may be changed later
+        # a copy, unless sets are large: what was given may be changed later
         self.training_ = TrainingRecord(
-            data=data.copy(),
+            data=data.kept(),
             spec=fitted.spec,
             tokens=fitted.tokens,
             alpha=float(fitted.ridge.alpha),

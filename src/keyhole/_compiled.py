@@ -1,4 +1,4 @@
-"""Compiled inner loops: what the rooms of numba share.
+"""Compiled inner loops: what all modules of numba share.
 
 Imported on first use, so that `import keyhole` is quick.
 

@@ -1,0 +1,61 @@
+"""What is computed of the keys of every set in one pass over them: hashes, and statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from keyhole._array import blocks, run_threads, thread_count
+from keyhole.data import arrays
+
+
+def hashes_of_sets(tokens: Float[np.ndarray, "t d"], offsets: Int[np.ndarray, " o"]) -> np.ndarray:
+    """A 64-bit hash of the keys of each set."""
+    # a sum over the keys of a set does not see their order
+    return np.add.reduceat(arrays.hash_rows(tokens), offsets[:-1])
+
+
+def statistics_of_sets(
+    tokens: Float[np.ndarray, "t d"], offsets: Int[np.ndarray, " o"]
+) -> Float[np.ndarray, "n 4 d"]:
+    """Mean, standard deviation, least and largest value of every coordinate of each set.
+
+    The order of the keys does not matter. 240 MB of float32 in sets of 1,560 keys take 0.3 s of one
+    core; sorting every coordinate, for the same bits in any order, took 29 s.
+    """
+    from keyhole._compiled import announce_compilation
+    from keyhole.data.compiled_tokens import set_statistics
+
+    announce_compilation(set_statistics)
+    n_sets = len(offsets) - 1
+    mean, deviation, least, largest = np.empty((4, n_sets, tokens.shape[1]))
+    # numba compiles read-only and strided arrays separately
+    keys = np.ascontiguousarray(tokens)
+    starts = offsets.copy()
+
+    def work(sets: slice) -> None:
+        set_statistics(keys, starts, sets.start, sets.stop, mean, deviation, least, largest)
+
+    run_threads(work, blocks(n_sets, -(-n_sets // thread_count())))
+    return np.stack([mean, deviation, least, largest], axis=1)
+
+
+def plain_statistics(
+    tokens: Float[np.ndarray, "t d"], offsets: Int[np.ndarray, " o"]
+) -> Float[np.ndarray, "n 4 d"]:
+    """`statistics_of_sets` in NumPy, set by set."""
+    rows = []
+    for start, stop in pairwise(offsets):
+        keys = tokens[start:stop].astype(np.float64)
+        rows.append([keys.mean(axis=0), keys.std(axis=0), keys.min(axis=0), keys.max(axis=0)])
+    return np.array(rows)
+
+
+SUMMARIES: dict[str, Callable[..., np.ndarray]] = {
+    "hashes": hashes_of_sets,
+    "statistics": statistics_of_sets,
+}
+"""What a `SetBatch` keeps of its keys, by name: a row for each set."""
