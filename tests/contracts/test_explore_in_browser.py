@@ -193,6 +193,20 @@ def test_views_are_drawn_in_silence(new_page, server, view, width, shade):
     assert page.complaints == []
 
 
+def test_tasks_are_chosen_by_boxes_and_measured(new_page, server):
+    page = new_page()
+    visit(page, server, "view=tasks&tasks=lookup", 390)
+    assert page.ask(f"{element('settings')}.hidden")
+    checked = "[...document.querySelectorAll('#tasks input:checked')].map((box) => box.value)"
+    assert page.ask(f"{checked}.join()") == "lookup"
+    page.ask("document.querySelector('#tasks input[value=pairs]').click()")
+    page.wait("document.querySelectorAll('#shown .plot').length === 2")
+    page.wait("location.search.includes('lookup%2Cpairs')")
+    page.wait(f"!{element('measure')}.disabled")
+    assert page.ask("document.documentElement.scrollWidth") <= 390
+    assert page.complaints == []
+
+
 def known_deviation(heads):
     """What nine in ten settings with so many heads stay below, as docs/benchmarks/prediction.md
     has it."""

@@ -31,6 +31,7 @@ from keyhole.lab.explore.views import (
 )
 from keyhole.lab.report.document import Chart
 from keyhole.lab.report.html import as_json, fragment
+from keyhole.theory.tasks import TASKS
 
 SECONDS = 4.5
 """Processor time of one state, of all threads together."""
@@ -195,7 +196,11 @@ def _check_query(query: dict[str, str], meets_a_page: bool) -> None:
         # the address of a state is a state
         again = ExploreState.read(dict(parse_qsl(state.address)))
         assert again == state, f"the address reads back as {again}"
-        assert all(cell.dim == state.dim for cell in cells_of(state)), "cells of another state"
+        if state.view == "tasks":
+            of_this_state = all(cell.target in state.tasks for cell in cells_of(state))
+        else:
+            of_this_state = all(cell.dim == state.dim for cell in cells_of(state))
+        assert of_this_state, "cells of another state"
         if meets_a_page:
             view = _asked_by_a_page(state)
         else:
@@ -276,6 +281,11 @@ def draw_query(rng: Random) -> dict[str, str]:
             query[name] = _draw_number(rng, name)
     if rng.random() < 0.3:
         query["picks"] = _draw_picks(rng)
+    if rng.random() < 0.3:
+        names = [rng.choice([*TASKS]) for _ in range(rng.randint(1, 4))]
+        query["tasks"] = ",".join(names)
+    if rng.random() < 0.02:
+        query["tasks"] = rng.choice(["", ",", "lookup,", "../lookup", "\x00", ",".join(TASKS)])
     if rng.random() < 0.02:
         query[rng.choice(["path", "", "token", "d ", "D", "\x00"])] = rng.choice(HOSTILE_NUMBERS)
     return query

@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from keyhole.lab.report.document import Chart
 from keyhole.lab.report.html import one_page
 from keyhole.theory import blocks
 
+THEORY_VIEWS = [view for view in VIEWS if view != "tasks"]  # tasks are measured only
 TARGETS = ("corr * token", "token^2 - 0.5 * query", "rotated(0.5) * token")
 
 
@@ -24,14 +26,14 @@ def random_state(rng, k):
     sizes, heads, penalty and noise.
     """
     return ExploreState(
-        view=list(VIEWS)[k % len(VIEWS)],
+        view=THEORY_VIEWS[k % len(THEORY_VIEWS)],
         target=TARGETS[0]
-        if k % len(VIEWS) == 5
+        if k % len(THEORY_VIEWS) == 5
         else str(rng.choice(TARGETS)),  # what can be turned has that form
         dim=32,
         n_samples=int(10 ** rng.uniform(1, 3)),
         n_heads=int(10 ** rng.uniform(0, 3)),
-        bias=(0.0, 0.5, 1.0)[k // len(VIEWS) % 3],
+        bias=(0.0, 0.5, 1.0)[k // len(THEORY_VIEWS) % 3],
         ridge=float(10 ** rng.uniform(-4, -1)),
         noise=float(rng.choice([0.0, rng.uniform(0, 2)])),
         most_samples=int(10 ** rng.uniform(2, 3.3)),
@@ -335,3 +337,49 @@ def test_a_store_that_cannot_be_made_anew_is_told_in_words(tmp_path):
         bench.offer(ExploreState())
     assert "must stay where it is" in bench.news()["message"]
     bench.close()
+
+
+def test_tasks_are_chosen_in_the_address_and_measured_by_the_bench(tmp_path: Path):
+    state = ExploreState.read({"view": "tasks", "tasks": "lookup,majority"})
+    assert state.tasks == ("lookup", "majority")
+    assert ExploreState.read(dict(parse_qsl(state.address))) == state
+    cells = cells_of(state)
+    assert {cell.target for cell in cells} == {"lookup", "majority"}
+    assert {cell.learner for cell in cells} == {"task"}
+    bench = Bench(tmp_path / "cells.sqlite")
+    offer = bench.offer(replace(state, ridge=0.0))
+    bench.close()
+    assert offer["refused"] == ""
+    assert offer["missing"] == len(cells)
+    assert offer["seconds"] < 60
+
+
+def test_the_tasks_that_are_measured_are_drawn_and_the_others_say_so():
+    state = ExploreState(view="tasks", tasks=("lookup", "majority"))
+    results = {
+        cell: {"error": 0.5 + 0.01 * cell.repetition}
+        for cell in cells_of(state)
+        if cell.target == "lookup"
+    }
+    answer = show(state, results)
+    lookup, majority = answer.blocks
+    assert "ReLU, biased" in {series.name for series in lookup.series}
+    assert all(y == pytest.approx(0.51) for series in lookup.series for y in series.y)
+    assert majority.series == []
+    assert answer.notes == ["majority: nothing is measured yet. Press measure."]
+    names = {}
+    exec("\n".join(answer.lines), names)
+    assert len(names["y"]) == 400
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ("", "a task must be one of average"),
+        ("lookup,pears", "got 'pears'"),
+        ("lookup,counting,pairs,maximum,majority", "at most 4 tasks"),
+    ],
+)
+def test_unknown_and_too_many_tasks_are_refused(tasks, message):
+    with pytest.raises(ValueError, match=message):
+        ExploreState.read({"view": "tasks", "tasks": tasks})

@@ -15,7 +15,8 @@
     { name: "noise", label: "noise, as a share of Var f*", low: 0, high: 2, usual: 0, step: 0.05 },
     { name: "top", label: "largest n of curves", low: 100, high: 1e6, usual: 10000, whole: true },
   ];
-  const USUAL = { view: "curves", target: "corr * token", picks: "", ...Object.fromEntries(NUMBERS.map((k) => [k.name, String(k.usual)])) };
+  const USUAL = { view: "curves", target: "corr * token", picks: "", tasks: "nearest-key", ...Object.fromEntries(NUMBERS.map((k) => [k.name, String(k.usual)])) };
+  const MEASURED = ["curves", "surface", "heads", "tasks"];
   const state = { ...USUAL, ...Object.fromEntries(new URLSearchParams(location.search)) };
 
   // ---- the address -------------------------------------------------------------------------------------------------
@@ -124,7 +125,7 @@
     clearTimeout(later);
     later = setTimeout(() => { // what is slower waits until the settings rest
       document.querySelectorAll("#shown .plot").forEach((plot) => draw(plot));
-      if (["curves", "surface", "heads"].includes(state.view)) ask("offer", "offer");
+      if (MEASURED.includes(state.view)) ask("offer", "offer");
       if (state.view === "curves") ask("more", "view", { view: "needs" });
       if (state.view === "heads") ask("more", "view", { view: "rotation" });
     }, 300);
@@ -188,6 +189,17 @@
   $$("target").addEventListener("input", () => { state.target = $$("target").value; showTarget(); refresh(); });
   $$("settings").addEventListener("submit", (event) => event.preventDefault());
 
+  const boxes = [...$$("tasks").querySelectorAll("input")];
+  for (const box of boxes) {
+    box.checked = state.tasks.split(",").includes(box.value);
+    box.addEventListener("change", () => {
+      const chosen = boxes.filter((other) => other.checked).map((other) => other.value);
+      if (!chosen.length) { box.checked = true; return; } // one task at least
+      state.tasks = chosen.join(",");
+      refresh();
+    });
+  }
+
   // ---- views -----------------------------------------------------------------------------------------------------------
   const tabs = [...document.querySelectorAll('[role="tab"]')];
   function turnTo(view) {
@@ -201,7 +213,9 @@
     const data = view === "data";
     $$("drop").hidden = !data;
     for (const id of ["measuring", "keeping", "python"]) $$(id).hidden = data;
-    $$("measuring").hidden = !["curves", "surface", "heads"].includes(view);
+    $$("measuring").hidden = !MEASURED.includes(view);
+    $$("choosing").hidden = view !== "tasks";
+    $$("settings").hidden = view === "tasks";
     for (const id of ["shown", "more", "notes"]) $$(id).replaceChildren();
     $$("problem").textContent = "";
     refresh();

@@ -55,6 +55,7 @@ from keyhole.lab.explore.views import (
 from keyhole.lab.jobs import Plan, RunError, Timer, WorkerPool, cell_costs, run_local
 from keyhole.lab.report.document import Chart, HeatMap, Report, Section, Table
 from keyhole.lab.report.html import as_json, asset, fragment, library, one_page, page_of
+from keyhole.theory.tasks import TASKS
 
 MOST_BYTES = 2**25  # of an upload
 MOST_WAITING = 64  # requests at a time; the page has two
@@ -230,7 +231,8 @@ class Bench:
             return "click places on the surface first"
         if not cells:
             return "there is nothing to measure here"
-        if state.ridge < LEAST_RIDGE:
+        # the tasks of the literature choose their penalties
+        if state.ridge < LEAST_RIDGE and state.view != "tasks":
             return f"fits need a penalty λ of {LEAST_RIDGE:g} at least"
         if seconds > most_seconds:
             return (
@@ -587,7 +589,13 @@ class Explorer:
                 scripts.append(f'<script src="{name}"></script>')
 
         # the template has the header, an empty line, and the body
-        template = Template(_own("explore.html")).substitute(version=__version__)
+        boxes = [
+            f'<label class="task"><input type="checkbox" value="{name}"> {name}</label>'
+            for name in TASKS
+        ]
+        template = Template(_own("explore.html")).substitute(
+            version=__version__, tasks=" ".join(boxes)
+        )
         header, _, body = template.partition("\n\n")
         page = page_of(
             kind="explore",

@@ -22,11 +22,14 @@ from keyhole import theory
 from keyhole.attention.heads import GaussianHeads
 from keyhole.lab.cells import Cell
 from keyhole.lab.explore.background import Background
+from keyhole.lab.figures import tasks as task_figure
 from keyhole.lab.figures.prediction import PRESETS, Config, tolerance
+from keyhole.lab.figures.task_findings import LEVEL
 from keyhole.lab.jobs import target_variance
 from keyhole.lab.measured import CellSweep, Curve, Results, apart, log_chart
 from keyhole.lab.report.document import Chart, HeatMap, Look, Row, Series, Table, bars
 from keyhole.lab.report.html import number
+from keyhole.lab.task_learners import NAMES, find_task
 from keyhole.theory.blocks import bias_of
 from keyhole.theory.curves import Learner, TheoryLayer, target_levels
 from keyhole.theory.harmonics import pair_powers_seconds
@@ -34,6 +37,7 @@ from keyhole.theory.limits import limits
 from keyhole.theory.notation import parse_target
 from keyhole.theory.spectrum import MAX_BIASED_DEGREE
 from keyhole.theory.targets import Polynomial, Term
+from keyhole.theory.tasks import TASKS
 
 QUICK = PRESETS["quick"]
 """Its sizes are measured, and those between: the same cells, so that what `keyhole reproduce` has
@@ -49,6 +53,7 @@ STEP_MEMORY = 2**29  # bytes of such a step
 VARIANCES = 1e-100, 1e100  # of a target: beyond, its curves leave floating point
 COEFFICIENTS = 1e-50, 1e50  # of a target: beyond, its variance is computed in other units
 MOST_PICKS = 12
+MOST_TASKS = 4  # that are chosen at a time
 PICK_REPETITIONS = 4
 MATTERS = 1.1
 """Heads have stopped to matter where the error is below this many times that of infinitely many."""
@@ -75,7 +80,7 @@ _RANGES = {
     "top": _Range("most_samples", int, 100, 10**7),
 }
 """The numbers of a state, by their names in the address."""
-_ADDRESS = ("view", "target", *_RANGES, "picks")
+_ADDRESS = ("view", "target", *_RANGES, "picks", "tasks")
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,7 @@ class ExploreState:
     noise: float = 0.0  # variance of the noise, as a share of Var f*
     most_samples: int = 10_000  # where curves and surface end
     picks: tuple[tuple[int, int], ...] = ()  # (n, M) to be measured on the surface
+    tasks: tuple[str, ...] = ("nearest-key",)  # of the literature, in their own view
 
     @classmethod
     def read(cls, query: Mapping[str, str]) -> ExploreState:
@@ -133,6 +139,7 @@ class ExploreState:
             noise=read_number("noise"),
             most_samples=read_number("top"),
             picks=_picks(query.get("picks", "")),
+            tasks=_tasks(query.get("tasks", ",".join(cls.tasks))),
         )
 
         # a view that exists, and a target that is quick and varies
@@ -161,6 +168,8 @@ class ExploreState:
                 fields[name] = value
         if self.picks:
             fields["picks"] = ",".join(f"{n}x{m}" for n, m in self.picks)
+        if "tasks" in fields:
+            fields["tasks"] = ",".join(self.tasks)
         return urlencode(fields)
 
     @property
@@ -298,6 +307,19 @@ def _picks(text: str) -> tuple[tuple[int, int], ...]:
             "some."
         )
     return tuple(pairs)
+
+
+def _tasks(text: str) -> tuple[str, ...]:
+    """Tasks of the literature by name, written as ``lookup,counting``."""
+    names = tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in TASKS:
+            raise ValueError(f"a task must be one of {', '.join(TASKS)}: got {name!r:.40}.")
+    if len(names) > MOST_TASKS:
+        raise ValueError(
+            f"at most {MOST_TASKS} tasks are shown at a time: got {len(names)}. Remove some."
+        )
+    return names
 
 
 # ---- what is asked of the theory -----------------------------------------------------------------
@@ -1115,8 +1137,49 @@ def rotation(state: ExploreState, results: Results) -> View:
     return view
 
 
+def tasks(state: ExploreState, results: Results) -> View:
+    """Learning curves of tasks of the literature, measured for learners in closed form.
+
+    The cells are those of the quick preset of `keyhole reproduce tasks`, so that what that
+    command has measured appears at once.
+    """
+    view = View("Tasks of the literature")
+    config = _task_config(state)
+    view.lines = ["import keyhole as kh", "", "shown = {}"]
+    for name in state.tasks:
+        task = find_task(name)
+        series = []
+        for learner in config.learners_of(name):
+            role = task_figure.ROLES.get(learner, learner)
+            measured = _finished(config.sweep(name, learner), results, "error")
+            # the sizes with two finished repetitions, which have error bars
+            has_spread = np.isfinite(measured.runs).sum(axis=0) > 1
+            if has_spread.any():
+                curve = Curve(measured.x[has_spread], measured.runs[:, has_spread])
+                series.append(task_figure.drawable(curve.series(NAMES[learner], role)))
+        chart = log_chart(
+            f"task-{name}",
+            f"{name}: {task.formula}",
+            "training sets n",
+            "test error over Var y",
+            series,
+            marks={"learned": task.floor + LEVEL},
+            note=f"{task.finding} ({task.source})",
+        )
+        view.blocks.append(chart)
+        view.lines.append(f"X, y = kh.targets.{task!r}.draw(400, seed=0)")
+        if not series:
+            view.notes.append(f"{name}: nothing is measured yet. Press measure.")
+    return view
+
+
+def _task_config(state: ExploreState) -> task_figure.Config:
+    """The quick preset with the tasks of a state, without predictions, which take seconds."""
+    return replace(task_figure.PRESETS["quick"], tasks=state.tasks, predicted=())
+
+
 VIEWS: dict[str, Callable[[ExploreState, Results], View]] = {
-    view.__name__: view for view in (curves, needs, surface, spectrum, heads, rotation)
+    view.__name__: view for view in (curves, needs, surface, spectrum, heads, rotation, tasks)
 }
 
 
@@ -1193,16 +1256,21 @@ def sweeps(state: ExploreState) -> dict[Any, tuple[str, CellSweep]]:
 
 def cells_of(state: ExploreState) -> list[Cell]:
     """What measuring this view asks for."""
+    if state.view == "tasks":
+        return task_figure.cells(_task_config(state))
     return [cell for _, sweep in sweeps(state).values() for cell in sweep.cells]
 
 
-def _finished(sweep: CellSweep, results: Results) -> Curve:
-    """The errors of the repetitions that are finished, NaN in the place of others."""
+def _finished(sweep: CellSweep, results: Results, name: str = "mean_square") -> Curve:
+    """The errors of the repetitions that are finished, NaN in the place of others.
+
+    ``name`` is that of the error among the values of a cell.
+    """
     column_of = {n: i for i, n in enumerate(sweep.x)}
     table = np.full((len(sweep.runs), len(sweep.x)), np.nan)
     for row, run in zip(table, sweep.runs, strict=True):
         for cell in run:
-            row[column_of[cell.n_samples]] = results.get(cell, {}).get("mean_square", math.nan)
+            row[column_of[cell.n_samples]] = results.get(cell, {}).get(name, math.nan)
     return Curve(np.array(sweep.x, dtype=np.float64), table)
 
 

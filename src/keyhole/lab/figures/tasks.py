@@ -375,14 +375,14 @@ def _panel(config: Config, results: Results, measured: TaskResults, task: str) -
     for learner in config.learners_of(task):
         curve = measured.curves[task, learner]
         role = ROLES.get(learner, learner)
-        series.append(_kept_above_zero(curve.series(NAMES[learner], role)))
+        series.append(drawable(curve.series(NAMES[learner], role)))
         predicted: dict[float, float] = {}
         if learner in config.predicted:
             prediction = config.theory_sweep(task, learner).curve(results)
             predicted = dict(zip(prediction.x.tolist(), prediction.mean.tolist(), strict=True))
             look: Look = "dashed"
             line = prediction.series(f"{NAMES[learner]}, predicted", role, look)
-            series.append(_kept_above_zero(line))
+            series.append(drawable(line))
         common = {"task": task, "learner": NAMES[learner]}
         rows += curve.rows("n", common, predicted)
     return Chart(
@@ -406,7 +406,7 @@ LEAST_DRAWN = 1e-4
 """Errors below are drawn there: several learners are exact to rounding."""
 
 
-def _kept_above_zero(series: Series) -> Series:
+def drawable(series: Series) -> Series:
     """The curve with errors below 1e-4 drawn at 1e-4."""
     y = [max(value, LEAST_DRAWN) for value in series.y]
     if series.low is None or series.high is None:
