@@ -196,7 +196,8 @@ def test_views_are_drawn_in_silence(new_page, server, view, width, shade):
 def test_tasks_are_chosen_by_boxes_and_measured(new_page, server):
     page = new_page()
     visit(page, server, "view=tasks&tasks=lookup", 390)
-    assert page.ask(f"{element('settings')}.hidden")
+    assert page.ask(f"{element('numbers')}.hidden")
+    assert not page.ask(f"{element('tasks')}.hidden")
     checked = "[...document.querySelectorAll('#tasks input:checked')].map((box) => box.value)"
     assert page.ask(f"{checked}.join()") == "lookup"
     page.ask("document.querySelector('#tasks input[value=pairs]').click()")

@@ -214,8 +214,8 @@
     $$("drop").hidden = !data;
     for (const id of ["measuring", "keeping", "python"]) $$(id).hidden = data;
     $$("measuring").hidden = !MEASURED.includes(view);
-    $$("choosing").hidden = view !== "tasks";
-    $$("settings").hidden = view === "tasks";
+    // tasks have sizes of their own: their boxes stand in the place of the settings
+    for (const part of $$("settings").querySelectorAll("fieldset")) part.hidden = (part.id === "tasks") !== (view === "tasks");
     for (const id of ["shown", "more", "notes"]) $$(id).replaceChildren();
     $$("problem").textContent = "";
     refresh();

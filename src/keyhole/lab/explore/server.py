@@ -589,12 +589,9 @@ class Explorer:
                 scripts.append(f'<script src="{name}"></script>')
 
         # the template has the header, an empty line, and the body
-        boxes = [
-            f'<label class="task"><input type="checkbox" value="{name}"> {name}</label>'
-            for name in TASKS
-        ]
+        boxes = [f'<label><input type="checkbox" value="{name}"> {name}</label>' for name in TASKS]
         template = Template(_own("explore.html")).substitute(
-            version=__version__, tasks=" ".join(boxes)
+            version=__version__, tasks="\n".join(boxes)
         )
         header, _, body = template.partition("\n\n")
         page = page_of(
