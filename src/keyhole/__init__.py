@@ -18,6 +18,7 @@ _MODULES = {
     "SetGroups": "data.sets",
     "concatenate": "data.sets",
     "read_table": "data.reader",
+    "read_bags": "data.bag_files",
     "GaussianHeads": "attention.heads",
     "QueryKeyHeads": "attention.heads",
     "IdentityHeads": "attention.learned",
@@ -70,6 +71,7 @@ if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole.attention.learned import LearnedHeads as LearnedHeads
     from keyhole.data import datasets as datasets
     from keyhole.data import tokens as tokens
+    from keyhole.data.bag_files import read_bags as read_bags
     from keyhole.data.reader import read_table as read_table
     from keyhole.data.sets import SetBatch as SetBatch
     from keyhole.data.sets import SetGroups as SetGroups

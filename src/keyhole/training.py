@@ -88,10 +88,12 @@ class TrainingSet:
         """The same samples on the host, in memory of their own where they are small.
 
         Sets of `sources.LAZY_BYTES` and more are shared with what was given: a copy would double
-        the memory of a fit, and writing to such arrays later shows in intervals.
+        the memory of a fit, and writing to such arrays later shows in intervals. Sets on a disk
+        stay there.
         """
         sets = self.samples.sets
-        if sets.device is None and sets.nbytes >= sources.LAZY_BYTES:
+        is_large = sets.device is None and sets.nbytes >= sources.LAZY_BYTES
+        if is_large or sets.is_on_disk:
             return self
         return self.copy()
 

@@ -588,6 +588,17 @@ class SetBatch(SampleBatch):
         return cls._from_flat(keys, without_query.offsets, queries, without_query.extras)
 
     @classmethod
+    def from_source(cls, tokens: TokenSource, lengths: Int[np.ndarray, " n"]) -> SetBatch:
+        """Build a batch of keys that are read as they are asked for, known to be valid."""
+        return cls._from_flat(tokens, arrays.offsets_of(lengths), None)
+
+    def loaded(self) -> SetBatch:
+        """The same sets with their keys in memory."""
+        return self._from_flat(
+            self.tokens, self.offsets, self.query, self.extras, self.pairs, self.summaries
+        )
+
+    @classmethod
     def _from_flat(
         cls,
         tokens: Any,
