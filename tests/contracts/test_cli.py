@@ -188,6 +188,39 @@ def test_degenerate_targets_answer_or_say_why(target, dim):
     assert all(len(reason) > 10 for reason in answer["unavailable"].values())
 
 
+def test_theory_takes_an_activation_no_query_and_an_intercept():
+    from keyhole import theory
+    from keyhole.theory.targets import TokenPower
+
+    target = TokenPower(2, 8)
+    options = ("--activation", "exp", "--no-query", "--intercept", "--model", "attention")
+    answer = report("--target", "token^2", "--dim", 8, "--keys", 8, "--samples", 100, *options)
+    curve = theory.learning_curve(
+        target, 100, 8, 1e-5, activation="exp", query=False, fit_intercept=True
+    )
+    assert answer["learning_curve"]["attention"][0]["error"] == float(curve)
+    assert answer["settings"]["activation"] == "exp"
+    assert "ReLU heads" in answer["unavailable"]["rkhs_norm"]
+    refused = invoke("theory", "--activation", "sigmoid", code=2)
+    assert "`activation` must be one of" in " ".join(refused.output.split())
+
+
+def test_theory_says_which_activation_for_which_target():
+    """Linear heads contain corr * token; only square heads have degree 2 in the query."""
+    options = ("--dim", 8, "--keys", 8, "--samples", 1000, "--bias", 1)
+    rows = report("--activations", "--target", "corr * token; query^2", *options)
+    assert [(row["target"], row["c"]) for row in rows] == [
+        ("corr * token", 0.0),
+        ("corr * token", 1.0),
+        ("query^2", 0.0),
+        ("query^2", 1.0),
+    ]
+    assert [row["best"] for row in rows] == ["linear", "linear", "square", "square"]
+    assert rows[2]["linear"] > 1.0
+    printed = invoke("theory", "--activations", "--target", "corr * token; query^2", *options)
+    assert "at n = 1,000" in printed.output
+
+
 def test_theory_draws(tmp_path):
     invoke(
         "theory",

@@ -33,7 +33,9 @@ def test_the_papers_bound_term_by_term():
 
 
 def test_infinite_sizes_make_their_term_vanish():
+    """Infinitely many heads need no approximation, but log(dM) makes the estimation infinite."""
     assert risk_bound(TokenPower(2, 8), 100, math.inf).approximation == 0.0
+    assert risk_bound(TokenPower(2, 8), 100, math.inf).estimation == math.inf
     assert risk_bound(TokenPower(2, 8), math.inf, 100).estimation == 0.0
     assert risk_bound(TokenPower(1, 1), 10, 1).estimation == 0.0  # log(dM) = 0
 

@@ -201,7 +201,8 @@ def _warn_of_novelty(out: Path) -> None:
     if count:
         echo(
             f"warning: {count} of {len(novelty)} sets are more novel than {NOVEL:.0%} of the "
-            "training sets: there the model extrapolates. See column novelty.",
+            f"training sets, where about {len(novelty) * (1 - NOVEL):.2g} would be by chance. If "
+            "there are many more, the model extrapolates on them. See column novelty.",
             err=True,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from rich.console import Console
 from keyhole.cli._app import MAX_COUNT, answer_or_exit, app, check_folder, read_n_heads
 from keyhole.cli._output import echo, echo_json, refuse, say, show_table
 from keyhole.lab.report.html import number
+
+if TYPE_CHECKING:
+    from keyhole.lab.theory_report import TheoryQuestion
 
 _THEORY_HELP = """What the theory says of a target before any data.
 
@@ -52,6 +55,19 @@ def theory(
     bias: Annotated[
         float, typer.Option(help="Mean c of the attention heads, times the identity.")
     ] = 0.0,
+    activation: Annotated[
+        str,
+        typer.Option(help="Activation of the attention heads: relu, linear, square, step, exp."),
+    ] = "relu",
+    query: Annotated[bool, typer.Option(help="Whether the sets have a query.")] = True,
+    intercept: Annotated[bool, typer.Option(help="Whether an intercept is fitted.")] = False,
+    activations: Annotated[
+        bool,
+        typer.Option(
+            "--activations",
+            help="Compare all activations at equal n, for one target or several with ; between.",
+        ),
+    ] = False,
     time_limit: Annotated[
         float, typer.Option(help="Seconds that one answer may take, by estimate.", min=0.0)
     ] = 5.0,
@@ -83,8 +99,15 @@ def theory(
         error=error,
         time_limit=time_limit,
         bias=bias,
+        activation=activation,
+        query=query,
+        fit_intercept=intercept,
     )
-    answer_or_exit(lambda: bias_of(config.distribution(), dim))
+    answer_or_exit(lambda: bias_of(config.distribution(), dim, activation))
+    if activations:
+        rows = answer_or_exit(lambda: experiment.activation_rows(config))
+        _print_activations(rows, config, as_json=as_json)
+        return
 
     # compute, print, draw
     report = answer_or_exit(lambda: experiment.run(config))
@@ -96,6 +119,31 @@ def theory(
         rows = answer_or_exit(lambda: experiment.curve_rows(config))
         for path in experiment.plot(rows, config, out):
             echo(f"wrote {path}", err=as_json)
+
+
+def _print_activations(
+    rows: list[dict[str, Any]], config: TheoryQuestion, *, as_json: bool
+) -> None:
+    """A table for every n: errors as shares of Var f*, at the best ridge."""
+    if as_json:
+        echo_json(rows)
+        return
+    console = Console()
+    say(console, f"        {config.describe()}")
+    for n in config.samples:
+        table = [_written(row) for row in rows if row["n"] == n]
+        show_table(console, f"predicted error over Var f* at n = {n:,}, best ridge", table)
+
+
+def _written(row: dict[str, Any]) -> dict[str, str]:
+    """A row of the table of activations as text, without its n; a dash where theory refuses."""
+    cells = {}
+    for name, value in row.items():
+        if isinstance(value, float):
+            cells[name] = f"{value:.2g}"
+        elif name != "n":
+            cells[name] = str(value or "–")
+    return cells
 
 
 def _read_sizes(text: str) -> tuple[int, ...]:

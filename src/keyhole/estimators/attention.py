@@ -463,8 +463,8 @@ class AttentionModel(SetModel):
 
         The share of training samples (of groups, where there were any) whose posterior variance,
         under the fit without them, is below that of the new sample: 0.5 is as usual as they are,
-        above 0.99 the model has seen nothing like it, and extrapolates. It uses X alone: whether
-        the outcome is unusual it does not say.
+        above 0.99 is one in a hundred ordinary samples, by construction, and whatever the model has
+        seen nothing like. It uses X alone: whether the outcome is unusual it does not say.
 
         Examples
         --------

@@ -21,8 +21,8 @@ MAX_KEYS_LISTED = 200
 """Keys in the table of a page, those that add most first; the chart and its rows have all."""
 MAX_COORDINATES_LISTED = 12
 NOVEL = 0.99
-"""Novelty above which a prediction is an extrapolation: one in a hundred training samples is as far
-out.
+"""Novelty above which a sample is named. By construction one in a hundred ordinary samples is as
+far out, so that a single one proves no extrapolation.
 """
 
 
@@ -230,7 +230,9 @@ def _sureness(model: Any, sample: Any, coverage: float) -> tuple[str, dict[str, 
         novelty = float(model.novelty(sample)[0])
         says += f" Its novelty is {novelty:.2f}, a rank among the training sets"
         says += (
-            ": the model has seen nothing like it, and extrapolates." if novelty > NOVEL else "."
+            ": one in a hundred ordinary sets is as far out; the model may extrapolate."
+            if novelty > NOVEL
+            else "."
         )
     return says, {"coverage": f"{coverage:g}", "intervals": method}
 

@@ -12,12 +12,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keyhole import theory
+from keyhole.attention.activations import POINTWISE
 from keyhole.attention.heads import GaussianHeads
 from keyhole.lab.jobs import target_variance
 from keyhole.lab.report.document import Chart, Series, Table
@@ -51,6 +53,9 @@ class TheoryQuestion:
     levels: int = 8
     time_limit: float = 5.0  # seconds that one question about the target may take, by estimate
     bias: float = 0.0  # the mean c of the attention heads, a multiple of the identity
+    activation: str = "relu"  # of the attention heads
+    query: bool = True
+    fit_intercept: bool = False
 
     def distribution(self, model: str = "attention") -> GaussianHeads | None:
         """The head distribution of a model; None for zero mean and for the MLP."""
@@ -63,10 +68,21 @@ class TheoryQuestion:
         heads = "∞" if math.isinf(self.n_heads) else f"{self.n_heads:g}"
         if self.bias:
             heads += f", mean c = {self.bias:g}"
-        return (
+        words = [
             f"d = {self.dim}, N = {self.n_keys}, M = {heads}, ridge λ = {self.ridge:g}, noise "
             f"variance {self.noise:g}"
-        )
+        ]
+        if self.activation != "relu":
+            words.append(f"{self.activation} scores")
+        if not self.query:
+            words.append("no query")
+        if self.fit_intercept:
+            words.append("intercept")
+        return ", ".join(words)
+
+    def activation_of(self, model: str) -> str:
+        """The activation of a model; the MLP has ReLU units."""
+        return self.activation if model == "attention" else "relu"
 
 
 @dataclass
@@ -129,9 +145,7 @@ def run(config: TheoryQuestion) -> dict[str, Any]:
     complexity["rkhs_norm_bound"] = sheet.ask(
         "rkhs_norm_bound", lambda: theory.rkhs_norm_bound(target)
     )
-    complexity["rkhs_norm"] = sheet.ask(
-        "rkhs_norm", lambda: theory.rkhs_norm(target, config.distribution())
-    )
+    complexity["rkhs_norm"] = sheet.ask("rkhs_norm", lambda: _relu_norm(sheet))
     complexity["biased_norm_bound"] = biased_norm_bound
     complexity["mlp_norm"] = sheet.ask("mlp_norm", lambda: theory.mlp_norm(target, config.n_keys))
     report = {
@@ -150,6 +164,9 @@ def run(config: TheoryQuestion) -> dict[str, Any]:
             "error": sheet.error,
             "delta": config.delta,
             "bias": config.bias,
+            "activation": config.activation,
+            "query": config.query,
+            "fit_intercept": config.fit_intercept,
         },
         "coefficient_norms": [
             {"query_degree": r, "key_degree": s, "squared_norm": squared_norm}
@@ -165,6 +182,14 @@ def run(config: TheoryQuestion) -> dict[str, Any]:
         "unavailable": sheet.unavailable,
     }
     return dict(_plain(report))
+
+
+def _relu_norm(sheet: _Sheet) -> float:
+    """The exact norm, which exists for ReLU heads on sets with a query."""
+    config = sheet.config
+    if config.activation != "relu" or not config.query:
+        raise ValueError("norms are those of ReLU heads on sets with a query.")
+    return theory.rkhs_norm(sheet.read.target, config.distribution())
 
 
 def _biased_norm_bound(sheet: _Sheet) -> dict[str, Any] | None:
@@ -215,8 +240,10 @@ def _attention_levels(sheet: _Sheet) -> dict[str, Any]:
     config = sheet.config
     target = sheet.read.target
     degree = max(4, *(part + 1 for part in target.degrees))
-    mean = bias_of(config.distribution(), config.dim)
-    spectrum, powers = target_levels(target, config.n_keys, mean, degree)
+    bias = bias_of(config.distribution(), config.dim, config.activation)
+    spectrum, powers = target_levels(
+        target, config.n_keys, bias, degree, config.query, config.fit_intercept
+    )
     levels = [
         {
             "degrees": [int(part) for part in degrees],
@@ -261,6 +288,9 @@ def _curve_row(sheet: _Sheet, model: str, n: int) -> dict[str, Any]:
             n_heads=config.n_heads,
             model=model,
             heads=distribution,
+            activation=config.activation_of(model),
+            query=config.query,
+            fit_intercept=config.fit_intercept,
         ),
     )
     error = sheet.ask(
@@ -274,6 +304,9 @@ def _curve_row(sheet: _Sheet, model: str, n: int) -> dict[str, Any]:
             n_heads=config.n_heads,
             model=model,
             heads=distribution,
+            activation=config.activation_of(model),
+            query=config.query,
+            fit_intercept=config.fit_intercept,
         ),
     )
     return {
@@ -300,6 +333,7 @@ def _bound_row(sheet: _Sheet, kind: str, n: int) -> dict[str, Any]:
     config = sheet.config
     target = sheet.read.target
     if kind == "kernel":
+        _relu_norm(sheet)  # the radius of the ball: refused for other activations
         bound = theory.kernel_risk_bound(
             target, n, config.n_keys, config.delta, config.distribution()
         )
@@ -334,6 +368,9 @@ def _needed(sheet: _Sheet, models: Sequence[str]) -> dict[str, Any]:
             noise=config.noise,
             n_heads=config.n_heads,
             heads=config.distribution(model),
+            activation=config.activation_of(model),
+            query=config.query,
+            fit_intercept=config.fit_intercept,
         )
 
     def heads_bound() -> Any:
@@ -341,7 +378,11 @@ def _needed(sheet: _Sheet, models: Sequence[str]) -> dict[str, Any]:
 
     def heads_predicted() -> int:
         return theory.heads_predicted(
-            target, config.n_keys, sheet.needed_error(), heads=config.distribution()
+            target,
+            config.n_keys,
+            sheet.needed_error(),
+            heads=config.distribution(),
+            activation=config.activation,
         )
 
     samples = {}
@@ -457,6 +498,55 @@ def _renamed(rows: Sequence[dict[str, Any]], names: dict[str, str]) -> list[dict
     return [{heading: row[name] for name, heading in names.items()} for row in rows]
 
 
+def activation_rows(config: TheoryQuestion) -> list[dict[str, Any]]:
+    """Which activation for which target: the predicted error of each at equal n, best ridge.
+
+    The target of the question may be several with semicolons between them. Errors are shares of
+    Var f* with the label noise taken off, for zero-mean heads and, where the question has one, for
+    its mean c. An error that the theory refuses is None. The column "best" names the activation
+    with the smallest error of a row, all that come within a tenth of it included.
+    """
+    means = [0.0, config.bias] if config.bias else [0.0]
+    rows = []
+    for n in config.samples:
+        for text, mean in product(config.target.split(";"), means):
+            read = parse_target(text, config.dim)
+            errors = {name: _activation_error(config, read, n, mean, name) for name in POINTWISE}
+            answered = {name: error for name, error in errors.items() if error is not None}
+            smallest = min(answered.values(), default=0.0)
+            best = [name for name, error in answered.items() if error <= 1.1 * smallest + 1e-12]
+            row = {"n": n, "target": read.text, "c": mean, **errors, "best": ", ".join(best)}
+            rows.append(row)
+    return rows
+
+
+def _activation_error(
+    config: TheoryQuestion, read: Notation, n: int, mean: float, activation: str
+) -> float | None:
+    """The predicted error of one activation over Var f*, or None where the theory refuses."""
+    variance = target_variance(read.target, config.n_keys)
+    if variance == 0.0:
+        raise ValueError(f"{read.text} has no variance, so that no error can be a share of it.")
+    sheet = _Sheet(config, read)
+    best = sheet.ask(
+        activation,
+        lambda: theory.best_ridge_curve(
+            read.target,
+            n,
+            config.n_keys,
+            noise=config.noise,
+            n_heads=config.n_heads,
+            heads=GaussianHeads(mean=mean),
+            activation=activation,
+            query=config.query,
+            fit_intercept=config.fit_intercept,
+        ),
+    )
+    if best is None:
+        return None
+    return max(float(best.error) - config.noise, 0.0) / variance
+
+
 def curve_rows(config: TheoryQuestion, points: int = 30) -> list[dict[str, Any]]:
     """Predicted test errors between the fewest and the most samples asked for.
 
@@ -477,6 +567,9 @@ def curve_rows(config: TheoryQuestion, points: int = 30) -> list[dict[str, Any]]
                 n_heads=config.n_heads,
                 model=model,
                 heads=config.distribution(model),
+                activation=config.activation_of(model),
+                query=config.query,
+                fit_intercept=config.fit_intercept,
             )
         for n, error in zip(sizes.tolist(), errors.tolist(), strict=True):
             rows.append({"target": read.text, "model": model, "n": n, "error": error})

@@ -68,7 +68,9 @@ def risk_bound(
     ----------
     target : Polynomial
     n_samples, n_heads : int
-        n and M; math.inf makes the term it belongs to vanish.
+        n and M. With n = math.inf the estimation term vanishes. With M = math.inf the approximation
+        term does, but the estimation term grows with log M and is infinite: the paper's bound is
+        for finitely many heads, and :func:`kernel_risk_bound` for infinitely many.
     delta : float
         Probability of failure, in (0, 1).
     constant : float
@@ -87,7 +89,7 @@ def risk_bound(
     constant = check_number(constant, "constant", minimum=0.0, exclusive=True)
     complexity = paper_complexity(target)
 
-    # √(B (d² + log M)/(δM)), and √(B log(dM)/n); infinitely many of either cost nothing
+    # √(B (d² + log M)/(δM)), and √(B log(dM)/n)
     approximation = math.sqrt(_head_error(complexity, target.dim, head_count, delta))
     if math.isinf(n):
         estimation = 0.0
@@ -235,7 +237,8 @@ def heads_needed(
 ) -> int:
     """The number of heads M at which the paper's squared approximation error falls to ``error``.
 
-    It inverts :func:`approximation_bound`, constant and all: safe, and far above what
+    It inverts :func:`approximation_bound`, constant and all. The paper leaves its constant unnamed,
+    so that with ``constant=1`` this is an order of magnitude and no guarantee. It is far above what
     :func:`heads_predicted` finds.
 
     Examples

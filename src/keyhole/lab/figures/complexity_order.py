@@ -6,6 +6,7 @@ Sample size against complexity: the n that reaches a fixed error, for many targe
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -47,6 +48,9 @@ MEASURES = {
 """Complexities by name, each a field of a row; norms and B are divided by Var f*, since the error
 is too.
 """
+
+TRIVIAL = {"inverse_variance": "1/Var f*", "degree": "degree of f*"}
+"""Predictors that know no complexity: what a small variance or a high degree alone would tell."""
 
 
 @dataclass(frozen=True)
@@ -118,27 +122,38 @@ def section(config: Config, results: Results) -> Section:
     """The figure and its verdict."""
     rows = [_row(config, results, target, dim, n_keys) for target, dim, n_keys in config.problems]
     reached = [row for row in rows if row["measured"] is not None]
-    ranks = {name: _rank(reached, name, config.seed) for name in MEASURES}
+    ranks = {name: _rank(reached, name, config.seed) for name in (*MEASURES, *TRIVIAL)}
+    trivial = max(TRIVIAL, key=lambda name: ranks[name].value or 0.0)
+    margins = {name: _margin(reached, name, trivial, config.seed) for name in MEASURES}
     charts = [_chart(config, reached, name) for name in MEASURES]
     ranks_table = Table(
         name="complexity-ranks",
         title="Which complexity puts the targets in the order of their sample sizes",
         rows=[
-            {"complexity": words, "rank correlation": ranks[name].text(), "points": len(reached)}
-            for name, words in MEASURES.items()
+            {
+                "complexity": words,
+                "rank correlation": ranks[name].text(),
+                f"more than {TRIVIAL[trivial]}": margins[name].text() if name in margins else "–",
+                "points": len(reached),
+            }
+            for name, words in {**MEASURES, **TRIVIAL}.items()
         ],
         note=(
             "Spearman's rank correlation over the targets that reach the error, ± standard error "
-            "by resampling."
+            f"by resampling targets. {TRIVIAL[trivial]} is the better of two trivial predictors; "
+            "differences are over the same resampled targets."
         ),
     )
     targets_table = Table("complexity-targets", "Every target", [_readable(row) for row in rows])
     return Section(
         slug="complexity",
         title="Sample size against complexity",
-        claim="The complexity of a target orders the number of samples it takes to learn it.",
+        claim=(
+            "The complexity of a target orders the number of samples it takes to learn it, better "
+            "than its variance or its degree alone."
+        ),
         blocks=[*charts, ranks_table, targets_table],
-        verdict=_verdict(config, rows, reached, ranks),
+        verdict=_verdict(rows, reached, ranks, margins, TRIVIAL[trivial]),
         settings=config.describe(),
     )
 
@@ -157,6 +172,8 @@ def _row(config: Config, results: Results, target: str, dim: int, n_keys: int) -
         "norm": rkhs_norm(polynomial) / variance,
         "bound": rkhs_norm_bound(polynomial) / variance,
         "paper": paper_complexity(polynomial) / variance,
+        "inverse_variance": 1 / variance,
+        "degree": float(max(sum(degrees) for degrees in polynomial.coefficient_norms())),
     }
 
 
@@ -173,23 +190,38 @@ def _readable(row: Row) -> Row:
 
 def _rank(rows: list[Row], name: str, seed: int) -> Estimate:
     """Rank correlation of a complexity with the samples measured, by resampling targets."""
-    pairs = np.array(
-        [
-            [float(row[name] or 0), float(row["measured"] or 0)]
-            for row in rows
-            if row[name] is not None
-        ]
-    )
-    if len(pairs) < 4:
+    return _resampled(_columns(rows, name, "measured"), _spearman, seed)
+
+
+def _margin(rows: list[Row], name: str, trivial: str, seed: int) -> Estimate:
+    """How much more a complexity correlates with the samples than a trivial predictor does."""
+
+    def difference(columns: np.ndarray) -> float:
+        return _spearman(columns[:, [0, 2]]) - _spearman(columns[:, [1, 2]])
+
+    return _resampled(_columns(rows, name, trivial, "measured"), difference, seed)
+
+
+def _columns(rows: list[Row], *names: str) -> np.ndarray:
+    """Some fields of the rows that have all of them."""
+    complete = [row for row in rows if all(row[name] is not None for name in names)]
+    return np.array([[float(row[name] or 0) for name in names] for row in complete])
+
+
+def _resampled(
+    columns: np.ndarray, statistic: Callable[[np.ndarray], float], seed: int
+) -> Estimate:
+    """A statistic of rows with a 95 % interval by resampling them; none for fewer than four."""
+    if len(columns) < 4:
         return Estimate(None)
     rng = np.random.default_rng(seed)
     draws = []
     for _ in range(RESAMPLES):
-        drawn_rows = rng.integers(len(pairs), size=len(pairs))
-        draws.append(_spearman(pairs[drawn_rows]))
+        drawn_rows = rng.integers(len(columns), size=len(columns))
+        draws.append(statistic(columns[drawn_rows]))
     low, high = np.nanquantile(draws, [0.025, 0.975])
     return Estimate(
-        value=_spearman(pairs),
+        value=statistic(columns),
         spread=float(np.nanstd(draws)),
         low=float(low),
         high=float(high),
@@ -242,17 +274,27 @@ def _chart(config: Config, rows: list[Row], name: str) -> Chart:
 
 
 def _verdict(
-    config: Config, rows: list[Row], reached: list[Row], ranks: dict[str, Estimate]
+    rows: list[Row],
+    reached: list[Row],
+    ranks: dict[str, Estimate],
+    margins: dict[str, Estimate],
+    trivial: str,
 ) -> Verdict:
-    """The claim holds where all complexities correlate with the samples beyond error bars."""
+    """The claim holds where every complexity orders the samples better than trivial predictors.
+
+    Better is a difference of rank correlations above 0 by its whole interval; it holds in part
+    where some complexity is better.
+    """
     numbers = {}
-    for name, words in MEASURES.items():
+    for name, words in {**MEASURES, **TRIVIAL}.items():
         numbers[f"rank correlation with {words}"] = ranks[name].text()
+    for name, words in MEASURES.items():
+        numbers[f"{words} more than {trivial}"] = margins[name].text()
     numbers["targets that reach the error"] = f"{len(reached)} of {len(rows)}"
     numbers[DEVIATION] = deviation_text(reached)
 
     # the best of all, and the best of the complexities
-    correlations = {name: rank.value for name, rank in ranks.items() if rank.value is not None}
+    correlations = {name: value for name in MEASURES if (value := ranks[name].value) is not None}
     if not correlations:
         return Verdict(
             "not tested", "Too few targets reach the error at these sizes to be ranked.", numbers
@@ -260,10 +302,11 @@ def _verdict(
     complexities = {name: value for name, value in correlations.items() if name != "predicted"}
     best = max(correlations, key=lambda name: correlations[name])
     best_complexity = max(complexities, key=lambda name: complexities[name])
+    better = [name for name in complexities if margins[name].lower > 0]
     state: State
-    if all(ranks[name].low > 0 for name in complexities):
+    if len(better) == len(complexities):
         state = "holds"
-    elif ranks[best].low > 0:
+    elif better or margins["predicted"].lower > 0:
         state = "partly"
     else:
         state = "does not show"
@@ -271,6 +314,10 @@ def _verdict(
         f"Of all, {MEASURES[best]} orders the {len(reached)} sample sizes best (rank correlation "
         f"{correlations[best]:.3f}); among the complexities it is {MEASURES[best_complexity]} "
         f"({correlations[best_complexity]:.2f}), and the paper's B(f*) has "
-        f"{correlations.get('paper', 0.0):.2f}."
+        f"{correlations.get('paper', 0.0):.2f}, where {trivial} alone has "
+        f"{max(ranks[name].value or 0.0 for name in TRIVIAL):.2f}."
     )
+    not_better = [MEASURES[name] for name in complexities if name not in better]
+    if not_better:
+        sentence += f" Not better than {trivial} beyond error bars: {', '.join(not_better)}."
     return Verdict(state, sentence, numbers)

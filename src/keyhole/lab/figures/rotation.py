@@ -247,8 +247,9 @@ def _verdict(
     numbers[DEVIATION] = deviation
 
     # the state
-    spreads = [ratio.spread for ratio in (start, end) if math.isfinite(ratio.spread)]
-    fades = (end.value or 0.0) - (start.value or 0.0) > 2 * math.hypot(*spreads)
+    # an unknown spread is NaN, and nothing exceeds it
+    spread = math.hypot(start.spread, end.spread)
+    fades = (end.value or 0.0) - (start.value or 0.0) > 2 * spread
     state: State
     if start.upper < 1 and fades:
         state = "holds"
