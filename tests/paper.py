@@ -23,5 +23,5 @@ def paper_regressor(n_heads: Any = "auto", **settings: Any) -> kh.AttentionRegre
 
 
 def paper_classifier(n_heads: Any = "auto", **settings: Any) -> kh.AttentionClassifier:
-    """An `AttentionClassifier` that leaves tokens, queries and head distribution alone."""
-    return kh.AttentionClassifier(n_heads, **(PAPER_LAYER | settings))
+    """An `AttentionClassifier` that leaves tokens, queries and heads alone: by ridge."""
+    return kh.AttentionClassifier(n_heads, **(PAPER_LAYER | {"loss": "squared_error"} | settings))

@@ -540,6 +540,8 @@ def _training_record(estimator: Any, data: TrainingSet, fit_intercept: bool) -> 
         activation=layer.activation,
         fit_intercept=fit_intercept,
     )
+    if isinstance(estimator, AttentionClassifier):
+        spec = replace(spec, loss=estimator.loss_)
     if isinstance(layer, FiniteLayer):
         spec = replace(spec, seed=layer.heads.seed)
     return TrainingRecord(data, spec, estimator.tokens_, float(estimator.alpha_))

@@ -21,6 +21,7 @@ from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel
 from keyhole.data.sets import SampleBatch
+from keyhole.logistic.problem import working_problem
 from keyhole.ridge.problem import Smoother
 from keyhole.solvers.solve import beside, mean_feature, solve_values
 from keyhole.spec import LayerSpec
@@ -96,6 +97,7 @@ class Refits:
             spec,
             alphas=np.array([alpha]),
             criterion="squared_error",
+            loss="squared_error",
             dtype="float64",
             device=None,
             solver="direct",
@@ -327,3 +329,22 @@ class Refits:
             growth = np.einsum("mg,mg->m", solved, hat[:, rows])
             result[:, rows] = (variance + growth)[:, None]
         return result
+
+
+def logistic_refits(
+    spec: LayerSpec, data: TrainingSet, alpha: float, logits: Float[np.ndarray, "n t"]
+) -> tuple[Refits, ...]:
+    """The fits that leave samples out, approximately, of every output of a logistic fit.
+
+    A logistic fit is the ridge fit to its own working responses (logistic/problem.py): what follows
+    for that ridge fit exactly holds for the logistic one up to one Newton step. ``data`` are
+    prepared samples with targets ±1, ``logits`` those of the fit.
+    """
+    fits = []
+    for output in range(data.outputs.shape[1]):
+        curvature, responses = working_problem(logits[:, output], data.outputs[:, output])
+        working_data = replace(
+            data, outputs=responses[:, None], weights=data.weights_or_ones() * curvature
+        )
+        fits.append(Refits.of(spec, working_data, alpha))
+    return tuple(fits)

@@ -16,6 +16,7 @@ from keyhole import choose as chooser
 from keyhole import costs
 from keyhole.cli.fit import fit as fit_command
 from keyhole.costs import AUTO_HEADS, AUTO_SECONDS, choose_n_heads, fit_seconds
+from keyhole.data.tokens import ADDS_FEATURES
 from keyhole.estimators import batches
 from keyhole.ridge.problem import N_ALPHAS
 from keyhole.spec import LayerSpec
@@ -177,8 +178,8 @@ def test_what_all_samples_chose_by_is_not_fitted_again(bags, monkeypatch):
         bags, first_sign(bags)
     )
     n_fits = len(model.candidates_)
-    if model.tokens_.pooling == "mean+size":
-        n_fits += 1  # the scale of the number of keys is chosen last
+    if model.tokens_.pooling in ADDS_FEATURES:
+        n_fits += 1  # the scale of features that are made of the keys is chosen last
     assert counted == [60] * n_fits
 
 
@@ -194,7 +195,9 @@ def test_drafts_are_coarse_and_a_fit_that_is_kept_is_not(bags, monkeypatch):
     y = first_sign(bags)
 
     # the exact kernel of all samples is kept, unless the scale of an extra is still to be chosen
-    model = kh.AttentionClassifier(math.inf, kh.GaussianHeads(), pooling="mean", random_state=0)
+    model = kh.AttentionClassifier(
+        math.inf, kh.GaussianHeads(), pooling="mean", random_state=0, loss="squared_error"
+    )
     model.fit(bags, y)
     assert len(model.selection_.alphas) == N_ALPHAS
     assert drafts == [math.isfinite(candidate.n_heads) for candidate in model.candidates_]

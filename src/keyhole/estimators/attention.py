@@ -57,6 +57,7 @@ from keyhole.estimators.uncertainty import (
     importance_of_coordinates,
     jackknife_plus_intervals,
     jackknife_plus_label_sets,
+    laplace_std,
     mean_squared_error,
     novelty_ranks,
     plain_intervals,
@@ -322,14 +323,18 @@ class AttentionModel(SetModel):
 
         Intervals and variances are made from the factor, which has n × n or n × p numbers.
         """
-        # the columns of the factor: p where that is less than n and the primal route is open
+        # the columns of the factor: p where that is less than n and the primal route is open. A
+        # logistic layer has a factor for each output
         n = len(data)
         width = n
         layer = fitted.layer
         if isinstance(layer, FiniteLayer) and data.groups is None:
             width = min(n, layer.values[..., 0].size)
-        is_too_large = 8 * n * width > memory_budget()
-        if self.solver_ == "cg" or is_too_large or fitted.spec.is_logistic:
+        n_factors = 1
+        if fitted.spec.is_logistic:
+            n_factors = data.outputs.shape[1]
+        is_too_large = 8 * n * width * n_factors > memory_budget()
+        if self.solver_ == "cg" or is_too_large:
             return
 
         # a copy, unless sets are large: what was given may be changed later
@@ -451,11 +456,14 @@ class AttentionModel(SetModel):
         """
         model = self._snapshot()
         samples = model._prepared(X)
-        refits = model._refits_with_variance("predict_std")
-        deviations = posterior_std(refits, samples, memory_budget())
-        if model.interval_method == "held-out":
-            # heads that were learned make leave-one-out errors too small
-            deviations *= math.sqrt(model.loo_error_ / mean_squared_error(refits))
+        parts = model._refits_with_variance("predict_std")
+        if model.training_.spec.is_logistic:
+            deviations = laplace_std(parts, samples, memory_budget())
+        else:
+            deviations = posterior_std(parts[0], samples, memory_budget())
+            if model.interval_method == "held-out":
+                # heads that were learned make leave-one-out errors too small
+                deviations *= math.sqrt(model.loo_error_ / mean_squared_error(parts[0]))
         return without_output_axis(deviations, model._has_one_output())
 
     def novelty(self, X: Any) -> Float[np.ndarray, " n"]:
@@ -465,6 +473,7 @@ class AttentionModel(SetModel):
         under the fit without them, is below that of the new sample: 0.5 is as usual as they are,
         above 0.99 is one in a hundred ordinary samples, by construction, and whatever the model has
         seen nothing like. It uses X alone: whether the outcome is unusual it does not say.
+        With the log-loss the variance is that of the logits, and the rank a mean over outputs.
 
         Examples
         --------
@@ -478,8 +487,14 @@ class AttentionModel(SetModel):
         """
         model = self._snapshot()
         samples = model._prepared(X)
-        refits = model._refits_with_variance("novelty")
-        return novelty_ranks(refits, samples, memory_budget())
+        parts = model._refits_with_variance("novelty")
+        # of several outputs those that vary: a class without weight has nothing to rank by
+        targets = model.training_.targets(parts[0])
+        ranks = []
+        for refits, target in zip(parts, targets.T, strict=False):
+            if len(parts) == 1 or np.ptp(target) > 0:
+                ranks.append(novelty_ranks(refits, samples, memory_budget()))
+        return np.asarray(np.mean(ranks, axis=0))
 
     def coordinate_importance(
         self, n_repeats: int = 3, random_state: int = 0
@@ -490,7 +505,8 @@ class AttentionModel(SetModel):
 
         A coordinate is permuted, and every sample predicted by the exact fit without it
         (or its group): what grows is the error on samples that the fit has not seen, with no refit.
-        Of a classifier, that of its one-vs-rest targets, squared. A coordinate that acts alone,
+        Of a classifier, that of its one-vs-rest targets, squared, or their log-loss if that is what
+        its values minimise. A coordinate that acts alone,
         through its mean over the keys, shows when it is permuted across sets and not within them;
         one that says which keys matter shows in both. Two coordinates that say the same share what
         they are worth, and may both seem worthless. One prediction of all samples for each
@@ -513,35 +529,31 @@ class AttentionModel(SetModel):
             )
         return importance_of_coordinates(
             model.training_,
+            model.layer_,
             n_repeats=check_count(n_repeats, "n_repeats"),
             seed=check_seed(random_state, "random_state"),
             memory_budget=memory_budget(),
         )
 
-    def _refits_with_variance(self, purpose: str) -> Refits:
-        """The leave-one-out fits, if they have variances."""
+    def _refits_with_variance(self, purpose: str) -> tuple[Refits, ...]:
+        """The leave-one-out fits of all outputs together, or of each, if they have variances."""
         if "training_" not in vars(self):
             raise ValueError(
                 f"{purpose} takes the posterior variance of all leave-one-out fits, and "
                 f"{self._why_no_refits()}"
             )
-        refits = self.training_.refits()
-        if not refits.has_variance:
+        parts = self.training_.output_refits(self.layer_)
+        if not all(refits.has_variance for refits in parts):
             raise ValueError(
                 f"{purpose} takes a posterior variance, and that a penalty above rounding: alpha "
                 f"is {self.alpha_:g}. Use alpha='loo', or a larger number."
             )
-        return refits
+        return parts
 
     def _why_no_refits(self) -> str:
         """Why there are no leave-one-out fits, and what to do about it."""
         if self.solver_ == "cg":
             return "conjugate gradients make no factor of it. Fit with solver='direct'."
-        if getattr(self, "loss_", "squared_error") == "log_loss":
-            return (
-                "the fits without each sample are exact for squared errors only. Fit with "
-                "loss='squared_error'."
-            )
         if "n_samples_seen_" in vars(self):
             return (
                 "a fit in batches keeps sums, and not its samples. Use fit, on a part of the "
@@ -1097,7 +1109,7 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         extras_scale: float | Literal["loo"] = "loo",
         class_weight: dict[Any, float] | Literal["balanced"] | None = None,
         criterion: Literal["log_loss", "squared_error"] = "log_loss",
-        loss: Literal["squared_error", "log_loss", "auto"] = "squared_error",
+        loss: Literal["squared_error", "log_loss", "auto"] = "auto",
         verbose: bool | int = False,
     ) -> None:
         self.n_heads = n_heads
@@ -1263,7 +1275,8 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         As for `AttentionRegressor.predict_interval`: at least 2c − 1 of new samples have their
         label in their set, about c in practice, for exchangeable samples, over all labels together
         and not for each. The temperature has seen all training samples, as have penalty, scaling
-        and heads. Without leave-one-out fits the plain jackknife compares p(x, y) of the model with
+        and heads. With the log-loss the leave-one-out fits are approximate, one Newton step from
+        the fit. Without leave-one-out fits the plain jackknife compares p(x, y) of the model with
         the leave-one-out p_{−i}(x_i, y_i), and a warning says so.
 
         Examples
@@ -1284,8 +1297,10 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         model = self._snapshot()
         samples = model._prepared(X)
         if model.interval_method == "jackknife+":
+            parts = model.training_.output_refits(model.layer_)
             return jackknife_plus_label_sets(
-                model.training_.refits(),
+                parts,
+                model.training_.targets(parts[0]),
                 samples,
                 coverage,
                 model._calibration(),

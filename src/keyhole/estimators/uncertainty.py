@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +22,9 @@ from keyhole._checks import check_number
 from keyhole.data.tokens import TokenRule
 from keyhole.estimators.base import LESS_FOR_REFITS, explained_memory_errors
 from keyhole.estimators.classes import without_weightless
-from keyhole.refits import Refits
+from keyhole.refits import Refits, logistic_refits
 from keyhole.ridge.calibration import class_scores, labels_of
+from keyhole.solvers.layers import Layer
 from keyhole.spec import LayerSpec
 from keyhole.training import TrainingSet
 
@@ -50,7 +52,7 @@ class TrainingRecord:
     spec: LayerSpec
     tokens: TokenRule
     alpha: float
-    _cache: dict[str, Refits] = field(default_factory=dict, repr=False, compare=False)
+    _cache: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def refits(self) -> Refits:
@@ -62,7 +64,31 @@ class TrainingRecord:
                 with explained_memory_errors("leave-one-out fits", samples, None, LESS_FOR_REFITS):
                     ready = self.data.with_samples(self.tokens.apply(samples))
                     self._cache["refits"] = Refits.of(self.spec, ready, self.alpha)
-            return self._cache["refits"]
+            refits: Refits = self._cache["refits"]
+            return refits
+
+    def output_refits(self, layer: Layer) -> tuple[Refits, ...]:
+        """The leave-one-out fits of all outputs together, or of each of those of a logistic layer.
+
+        Outputs of ridge share their fits; those of a logistic layer have weights of their own.
+        """
+        if not self.spec.is_logistic:
+            return (self.refits(),)
+        with self._lock:
+            if "output_refits" not in self._cache:
+                samples = self.data.samples
+                with explained_memory_errors("leave-one-out fits", samples, None, LESS_FOR_REFITS):
+                    ready = self.data.with_samples(self.tokens.apply(samples))
+                    logits = layer.predict(ready.samples)
+                    self._cache["output_refits"] = logistic_refits(
+                        self.spec, ready, self.alpha, logits
+                    )
+            fits: tuple[Refits, ...] = self._cache["output_refits"]
+            return fits
+
+    def targets(self, refits: Refits) -> Float[np.ndarray, "n t"]:
+        """The outputs, as they were given, of the samples of some leave-one-out fits."""
+        return self.data.outputs[refits.rows]
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the lock and the fits, which are made anew."""
@@ -197,8 +223,29 @@ class Calibration:
         return np.where(np.isnan(of_label), 1.0, 1 - of_label)
 
 
+def left_out_scores(parts: Sequence[Refits]) -> Float[np.ndarray, "n t"]:
+    """The prediction of every training sample by the fit without it, or without its group."""
+    return np.concatenate([refits.outputs - refits.residuals for refits in parts], axis=1)
+
+
+def scores_without_each(
+    parts: Sequence[Refits], samples: Any, memory_budget: int
+) -> Iterator[tuple[slice, Float[np.ndarray, "m t n"]]]:
+    """f_{−i}(x) of all outputs, for some new samples at a time and every training sample i."""
+    blocks_of_parts = [
+        refits.predictions(samples, memory_budget, variances=False) for refits in parts
+    ]
+    for blocks in zip(*blocks_of_parts, strict=True):
+        scores = []
+        for refits, (_, predicted, hat, _) in zip(parts, blocks, strict=True):
+            scores.append(refits.without(predicted, hat))
+        rows = blocks[0][0]
+        yield rows, np.concatenate(scores, axis=1)
+
+
 def jackknife_plus_label_sets(
-    refits: Refits,
+    parts: Sequence[Refits],
+    targets: Float[np.ndarray, "n t"],
     samples: Any,
     coverage: float,
     calibration: Calibration,
@@ -211,14 +258,13 @@ def jackknife_plus_label_sets(
     p_{−i}(x_i, y_i) > p_{−i}(x, y): left out, they are more at home with their own label.
     """
     # p_{−i}(x_i, y_i), and how many training samples may exceed p_{−i}(x, y)
-    left_out_scores = refits.outputs - refits.residuals
-    of_training = 1 - calibration.label_errors(left_out_scores, refits.outputs)
+    refits = parts[0]
+    of_training = 1 - calibration.label_errors(left_out_scores(parts), targets)
     limit = coverage * (len(refits.starts) + 1) * (1 - RANK_SLACK)
     plausible = np.empty((len(samples), n_classes), bool)
-    for rows, scores, hat, _ in refits.predictions(samples, memory_budget, variances=False):
+    for rows, scores in scores_without_each(parts, samples, memory_budget):
         # p_{−i}(x, y) of all labels, (new samples, training samples, classes)
-        scores_without_each = np.moveaxis(refits.without(scores, hat), 1, 2)
-        of_new = calibration.probabilities(scores_without_each)
+        of_new = calibration.probabilities(np.moveaxis(scores, 1, 2))
         share_more_at_home = np.einsum("n,mnc->mc", refits.shares, of_training > of_new)
         plausible[rows] = share_more_at_home < limit
     return plausible
@@ -265,6 +311,21 @@ def mean_squared_error(refits: Refits) -> float:
     return float(np.average(squares, weights=refits.shares[is_known]))
 
 
+def laplace_std(
+    parts: Sequence[Refits], samples: Any, memory_budget: int
+) -> Float[np.ndarray, "m t"]:
+    """√(v(x)/alpha) of every output: the posterior deviation of a logit, by Laplace's method.
+
+    The penalty alpha/2 |v|² is a Gaussian prior whose covariance is K/alpha, and the curvature of
+    the log-loss at the fit, w_i, is the precision of the working response of sample i.
+    """
+    deviations = []
+    for refits in parts:
+        variance = variances_of(refits, samples, memory_budget)
+        deviations.append(np.sqrt(variance / refits.alpha))
+    return np.stack(deviations, axis=1)
+
+
 def novelty_ranks(refits: Refits, samples: Any, memory_budget: int) -> Float[np.ndarray, " m"]:
     """The share of training samples, or groups, of smaller posterior variance than the new one."""
     # share_below[k] is the share of the k training samples of least variance
@@ -299,7 +360,7 @@ class CoordinateImportance:
         Permuted among all keys of all sets, or all samples: everything it says is lost. Each with
         its standard error over samples, or groups.
     baseline : float
-        The leave-one-out squared error itself.
+        The leave-one-out squared error itself; of a logistic layer, its log-loss.
     """
 
     names: tuple[str, ...]
@@ -311,10 +372,12 @@ class CoordinateImportance:
 
 
 def importance_of_coordinates(
-    record: TrainingRecord, n_repeats: int, seed: int, memory_budget: int
+    record: TrainingRecord, layer: Layer, n_repeats: int, seed: int, memory_budget: int
 ) -> CoordinateImportance:
     """Permute one coordinate at a time, and predict every training sample by the fit without it."""
-    refits = record.refits()
+    parts = record.output_refits(layer)
+    refits = parts[0]
+    targets = record.targets(refits)
     samples = record.data.samples[refits.rows]
 
     # the coordinates of keys, of queries, and the sample-level features
@@ -326,14 +389,16 @@ def importance_of_coordinates(
     names = tuple(f"{kind} {j}" for kind, count in counts.items() for j in range(count))
 
     # the loss of every sample without its group, as it is and with one coordinate permuted
-    usual = np.square(refits.residuals).mean(axis=1)
+    usual = _sample_losses(targets, left_out_scores(parts), is_logistic=record.spec.is_logistic)
     rng = np.random.default_rng(seed)
 
     def growth(name: str, *, within: bool) -> tuple[float, float]:
         losses = []
         for _ in range(n_repeats):
             permuted = _with_permuted_coordinate(samples, name, rng, within=within)
-            losses.append(_left_out_losses(refits, record.tokens.apply(permuted), memory_budget))
+            ready = record.tokens.apply(permuted)
+            scores = _scores_without_itself(parts, ready, memory_budget)
+            losses.append(_sample_losses(targets, scores, is_logistic=record.spec.is_logistic))
         return refits.mean_and_error(np.mean(losses, axis=0) - usual)
 
     # the mean growth, and its standard error, of every coordinate
@@ -354,15 +419,25 @@ def importance_of_coordinates(
     )
 
 
-def _left_out_losses(refits: Refits, ready: Any, memory_budget: int) -> Float[np.ndarray, " n"]:
-    """Squared errors of changed training samples, each by the fit without it or its group."""
-    losses = []
-    for rows, predicted, hat, _ in refits.predictions(ready, memory_budget, variances=False):
+def _scores_without_itself(
+    parts: Sequence[Refits], ready: Any, memory_budget: int
+) -> Float[np.ndarray, "n t"]:
+    """Predictions of changed training samples, each by the fit without it or its group."""
+    scores = []
+    for rows, without_each in scores_without_each(parts, ready, memory_budget):
         # of all leave-one-out fits, each sample takes the one without itself
         numbers = np.arange(rows.start, rows.stop)
-        without_itself = refits.without(predicted, hat)[numbers - rows.start, :, numbers]
-        losses.append(np.square(refits.outputs[rows] - without_itself).mean(axis=1))
-    return np.concatenate(losses)
+        scores.append(without_each[numbers - rows.start, :, numbers])
+    return np.concatenate(scores)
+
+
+def _sample_losses(
+    targets: Float[np.ndarray, "n t"], scores: Float[np.ndarray, "n t"], *, is_logistic: bool
+) -> Float[np.ndarray, " n"]:
+    """The loss of every sample that the layer minimises, averaged over outputs."""
+    if is_logistic:
+        return np.asarray(np.logaddexp(0.0, -targets * scores).mean(axis=1))
+    return np.asarray(np.square(targets - scores).mean(axis=1))
 
 
 def _with_permuted_coordinate(

@@ -355,6 +355,16 @@ class PenaltyPath:
         )
 
 
+def working_problem(
+    outputs: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]
+) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """p(1 − p) and the working responses z, at some logits: the ridge problem of a Newton step."""
+    probability = expit(outputs)
+    curvature = np.maximum(probability * (1 - probability), LEAST_CURVATURE)
+    slope = np.where(y > 0, expit(-outputs), -probability)  # t − p, without cancellation
+    return curvature, outputs + slope / curvature
+
+
 def newton(
     system: WeightedRidge,
     y: Float[np.ndarray, " n"],
@@ -379,10 +389,7 @@ def newton(
     for _ in range(MAX_STEPS):
         n_steps += 1
         # the ridge problem whose solution is the Newton step
-        probability = expit(point.outputs)
-        curvature = np.maximum(probability * (1 - probability), LEAST_CURVATURE)
-        slope = np.where(y > 0, expit(-point.outputs), -probability)  # t − p, without cancellation
-        responses = point.outputs + slope / curvature
+        curvature, responses = working_problem(point.outputs, y)
         target = system.solve(alpha, sample_weights * curvature, responses)
 
         # the whole step, or half of it, or half of that; rounding may stop the last of them
