@@ -38,12 +38,15 @@ lint: $(VENV)/.lint  ## ruff and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-wheel: $(VENV)/.wheel  ## the wheel, installed alone into an empty environment: it fits, saves and predicts there
-	rm -rf $(OUT)/wheel $(OUT)/wheel-env
-	$(BIN)/python -m build --wheel --no-isolation --outdir $(OUT)/wheel . > /dev/null
+wheel: $(VENV)/.wheel  ## wheel and sdist, each installed alone into an empty environment: it fits, saves and predicts there
+	rm -rf $(OUT)/wheel $(OUT)/wheel-env $(OUT)/sdist-env
+	$(BIN)/python -m build --sdist --wheel --no-isolation --outdir $(OUT)/wheel . > /dev/null
 	$(PYTHON) -m venv $(OUT)/wheel-env
 	$(OUT)/wheel-env/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) $(OUT)/wheel/*.whl
 	$(OUT)/wheel-env/bin/python -W error -P tests/wheel.py
+	$(PYTHON) -m venv $(OUT)/sdist-env
+	$(OUT)/sdist-env/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) $(OUT)/wheel/*.tar.gz
+	$(OUT)/sdist-env/bin/python -W error -P tests/wheel.py
 
 bench: $(VENV)/.bench  ## every hot path beside its rivals, in one run
 	$(BIN)/python benchmarks/run.py

@@ -350,6 +350,7 @@ def _complete_old_files(estimator: Any) -> None:
     if "n_query_features_in_" not in attributes:
         estimator.n_query_features_in_ = estimator.n_features_in_ if estimator.has_query_ else 0
     attributes.setdefault("n_extras_in_", 0)
+    attributes.setdefault("has_set_groups_", False)
     attributes.setdefault("tokens_", TokenRule("none", "given", "mean"))
     # some attributes were in the parameters alone
     if isinstance(estimator, AttentionFeatures):
@@ -756,6 +757,8 @@ def _fits(name: str, value: Any, estimator: Any) -> bool:
             | "dtype_"
         ):
             return True  # checked before the layer, or with it
+        case "has_set_groups_":
+            return type(value) is bool
         case "class_has_weight_":
             return _is_array(value, "b", estimator.classes_.shape) and bool(value.sum() >= 2)
         case "loss_":

@@ -1,10 +1,12 @@
 """What other libraries expect: batches that unpack, skops, joblib, targets of several labels."""
 
 import io
+import math
 
 import joblib
 import numpy as np
 import pytest
+import skops.io as skops_io
 from paper import paper_classifier, paper_regressor
 from sklearn.multioutput import MultiOutputClassifier
 
@@ -51,6 +53,8 @@ def fitted_estimators(sets):
     labels = np.where(y > 0, "up", "down")
     yield kh.AttentionRegressor(6, random_state=0).fit(sets, y)
     yield kh.AttentionClassifier(6, random_state=0).fit(sets, labels)
+    yield kh.AttentionClassifier(6, random_state=0, loss="log_loss").fit(sets, labels)
+    yield kh.AttentionRegressor(math.inf, random_state=0).fit(sets, y)
     yield kh.AttentionFeatures(6, random_state=0).fit(sets)
     radii = {"group_radius": 2.0, "ball_radius": 2.0, "random_state": 0}
     yield kh.NormBallRegressor(6, **radii).fit(sets, y)
@@ -99,7 +103,6 @@ def test_fitted_dictionaries_have_names_as_keys(sets):
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_every_estimator_comes_back_from_skops(sets):
-    skops_io = pytest.importorskip("skops.io")
     for model in fitted_estimators(sets):
         content = skops_io.dumps(model)
         untrusted = skops_io.get_untrusted_types(data=content)

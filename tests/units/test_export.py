@@ -171,3 +171,15 @@ def test_infinitely_many_heads_say_how_many_would_do(seed):
     new = kh.targets.sphere_sets(200, n_keys=4, dim=3, seed=seed + 1000)
     difference = np.sqrt(np.mean((finite.predict(new) - exact.predict(new)) ** 2))
     assert difference < np.sqrt(exact.loo_error_)
+
+
+def test_samples_of_several_sets_are_refused_with_a_remedy(seed, tmp_path):
+    rng = np.random.default_rng(seed)
+    groups = kh.SetGroups(kh.SetBatch(rng.normal(size=(40, 3, 2))), np.full(20, 2))
+    model = paper_regressor(4, random_state=0).fit(groups, rng.normal(size=20))
+    kh.save(model, tmp_path / "model.keyhole")
+    for exported in (model, kh.load(tmp_path / "model.keyhole")):
+        with pytest.raises(ValueError, match=r"one set each.*SetGroups.*Predict with keyhole"):
+            exported.to_torch()
+    # fitted again to samples of one set each, it is exported
+    assert model.fit(groups.sets, rng.normal(size=40)).to_torch() is not None

@@ -51,6 +51,8 @@ def as_samples(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch | S
     else:
         _as_sets(estimator, samples.sets, reset=reset)
     _check_extras(estimator, samples, reset=reset)
+    if reset:
+        estimator.has_set_groups_ = isinstance(samples, SetGroups)
     return samples
 
 

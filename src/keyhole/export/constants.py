@@ -130,6 +130,12 @@ class LayerConstants:
                 "keys with model.key_selection_.apply(X) first and export a model that is fitted "
                 "to what remains."
             )
+        if getattr(model, "has_set_groups_", False):
+            raise ValueError(
+                f"{purpose} takes samples of one set each, and this model was fitted to samples of "
+                "several sets (SetGroups). Predict with keyhole; or fit to samples of one set, "
+                "which hold the keys of all sets of a sample."
+            )
         rule: TokenRule = model.tokens_
         _check_supported(rule, layer.activation, purpose)
 
