@@ -1009,6 +1009,9 @@ def may_minimise_log_loss(spec: LayerSpec, data: TrainingSet, distinct: Distinct
     is_open = spec.loss == AUTO and spec.classifies and spec.criterion == "log_loss"
     if not is_open or spec.device is not None or spec.solver == "cg":
         return False
+    # a penalty that was given is one for squared errors
+    if spec.alphas is not None:
+        return False
     samples = data.samples
     n = len(distinct)
     n_tokens = keys_seen(samples.token_counts[distinct.rows], spec.query)

@@ -1004,8 +1004,9 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         log-loss, by a few Newton steps (docs/explanation/logistic.md). The log-loss is the better
         one for rare classes, and takes a few times as long. Several classes are one-vs-rest
         problems, at one penalty. The penalty is chosen by approximate leave-one-out. "auto" is the
-        squared error unless the log-loss is clearly better and affordable; with a device, with
-        ``solver="cg"``, in batches and with ``criterion="squared_error"`` it is the squared error.
+        squared error unless the log-loss is clearly better and affordable; with numbers as
+        ``alpha``, with a device, with ``solver="cg"``, in batches and with
+        ``criterion="squared_error"`` it is the squared error.
         With "log_loss" a device predicts, and the host fits.
 
     Attributes
