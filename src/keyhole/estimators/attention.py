@@ -441,8 +441,9 @@ class AttentionModel(SetModel):
         under the prior whose covariance is the kernel of the layer, with noise alpha and a free
         intercept (docs/explanation/after_the_fit.md); the amplitude A, one for each output, is
         fitted to the leave-one-out errors, A = mean of e_i² / (v_{−i}(x_i) + alpha). For a
-        classifier it is the standard deviation of ``decision_function``. It is a model of the
-        errors without a guarantee; intervals have one.
+        classifier it is the standard deviation of ``decision_function``; with the log-loss, the
+        posterior one of the logits by Laplace's method, √(v(x)/alpha). It is a model of the errors
+        without a guarantee; intervals have one.
 
         Examples
         --------
