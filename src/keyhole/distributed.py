@@ -27,9 +27,11 @@ from keyhole.data.reader import ParquetSets
 from keyhole.data.schema import Schema
 from keyhole.estimators.batches import (
     N_PENDING,
+    PENDING_BYTES,
     SampleForm,
     adopt,
     begin_all_classes,
+    bytes_of,
     check_batch,
     check_second_pass,
     forget,
@@ -437,7 +439,10 @@ def _first_sample(cluster: Any, parts: list[Any]) -> Batch:
 
 
 def _first_samples(cluster: Any, parts: list[Any], template: Any, form: SampleForm) -> TrainingSet:
-    """The first N_PENDING samples of positive weight, in the order of the partitions."""
+    """The first samples of positive weight, in the order of the partitions.
+
+    They are `N_PENDING`, or fewer that take `PENDING_BYTES`.
+    """
     leading: list[TrainingSet] = []
     n_missing = N_PENDING
     for parts_of_round in _rounds(parts):
@@ -446,7 +451,7 @@ def _first_samples(cluster: Any, parts: list[Any], template: Any, form: SampleFo
         for data in chain.from_iterable(_gather(cluster, tasks)):
             leading.append(data[:n_missing])
             n_missing -= len(leading[-1])
-            if n_missing == 0:
+            if n_missing == 0 or sum(map(bytes_of, leading)) >= PENDING_BYTES:
                 return TrainingSet.joined(leading)
     if not leading:
         raise ValueError(

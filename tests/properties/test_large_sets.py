@@ -94,8 +94,8 @@ def test_a_scaling_that_is_forgotten_shows(as_if_large, bags, monkeypatch):
     as_if_large()
     monkeypatch.setattr(
         sources.ChangedTokens,
-        "rows",
-        lambda self, start, stop: sources.token_rows(self.base, start, stop),
+        "fill",
+        lambda self, start, stop, out: sources.fill_rows(self.base, start, stop, out),
     )
     assert np.abs(fitted(*bags).predict(bags[0]) - plain).max() > 1e-3 * np.abs(plain).max()
 

@@ -330,3 +330,33 @@ def test_sums_merge_with_the_samples_they_keep(sets, y):
         np.testing.assert_array_equal(joint.kept.sets.tokens, whole.sets.tokens)
     twice = parts[0] + parts[0]
     np.testing.assert_array_equal(twice.kept.weights, 2.0)
+
+
+def test_wide_tokens_are_fitted_by_all_samples_with_all_heads(rng):
+    keys = rng.normal(size=(24, 6, 100)).astype(np.float32)
+    y = keys[:, :, 0].mean(axis=1).astype(float)
+    batches = [(kh.SetBatch(keys[i : i + 5]), y[i : i + 5]) for i in range(0, 24, 5)]
+    settings = {"scaling": "none", "activation": "relu", "pooling": "mean", "query": "given"}
+    model = kh.AttentionRegressor(heads=kh.GaussianHeads(), random_state=0, **settings)
+    in_batches = model.fit_batches(iter(batches)).predict(keys)
+    whole = model.fit(keys, y)
+    assert whole.n_heads_ >= 32
+    np.testing.assert_allclose(in_batches, whole.predict(keys), rtol=1e-9)
+
+
+def test_more_wide_samples_than_a_matrix_holds_are_summed_and_it_says_so(rng, monkeypatch):
+    monkeypatch.setattr("keyhole.estimators.batches.MOST_SPOOLED", 10)
+    keys, y = rng.normal(size=(24, 3, 100)), rng.normal(size=24)
+    model = kh.AttentionRegressor(heads=kh.GaussianHeads(), random_state=0)
+    with pytest.warns(UserWarning, match="24 samples of 100 coordinates are fitted with 20 heads"):
+        model.fit_batches([(kh.SetBatch(keys), y)])
+    assert model.n_heads_ == 20
+
+
+def test_pending_samples_are_counted_in_bytes_too(rng, monkeypatch):
+    monkeypatch.setattr("keyhole.estimators.batches.PENDING_BYTES", 2000)
+    model = kh.AttentionRegressor(4, kh.GaussianHeads(), random_state=0)
+    keys, y = rng.normal(size=(20, 10, 2)), rng.normal(size=20)
+    for start in range(0, 20, 5):  # 800 bytes of keys each
+        model.partial_fit(kh.SetBatch(keys[start : start + 5]), y[start : start + 5])
+        assert model.stream_.n_pending < 15

@@ -119,16 +119,28 @@ class TiledLayer:
             yield replace(self.all_keys[0], rows=rows)
             return
         keys_at_once = block_size(self.width * self.dtype.itemsize, _KEYS)
-        for part in set_blocks(self.offsets[rows.start : rows.stop + 1], keys_at_once):
-            yield self._laid_out(slice(rows.start + part.start, rows.start + part.stop))
+        offsets = self.offsets[rows.start : rows.stop + 1]
+        parts = set_blocks(offsets, keys_at_once)
+        # one piece of memory serves for all chunks: the system would have to hand out new pages
+        most_keys = max(
+            (int(offsets[part.stop] - offsets[part.start]) for part in parts), default=0
+        )
+        memory = np.empty((most_keys, self.width), self.dtype)
+        for part in parts:
+            yield self._laid_out(slice(rows.start + part.start, rows.start + part.stop), memory)
 
-    def _laid_out(self, rows: slice) -> KeyChunk:
-        """[x; 1] of all keys of some sets, in the precision of the features, checked."""
+    def _laid_out(self, rows: slice, memory: Float[np.ndarray, "m e"] | None = None) -> KeyChunk:
+        """[x; 1] of all keys of some sets, in the precision of the features, checked.
+
+        They are written to ``memory``, if there is some.
+        """
         first = int(self.offsets[rows.start])
-        tokens = self.batch.token_rows(first, int(self.offsets[rows.stop]))
-        keys = np.empty((len(tokens), self.width), self.dtype)
+        last = int(self.offsets[rows.stop])
+        if memory is None:
+            memory = np.empty((last - first, self.width), self.dtype)
+        keys = memory[: last - first]
         with np.errstate(over="ignore"):
-            keys[:, :-1] = tokens
+            self.batch.fill_rows(first, last, keys[:, :-1])
         keys[:, -1] = 1.0
         largest = _largest_size(keys)
         if not math.isfinite(largest):

@@ -73,8 +73,8 @@ class NpyFile(BagFile):
         return array
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        """Rows of the array: read as they are copied."""
-        return np.array(self._mapped()[start:stop])
+        """Rows of the array: read as they are looked at."""
+        return self._mapped()[start:stop]
 
 
 class NpzBag(BagFile):
@@ -294,15 +294,19 @@ class FileTokens(TokenSource):
     def rows(self, start: int, stop: int) -> Float[np.ndarray, "r d"]:
         """Rows as an array of their own, read from as many files as they lie in."""
         rows = np.empty((stop - start, self.dim), self.number)
+        self.fill(start, stop, rows)
+        return rows
+
+    def fill(self, start: int, stop: int, out: Float[np.ndarray, "r d"]) -> None:
+        """Write rows to an array, file by file."""
         first = int(np.searchsorted(self.offsets, start, side="right")) - 1
         place = start
         while place < stop:
             end = min(stop, int(self.offsets[first + 1]))
             before = int(self.offsets[first])
-            rows[place - start : end - start] = self._read(first, place - before, end - before)
+            out[place - start : end - start] = self._read(first, place - before, end - before)
             place = end
             first += 1
-        return rows
 
     def _read(self, number: int, start: int, stop: int) -> np.ndarray:
         """Some rows of one file, checked."""
@@ -320,7 +324,8 @@ class FileTokens(TokenSource):
                 f"{keys.shape[0]} rows of {keys.shape[1:]} where ({stop - start}, {self.dim}) were "
                 "announced. Call read_bags again."
             )
-        if not np.isfinite(keys).all():
+        # NaN is the least and the largest number of what it is in; no array of booleans is needed
+        if not (np.isfinite(keys.min()) and np.isfinite(keys.max())):
             row, column = np.argwhere(~np.isfinite(keys))[0]
             raise ValueError(
                 f"keys must be finite: {str(path)!r} has {keys[row, column]} in row {start + row}, "

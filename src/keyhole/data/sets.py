@@ -20,6 +20,7 @@ from keyhole.data import arrays, sources
 from keyhole.data.sources import (
     TokenSource,
     changed,
+    fill_rows,
     gathered_rows,
     in_memory,
     is_on_disk,
@@ -466,6 +467,10 @@ class SetBatch(SampleBatch):
         """Rows of ``tokens``; of large sets only these are scaled, or read."""
         return token_rows(self.stored, start, stop)
 
+    def fill_rows(self, start: int, stop: int, out: Float[np.ndarray, "r d"]) -> None:
+        """Write rows of ``tokens`` to an array, which may have another precision."""
+        fill_rows(self.stored, start, stop, out)
+
     def keys_of(self, i: int) -> Float[Any, "k d"]:
         """The keys of set i."""
         return self.token_rows(int(self.offsets[i]), int(self.offsets[i + 1]))
@@ -740,6 +745,12 @@ class SetBatch(SampleBatch):
         """
         return self._from_flat(
             self.stored, self.offsets, query, self.extras, summaries=self.summaries
+        )
+
+    def with_pairs(self, pairs: tuple[tuple[int, int], ...] | None) -> SetBatch:
+        """The same sets with other coordinates of query and key that mean the same."""
+        return self._from_flat(
+            self.stored, self.offsets, self.query, self.extras, pairs, self.summaries
         )
 
     def with_coordinates(

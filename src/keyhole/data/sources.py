@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,10 @@ class TokenSource:
     def rows(self, start: int, stop: int) -> Float[np.ndarray, "r d"]:
         """Rows ``start:stop`` as an array in memory, which must not be written to."""
         raise NotImplementedError
+
+    def fill(self, start: int, stop: int, out: Float[np.ndarray, "r d"]) -> None:
+        """Write rows ``start:stop`` to an array, which may have another precision."""
+        out[:] = self.rows(start, stop)
 
     @property
     def nbytes(self) -> int:
@@ -134,12 +139,17 @@ class ChangedTokens(TokenSource):
 
     def rows(self, start: int, stop: int) -> Float[np.ndarray, "r d"]:
         """Rows of the base, changed, in an array of their own."""
+        changed = np.empty((stop - start, self.shape[1]), self.dtype)
+        self.fill(start, stop, changed)
+        return changed
+
+    def fill(self, start: int, stop: int, out: Float[np.ndarray, "r d"]) -> None:
+        """Write rows of the base to an array, changed while they are in the cache."""
         given = token_rows(self.base, start, stop)
-        changed = np.empty(given.shape, self.dtype)
         step = max(1, CHUNK_BYTES // max(1, given.shape[1] * given.itemsize))
         for first in range(0, len(given), step):
-            changed[first : first + step] = self.change(given[first : first + step])
-        return changed
+            changed = self.change(given[first : first + step])
+            out[first : first + step] = changed.astype(self.number, copy=False)
 
 
 def token_rows(tokens: Any, start: int, stop: int) -> Any:
@@ -147,6 +157,14 @@ def token_rows(tokens: Any, start: int, stop: int) -> Any:
     if isinstance(tokens, TokenSource):
         return tokens.rows(start, stop)
     return tokens[start:stop]
+
+
+def fill_rows(tokens: Any, start: int, stop: int, out: Float[np.ndarray, "r d"]) -> None:
+    """Write rows of tokens to an array, which may have another precision."""
+    if isinstance(tokens, TokenSource):
+        tokens.fill(start, stop, out)
+    else:
+        out[:] = tokens[start:stop]
 
 
 def part_of(tokens: Any, start: int, stop: int) -> Any:
@@ -211,7 +229,7 @@ class JoinedTokens(TokenSource):
         """Rows as an array: of one part, or copied together."""
         offsets = self.offsets
         pieces = []
-        for part, first, last in zip(self.parts, offsets[:-1], offsets[1:], strict=True):
+        for part, (first, last) in zip(self.parts, pairwise(offsets.tolist()), strict=True):
             if first < stop and last > start:
                 piece = token_rows(part, max(start, first) - first, min(stop, last) - first)
                 pieces.append(piece.astype(self.dtype, copy=False))

@@ -406,6 +406,13 @@ class AttentionModel(SetModel):
         self
             ``selection_.method`` says which it was. Duplicates of a sample count as samples of
             their own.
+
+        Notes
+        -----
+        Sums over batches hold p × p numbers, p = M·D. Where ``n_heads="auto"`` would have fewer
+        than 32 heads by them, from 64 coordinates on, keys are put on the disk as they come, and up
+        to 10,000 samples are fitted by their n × n matrix, as ``fit`` does. Such a model starts
+        over with ``partial_fit``.
         """
         self._validate_params()
         return in_batches.fit_batches(self, batches, classes, selection)

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,10 @@ from sklearn.utils.validation import column_or_1d
 from keyhole._checks import check_choice
 from keyhole.attention.heads import HeadDraw
 from keyhole.choose import choose, first_settings
-from keyhole.costs import AUTO_HEADS
+from keyhole.costs import AUTO_HEADS, MIN_AUTO_HEADS
+from keyhole.data.bag_files import BagFiles
 from keyhole.data.batches import Batch, as_batch, as_source
+from keyhole.data.sets import SetBatch
 from keyhole.data.tokens import TokenRule
 from keyhole.estimators.base import without_output_axis
 from keyhole.estimators.classes import one_vs_rest, scores_per_class
@@ -61,6 +64,12 @@ N_PENDING = 1024
 """Samples of positive weight that what is automatic is settled on. Later ones are gathered until
 they are as many, and added then: p² numbers are gone through at each addition, however few they
 are."""
+
+MOST_SPOOLED = 10_000
+"""Samples of wide tokens, at most, that are fitted by their n × n matrix, which takes 0.8 GB."""
+
+PENDING_BYTES = 2**28
+"""Bytes of pending samples that are enough as well: 1,024 slides may be a hundred gigabytes."""
 
 MAX_FEATURES = 2048
 """Features that ``n_heads="auto"`` makes in batches: matrices of that order are summed, and
@@ -165,6 +174,11 @@ class Stream:
         """Samples that wait to be added."""
         return sum(len(data) for data in self.pending)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether enough samples are pending to be added."""
+        return are_enough(self.n_pending, sum(bytes_of(data) for data in self.pending))
+
     def put(self, data: TrainingSet) -> Stream:
         """The stream with more samples pending. Raise if they could never be added.
 
@@ -174,7 +188,7 @@ class Stream:
         data = data.of_positive_weight()
         if len(data) == 0:
             return self
-        if len(data) >= N_PENDING:
+        if are_enough(len(data), bytes_of(data)):
             # it will be added right away, block by block: it fails then, if it does
             return replace(self, pending=(*self.pending, data))
 
@@ -224,17 +238,30 @@ class Stream:
         return replace(self, sums=sums, pending=(), sizes=SumSizes.of_moments(sums.moments))
 
 
+def are_enough(count: int, n_bytes: int) -> bool:
+    """Whether samples need not wait for more of them."""
+    return count >= N_PENDING or n_bytes >= PENDING_BYTES
+
+
+def bytes_of(data: TrainingSet) -> int:
+    """Bytes of the sets of some samples."""
+    return data.samples.sets.nbytes
+
+
 def gathered(batches: Iterable[TrainingSet]) -> Iterator[TrainingSet]:
-    """Batches of at least N_PENDING samples, except the last."""
+    """Batches of at least `N_PENDING` samples, or `PENDING_BYTES`, except the last."""
     # p² numbers are gone through at each addition to the sums, however few samples are added
     parts: list[TrainingSet] = []
     count = 0
+    n_bytes = 0
     for data in batches:
         count += len(data)
-        if count >= N_PENDING:
+        n_bytes += bytes_of(data)
+        if are_enough(count, n_bytes):
             yield TrainingSet.joined([*parts, data])
             parts = []
             count = 0
+            n_bytes = 0
         else:
             # a copy: whoever makes batches may use their memory again
             parts.append(data.copy())
@@ -330,6 +357,17 @@ def fit_batches(model: Any, batches: Any, classes: Any, selection: str) -> Any:
             "read once. Pass a list or a ParquetSets, or use selection='gcv'."
         )
 
+    # wide tokens have too many features for sums of their squares: p × p is 2 TB at p = 525,000,
+    # where the n × n matrix of 60 samples is nothing
+    first, source = peek(source, can_read_twice)
+    if selection != "gcv" and wants_all_samples(model, first):
+        return fit_spooled(model, source, classes, selection)
+    return fit_sums(model, source, classes, selection)
+
+
+def fit_sums(model: Any, source: Any, classes: Any, selection: str) -> Any:
+    """Fit from sums over batches, p × p numbers that more samples can be added to later."""
+    can_read_twice = iter(source) is not source
     # the sums, in a draft: if a batch is refused, the model is what it was
     draft = twin_of(model)
     forget(draft)
@@ -346,6 +384,74 @@ def fit_batches(model: Any, batches: Any, classes: Any, selection: str) -> Any:
     if can_read_twice and selection != "gcv":
         error_sums = partial(_error_sums, draft, source)
     solve_stream(draft, error_sums)
+    adopt(model, draft)
+    return model
+
+
+def peek(source: Any, can_read_twice: bool) -> tuple[Batch | None, Any]:
+    """The first batch of a source, and a source that still gives it."""
+    iterator = iter(source)
+    first = next(iterator, None)
+    if first is None:
+        return None, source
+    if not can_read_twice:
+        source = chain([first], iterator)
+    return as_batch(first), source
+
+
+def wants_all_samples(model: Any, first: Batch | None) -> bool:
+    """Whether sums would leave an automatic number of heads below `MIN_AUTO_HEADS`.
+
+    Samples of several sets are summed in any case, and so is what fit would refuse to take.
+    """
+    sets = None if first is None else first.sets
+    if not isinstance(sets, SetBatch) or first is None or first.y is None:
+        return False
+    is_automatic = isinstance(model.n_heads, str)
+    heads_of_sums = MAX_FEATURES // (sets.dim + 1)
+    return is_automatic and heads_of_sums < MIN_AUTO_HEADS and why_not_in_batches(model) is None
+
+
+def fit_spooled(model: Any, source: Any, classes: Any, selection: str) -> Any:
+    """Put the keys of all batches on the disk, and fit them as one training set.
+
+    That takes an n × n matrix. Where there are more than `MOST_SPOOLED` samples, their sums are
+    taken after all, with as many heads as these allow and a warning that says how many.
+    """
+    from keyhole.data.spool import SpooledBatches
+
+    # bags in files are on a disk already
+    if isinstance(source, BagFiles):
+        return fit_whole(model, Batch(source.sets, source.target))
+    with SpooledBatches() as spool:
+        checked = twin_of(model)
+        forget(checked)
+        for number, item in enumerate(source):
+            batch = as_batch(item)
+            samples = as_samples(checked, batch.sets, reset=number == 0)
+            spool.put(samples.numpy().sets, batch.y, batch.weights)
+        everything = spool.joined()
+        has_all_classes = classes is None or np.array_equal(
+            np.unique(classes), np.unique(everything.y)
+        )
+        if len(spool) <= MOST_SPOOLED and has_all_classes:
+            return fit_whole(model, everything)
+        n_heads = max(1, MAX_FEATURES // (everything.sets.dim + 1))
+        warnings.warn(
+            f"{len(spool)} samples of {everything.sets.dim} coordinates are fitted with {n_heads} "
+            f"heads: sums over batches hold {MAX_FEATURES} features. For more, pass `n_heads`, or "
+            "use fit.",
+            stacklevel=4,
+        )
+        return fit_sums(model, spool, classes, selection)
+
+
+def fit_whole(model: Any, everything: Batch) -> Any:
+    """Fit a model to samples on a disk, which it will not need again."""
+    draft = twin_of(model)
+    forget(draft)
+    draft.fit(everything.sets, everything.y, sample_weight=everything.weights)
+    vars(draft).pop("training_", None)
     adopt(model, draft)
     return model
 
@@ -430,7 +536,7 @@ def add_batch(draft: Any, batch: Batch) -> None:
 
     # added to the sums when enough samples have gathered
     draft.stream_ = draft.stream_.put(data)
-    if draft.stream_.n_pending >= N_PENDING:
+    if draft.stream_.is_full:
         _flush(draft)
     draft.n_samples_seen_ = vars(draft).get("n_samples_seen_", 0) + len(data)
 
