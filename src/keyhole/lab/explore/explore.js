@@ -15,7 +15,7 @@
     { name: "noise", label: "noise, as a share of Var f*", low: 0, high: 2, usual: 0, step: 0.05 },
     { name: "top", label: "largest n of curves", low: 100, high: 1e6, usual: 10000, whole: true },
   ];
-  const USUAL = { view: "curves", target: "corr * token", picks: "", tasks: "nearest-key", ...Object.fromEntries(NUMBERS.map((k) => [k.name, String(k.usual)])) };
+  const USUAL = { view: "curves", target: "corr * token", activation: "relu", picks: "", tasks: "nearest-key", ...Object.fromEntries(NUMBERS.map((k) => [k.name, String(k.usual)])) };
   const MEASURED = ["curves", "surface", "heads", "tasks"];
   const state = { ...USUAL, ...Object.fromEntries(new URLSearchParams(location.search)) };
 
@@ -187,6 +187,8 @@
     });
   }
   $$("target").addEventListener("input", () => { state.target = $$("target").value; showTarget(); refresh(); });
+  $$("activation").value = state.activation;
+  $$("activation").addEventListener("input", () => { state.activation = $$("activation").value; refresh(); });
   $$("settings").addEventListener("submit", (event) => event.preventDefault());
 
   const boxes = [...$$("tasks").querySelectorAll("input")];

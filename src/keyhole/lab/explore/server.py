@@ -229,6 +229,8 @@ class Bench:
         most_seconds = MEASURE_SECONDS / 2
         if not cells and state.view == "surface":
             return "click places on the surface first"
+        if not cells and state.named_activation is not None:
+            return "layers are fitted with relu here: choose it to measure"
         if not cells:
             return "there is nothing to measure here"
         # the tasks of the literature choose their penalties

@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 import numpy as np
 
 from keyhole import theory
+from keyhole.attention.activations import POINTWISE
 from keyhole.attention.heads import GaussianHeads
 from keyhole.lab.cells import Cell
 from keyhole.lab.explore.background import Background
@@ -80,7 +81,7 @@ _RANGES = {
     "top": _Range("most_samples", int, 100, 10**7),
 }
 """The numbers of a state, by their names in the address."""
-_ADDRESS = ("view", "target", *_RANGES, "picks", "tasks")
+_ADDRESS = ("view", "target", *_RANGES, "activation", "picks", "tasks")
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class ExploreState:
     ridge: float = 1e-5
     noise: float = 0.0  # variance of the noise, as a share of Var f*
     most_samples: int = 10_000  # where curves and surface end
+    activation: str = "relu"  # of the attention heads
     picks: tuple[tuple[int, int], ...] = ()  # (n, M) to be measured on the surface
     tasks: tuple[str, ...] = ("nearest-key",)  # of the literature, in their own view
 
@@ -138,11 +140,17 @@ class ExploreState:
             ridge=read_number("ridge"),
             noise=read_number("noise"),
             most_samples=read_number("top"),
+            activation=query.get("activation", cls.activation),
             picks=_picks(query.get("picks", "")),
             tasks=_tasks(query.get("tasks", ",".join(cls.tasks))),
         )
 
-        # a view that exists, and a target that is quick and varies
+        # a view and an activation that exist, and a target that is quick and varies
+        if state.activation not in POINTWISE:
+            raise ValueError(
+                f"an activation must be one of {', '.join(POINTWISE)}: got "
+                f"{state.activation!r:.40}."
+            )
         if state.view not in (*VIEWS, "data"):
             raise ValueError(f"a view must be one of {', '.join(VIEWS)}: got {state.view!r:.40}.")
         polynomial = read_notation(state.target, state.dim).target
@@ -200,7 +208,17 @@ class ExploreState:
     @property
     def arguments(self) -> Arguments:
         """What the theory is told for every learning curve of this state."""
-        return Arguments(n_keys=self.n_keys, ridge=self.ridge, noise=self.noise_variance)
+        return Arguments(
+            n_keys=self.n_keys,
+            ridge=self.ridge,
+            noise=self.noise_variance,
+            activation=self.named_activation,
+        )
+
+    @property
+    def named_activation(self) -> str | None:
+        """The activation where it is not ReLU, which the theory takes where it is told nothing."""
+        return None if self.activation == "relu" else self.activation
 
     @property
     def distributions(self) -> dict[str, ComparedHeads]:
@@ -216,6 +234,7 @@ class ExploreState:
         return (
             f"f* = {self.text}, d = {self.dim}, N = {self.n_keys}, M = {self.n_heads}, c = "
             f"{self.bias:g}, λ = {self.ridge:g}, noise {self.noise:g} Var f*"
+            + ("" if self.activation == "relu" else f", {self.activation} scores")
         )
 
 
@@ -341,6 +360,7 @@ class Arguments:
     n_heads: float | None = None
     mean: float | None = None  # c: the heads are GaussianHeads(mean=c)
     model: str | None = None
+    activation: str | None = None
 
     @property
     def distribution(self) -> GaussianHeads | None:
@@ -369,6 +389,8 @@ class Arguments:
             parts.append(f"heads=kh.GaussianHeads(mean={self.mean!r})")
         if self.model is not None:
             parts.append(f"model={self.model!r}")
+        if self.activation is not None:
+            parts.append(f"activation={self.activation!r}")
         return ", ".join(parts)
 
 
@@ -469,6 +491,7 @@ def _numbers(question: Question, target: Polynomial) -> np.ndarray:
     distribution = arguments.distribution
     model = "attention" if arguments.model is None else arguments.model
     noise = 0.0 if arguments.noise is None else arguments.noise
+    activation = "relu" if arguments.activation is None else arguments.activation
     if question.function == "learning_curve":
         n_heads = math.inf if arguments.n_heads is None else arguments.n_heads
         curve = theory.learning_curve(
@@ -480,6 +503,7 @@ def _numbers(question: Question, target: Polynomial) -> np.ndarray:
             n_heads=n_heads,
             model=model,
             heads=distribution,
+            activation=activation,
         )
         return np.asarray(curve / question.over)
     if question.function == "samples_needed":
@@ -490,11 +514,15 @@ def _numbers(question: Question, target: Polynomial) -> np.ndarray:
             noise=noise,
             model=model,
             heads=distribution,
+            activation=activation,
         )
         return np.array([n_samples])
     if question.function == "heads_predicted":
         heads_needed = theory.heads_predicted(
-            target, n_keys=_given(arguments.n_keys), error=_given(arguments.error)
+            target,
+            n_keys=_given(arguments.n_keys),
+            error=_given(arguments.error),
+            activation=activation,
         )
         return np.array([heads_needed])
     # bounds have a part without samples and one in 1/√n
@@ -706,7 +734,8 @@ def _curve_asks(state: ExploreState) -> list[Ask]:
         asks += pair("biased", f"biased, c = {state.bias:g}", with_mean, "heads", state.n_heads)
     # an MLP with as many features as the attention layer
     mlp_width = state.n_heads * (state.dim + 1)
-    asks += pair("mlp", "MLP", replace(state.arguments, model="mlp"), "wide", mlp_width)
+    of_mlp = replace(state.arguments, model="mlp", activation=None)
+    asks += pair("mlp", "MLP", of_mlp, "wide", mlp_width)
     kernel_bound = Ask(
         name="bound, ∞ heads (1-Lipschitz loss)",
         function="kernel_risk_bound",
@@ -721,6 +750,9 @@ def _curve_asks(state: ExploreState) -> list[Ask]:
         role="ridge",
         look="thin",
     )
+    # the bounds are for ReLU
+    if state.named_activation is not None:
+        return asks
     return [*asks, kernel_bound, paper_bound]
 
 
@@ -740,13 +772,15 @@ def needs(state: ExploreState, results: Results) -> View:
     tenth = state.variance / 10
 
     # samples are counted with the noise, heads without samples or noise
-    goal = Arguments(n_keys=state.n_keys, error=tenth + noise, noise=noise)
+    activation = state.named_activation
+    goal = Arguments(n_keys=state.n_keys, error=tenth + noise, noise=noise, activation=activation)
     asks = [Ask("samples, attention, ∞ heads", "samples_needed", goal)]
     if state.bias:
         name = f"samples, biased, c = {state.bias:g}"
         asks.append(Ask(name, "samples_needed", replace(goal, mean=state.bias)))
-    asks.append(Ask("samples, MLP, ∞ wide", "samples_needed", replace(goal, model="mlp")))
-    heads_goal = Arguments(n_keys=state.n_keys, error=tenth)
+    of_mlp = replace(goal, model="mlp", activation=None)
+    asks.append(Ask("samples, MLP, ∞ wide", "samples_needed", of_mlp))
+    heads_goal = Arguments(n_keys=state.n_keys, error=tenth, activation=activation)
     asks.append(Ask("heads, any number of samples", "heads_predicted", heads_goal))
 
     # one number each, so one "size" is asked for
@@ -868,6 +902,7 @@ def spectrum(state: ExploreState, results: Results) -> View:
             chosen=state.chosen,
             ridge=state.ridge,
             noise=state.noise,
+            activation=state.activation,
         )
         if mean:
             spectral = _soon(_spectral_answer, question, subject=(state.target, state.dim))
@@ -881,8 +916,12 @@ def spectrum(state: ExploreState, results: Results) -> View:
             continue
 
         # the lines
-        heads_argument = f", heads=kh.GaussianHeads(mean={mean!r})" if mean else ""
-        learner_line = f"Learner(target, TheoryLayer({state.n_keys}{heads_argument}), math.inf)"
+        layer_arguments = [str(state.n_keys)]
+        if mean:
+            layer_arguments.append(f"heads=kh.GaussianHeads(mean={mean!r})")
+        if state.named_activation is not None:
+            layer_arguments.append(f"activation={state.activation!r}")
+        learner_line = f"Learner(target, TheoryLayer({', '.join(layer_arguments)}), math.inf)"
         view.lines.append(f"shown[{name!r}] = {learner_line}.learned(n, {state.ridge!r}, noise)[1]")
 
         # the charts: the share that is learned, and each level at the rank of its first
@@ -949,6 +988,7 @@ class _SpectralQuestion:
     chosen: int
     ridge: float
     noise: float
+    activation: str = "relu"
 
 
 @lru_cache(maxsize=64)
@@ -964,12 +1004,11 @@ def _spectral_answer(question: _SpectralQuestion) -> _Spectral:
         seconds = QUICK_SECONDS
     try:
         with np.errstate(all="ignore"), limits(seconds=seconds, memory=STEP_MEMORY):
-            learner = Learner(
-                polynomial, TheoryLayer(question.n_keys, heads=distribution), math.inf
-            )
+            layer = TheoryLayer(question.n_keys, heads=distribution, activation=question.activation)
+            learner = Learner(polynomial, layer, math.inf)
             gammas, shares = learner.learned(question.sizes, question.ridge, noise_variance)
             gamma = float(gammas[question.sizes.index(question.chosen)])
-            rows = _level_rows(polynomial, question.n_keys, distribution, gamma)
+            rows = _level_rows(polynomial, layer, gamma)
     except (ValueError, ArithmeticError) as error:
         return _Spectral(rows=[], learned=(), refusal=str(error))
     return _Spectral(rows=rows, learned=tuple(shares.tolist()))
@@ -980,8 +1019,7 @@ _target_levels = lru_cache(maxsize=64)(target_levels)
 
 def _level_rows(
     target: Polynomial,
-    n_keys: int,
-    distribution: GaussianHeads | None,
+    layer: TheoryLayer,
     gamma: float,
 ) -> list[dict[str, Any]]:
     """Levels up to above the target's degree.
@@ -989,9 +1027,10 @@ def _level_rows(
     With the part of the target in each and the part λ/(λ+γ) of it that is learned.
     """
     degree = max(4, max(target.degrees) + 1)
-    if distribution is not None:
+    if layer.heads is not None:
         degree = min(degree, MAX_BIASED_DEGREE)
-    levels, powers = _target_levels(target, n_keys, bias_of(distribution, target.dim), degree)
+    bias = bias_of(layer.heads, target.dim, layer.activation)
+    levels, powers = _target_levels(target, layer.n_keys, bias, degree)
     total = max(float(powers.sum()), 1e-300)
     rows = []
     for degrees, eigenvalue, multiplicity, power in zip(
@@ -1044,7 +1083,7 @@ def heads(state: ExploreState, results: Results) -> View:
 
     # the means that are measured, at the n that is looked at
     runs = [_finished(sweep, results).runs for _, sweep in sweeps(state).values()]
-    if runs[0].size:
+    if runs and runs[0].size:
         measured = Curve(np.array(MEANS), np.hstack(runs))
         name = f"measured, n = {state.n_samples:,}"
         points = _points(name, "biased", measured, state.noise_variance)
@@ -1227,6 +1266,9 @@ def sweeps(state: ExploreState) -> dict[Any, tuple[str, CellSweep]]:
         """A few repetitions at one number of samples."""
         return [replace(QUICK, sizes=(n,), repetitions=(PICK_REPETITIONS,))]
 
+    # cells are fitted with ReLU
+    if state.named_activation is not None:
+        return {}
     if state.view == "surface":
         return {(n, m): sweep("attention", m, at(n)) for n, m in state.picks}
     if state.view == "heads" and state.dim > 1:
