@@ -220,3 +220,51 @@ def test_what_cannot_be_is_refused():
         theory.attention_spectrum(3, 2, max_degree=2, heads=corner, query=False)
     with pytest.raises(ValueError, match="`activation` must be one of"):
         theory.learning_curve(target, 10, 2, 0.1, activation="sigmoid")
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_softmax_is_predicted_where_its_approximation_holds(intercept, seed):
+    """d = 16, N = 32, 100 heads: what conditional_curve finds on the features themselves."""
+    dim, n_keys, n_heads = 16, 32, 100
+    target = kh.targets.Correlation(1, dim) + 0.5 * kh.targets.QueryPower(2, dim)
+    heads = kh.GaussianHeads(scale=0.5)
+    sets = kh.targets.sphere_sets(1200, n_keys, dim, seed=seed)
+    features = kh.attention_features(sets, heads.sample(n_heads, dim, seed), "softmax")
+    options = {"ridge": 1e-3, "fit_intercept": intercept}
+    conditional = theory.conditional_curve(features, target(sets), N_SAMPLES, **options)
+    predicted = theory.learning_curve(
+        target, N_SAMPLES, n_keys, n_heads=n_heads, heads=heads, activation="softmax", **options
+    )
+    np.testing.assert_allclose(predicted, conditional, rtol=0.2)
+
+    # softmax heads hardly learn a nonlinear function of the query alone, ReLU heads do
+    query_square = kh.targets.QueryPower(2, dim)
+    of_softmax, of_relu = (
+        theory.learning_curve(query_square, 1000, n_keys, 1e-6, activation=name, fit_intercept=True)
+        for name in ("softmax", "relu")
+    )
+    assert of_softmax > 10 * of_relu
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"heads": kh.GaussianHeads(mean=1.0)}, "the heads have a mean"),
+        ({"heads": kh.GaussianHeads(scale=1.0)}, "the scale is 1"),
+        ({"dim": 8}, "d is 8"),
+        ({"n_keys": 16}, "N is 16 at d = 16"),
+        ({"ridge": 1e-9, "n_samples": 10**5}, "holds down to 10%"),
+    ],
+)
+def test_softmax_is_refused_elsewhere(change, reason):
+    settings = {"dim": 16, "n_keys": 32, "heads": None, "ridge": 1e-3, "n_samples": 100} | change
+    target = kh.targets.Correlation(1, settings["dim"])
+    with pytest.raises(ValueError, match=f"{reason}.*conditional_curve"):
+        theory.learning_curve(
+            target,
+            settings["n_samples"],
+            settings["n_keys"],
+            settings["ridge"],
+            heads=settings["heads"],
+            activation="softmax",
+        )

@@ -48,12 +48,20 @@ from keyhole.theory.mlp import (
     mlp_spectrum,
 )
 from keyhole.theory.pairs import key_eigenvalues, largest_of_degree, pair_eigenvalues
+from keyhole.theory.softmax import (
+    LEAST_SHARE,
+    check_softmax,
+    softmax_eigenvalues,
+    softmax_trace,
+)
 from keyhole.theory.spectrum import (
     MAX_BIASED_DEGREE,
     Spectrum,
     attention_levels,
     biased_levels,
     degree_ladder,
+    multiplicity_table,
+    sorted_levels,
 )
 from keyhole.theory.targets import Polynomial
 
@@ -185,6 +193,14 @@ def problems(target: Polynomial, layer: TheoryLayer) -> Iterator[EigenProblem]:
             yield _mlp_problem(target, layer.n_keys, degree, layer.fit_intercept)
         return
 
+    # softmax weights: an approximation
+    if layer.activation == SOFTMAX:
+        scale = check_softmax(layer.heads, target.dim, layer.n_keys, query=layer.query)
+        lowest_degree = max(4, *target.degrees)
+        for degree in (lowest_degree, lowest_degree + 4):
+            yield _softmax_problem(target, layer.n_keys, scale, degree, layer.fit_intercept)
+        return
+
     # attention: heads with a mean mix degrees, so that their blocks must hold the whole target from
     # the start; zero-mean heads do not mix them, and any degree will do to start with
     bias = bias_of(layer.heads, target.dim, layer.activation)
@@ -310,6 +326,34 @@ def _mlp_problem(target: Polynomial, n_keys: int, degree: int, centred: bool) ->
     )
 
 
+def _softmax_problem(
+    target: Polynomial, n_keys: int, scale: float, degree: int, centred: bool
+) -> EigenProblem:
+    """The levels of softmax heads up to a degree that holds the whole target."""
+    # one degree more than is listed: the largest eigenvalue beyond
+    table = softmax_eigenvalues(target.dim, degree + 1, scale)
+    table[:, 1:] /= n_keys
+    edge = max(table[degree + 1, 0], table[0, degree + 1])
+    table = table[: degree + 1, : degree + 1]
+    spectrum = sorted_levels(
+        table,
+        multiplicity_table(target.dim, degree),
+        trace=softmax_trace(target.dim, n_keys, scale),
+        centred=centred,
+    )
+    powers = np.zeros_like(table)
+    target_powers = pair_powers(target)
+    powers[: target_powers.shape[0], : target_powers.shape[1]] = target_powers
+    powers[:, 1:] /= n_keys
+    return _with_powers(
+        spectrum,
+        powers[tuple(spectrum.degrees.T)],
+        beyond=np.zeros(0),
+        beyond_powers=np.zeros(0),
+        edge=edge,
+    )
+
+
 def _without_constants(spectrum: Spectrum) -> Spectrum:
     """The spectrum of the kernel less its mean: without the level of degree zero in every token."""
     is_kept = spectrum.degrees.any(axis=1)
@@ -386,9 +430,10 @@ def learning_curve(
     heads : GaussianHeads, optional
         The head distribution, zero mean by default; a mean is a number c, or c·I with any corner on
         the constant coordinate, and d ≥ 2.
-    activation : "relu", "linear", "square", "step" or "exp"
+    activation : "relu", "linear", "square", "step", "exp" or "softmax"
         σ of attention. What linear and square heads cannot express, because their kernel has finite
-        rank, stays as error at any n.
+        rank, stays as error at any n. Softmax is an approximation for zero-mean heads of scale 0.5
+        at most, d ≥ 16, N ≥ 2d and errors of a tenth of E f*² at least; elsewhere it is refused.
     query : bool
         Whether the sets have a query. Without one, the target must not depend on it.
     fit_intercept : bool
@@ -927,6 +972,7 @@ class Learner:
         self.what = f"{target!r} with {layer.n_keys} keys ({layer})"
         self.features = layer.n_features(n_heads, target.dim)
         self.fit_intercept = layer.fit_intercept
+        self.is_approximate = layer.activation == SOFTMAX
         self._finer: Iterator[EigenProblem] = problems(target, layer)
         self.problem = next(self._finer)
 
@@ -936,9 +982,23 @@ class Learner:
         """Test errors at a given ridge."""
         effective_samples, ridges = self._effective(samples, ridge)
         errors = self._centred_errors(effective_samples, ridges, noise)
+        self._check_approximation(errors, noise)
         if self.fit_intercept:
             errors = (1 + 1 / samples) * errors
         return errors
+
+    def _check_approximation(self, errors: Float[np.ndarray, " n"], noise: float) -> None:
+        """Refuse errors of softmax heads that are below what the approximation resolves."""
+        if not self.is_approximate:
+            return
+        smallest = float(errors.min(initial=math.inf)) - noise
+        if smallest < LEAST_SHARE * self.problem.power:
+            raise ValueError(
+                f"the approximation for softmax weights holds down to {LEAST_SHARE:.0%} of the "
+                f"target's power {self.problem.power:.3g}: predicted is an error of "
+                f"{smallest:.2g}. Ask for fewer samples or a larger ridge, or use "
+                "kh.theory.conditional_curve."
+            )
 
     def _effective(
         self, samples: Float[np.ndarray, " n"], ridge: float
@@ -1024,7 +1084,9 @@ class Learner:
         else:
             z, _ = self.problem.freedom(gamma)
             ridge = gamma * max(1 - z / self.features, 0.0) * max(1 - z / n, 0.0)
-        return ridge, self._error(n, gamma, noise)
+        error = self._error(n, gamma, noise)
+        self._check_approximation(np.array([error]), noise)
+        return ridge, error
 
     def _error(self, n: float, gamma: float, noise: float) -> float:
         """The test error at one n and one γ."""

@@ -191,11 +191,11 @@ def attention_levels(
     table = bias.gain * pair_eigenvalues(dim, max_degree, bias.activation)
     table[:, 1:] /= n_keys
 
-    # all (k, l) that have eigenfunctions
-    harmonics = multiplicity_table(dim, max_degree)
-    degrees = np.argwhere(np.outer(harmonics, harmonics))
-    return _sorted_levels(
-        degrees, table, harmonics, trace=mean_diagonal(dim, n_keys, bias), centred=centred
+    return sorted_levels(
+        table,
+        multiplicity_table(dim, max_degree),
+        trace=mean_diagonal(dim, n_keys, bias),
+        centred=centred,
     )
 
 
@@ -215,22 +215,27 @@ def _queryless_levels(
         )
     table = bias.gain * key_eigenvalues(dim, max_degree, bias.activation)[None, :]
     table[:, 1:] /= n_keys
-    harmonics = multiplicity_table(dim, max_degree)
-    degrees = np.argwhere(harmonics[None, :])
     without_mean = replace(bias, slope=0.0)
-    return _sorted_levels(
-        degrees, table, harmonics, trace=mean_diagonal(dim, n_keys, without_mean), centred=centred
+    return sorted_levels(
+        table,
+        multiplicity_table(dim, max_degree),
+        trace=mean_diagonal(dim, n_keys, without_mean),
+        centred=centred,
     )
 
 
-def _sorted_levels(
-    degrees: Int[np.ndarray, "levels 2"],
+def sorted_levels(
     table: Float[np.ndarray, "k l"],
     harmonics: Float[np.ndarray, " degrees"],
     trace: float,
     centred: bool,
 ) -> Spectrum:
-    """Levels (k, l) with eigenvalues from a table, the largest first."""
+    """Levels (k, l) with eigenvalues from a table, the largest first.
+
+    Degrees without harmonics have no level.
+    """
+    counts = np.outer(harmonics[: len(table)], harmonics)
+    degrees = np.argwhere(counts)
     if centred:
         trace -= table[0, 0]
         degrees = degrees[degrees.any(axis=1)]
