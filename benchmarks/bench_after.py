@@ -10,7 +10,7 @@ who is found.
 estimator on the same 300 samples, intervals compared. ``coverage``: the share of new outcomes
 inside 90 % intervals, of labels inside 90 % sets, over random splits. ``witness``: how often the
 key that adds most is the one that matters, on bags with one witness and on the supporting sentence
-of bAbI's first task. ``pictures``: those of docs/explanation/after_the_fit.md.
+of bAbI's first task. ``pictures``: those of docs/explanation/contributions_and_intervals.md.
 """
 
 from __future__ import annotations
@@ -320,8 +320,8 @@ def witness(data: Path) -> None:
 
 
 def pictures(out: Path) -> None:
-    """Draw what docs/explanation/after_the_fit.md shows: the pixels of a digit, and diagnostics
-    of the diabetes data.
+    """Draw what docs/explanation/contributions_and_intervals.md shows: the pixels of a digit, and
+    diagnostics of the diabetes data.
     """
     from matplotlib.figure import Figure
 

@@ -1,8 +1,8 @@
 """Data that does not fit: Parquet against memory, conjugate gradients, Dask, and how cost grows.
 
-`bench_scale.py --sets 20000` takes a minute; `bench_scale.py --full` is what docs/howto/scale.md
-shows: a quiet machine, two cores, some 20 minutes. Every measurement is a process of its own, and
-the last thing printed is the table.
+`bench_scale.py --sets 20000` takes a minute; `bench_scale.py --full` is what
+docs/howto/out_of_core.md shows: a quiet machine, two cores, some 20 minutes. Every measurement is
+a process of its own, and the last thing printed is the table.
 """
 
 from __future__ import annotations

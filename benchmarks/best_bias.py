@@ -3,7 +3,7 @@ theory only.
 
     PYTHONPATH=src python benchmarks/best_bias.py --out docs/figures
 
-Prints the table of docs/explanation/theory.md (samples for a tenth of Var f*, the fewest of each
+Prints the table of docs/reference/formulas.md (samples for a tenth of Var f*, the fewest of each
 row marked) and draws it: samples needed over c, one curve for every q, one panel for every
 dimension. Means beyond 3 are tried one by one while the largest is the best; a row whose best mean
 is the largest that theory computes is marked as ending at the edge. Writes best_bias.csv and

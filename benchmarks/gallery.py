@@ -1,7 +1,8 @@
-"""The pictures and tables of docs/benchmarks/gallery.md: `python benchmarks/gallery.py NAME
+"""The pictures and tables of docs/benchmarks/examples.md: `python benchmarks/gallery.py NAME
 [ARGUMENT …] [--out docs/figures]`.
 
-Runs examples/NAME.py with its arguments, keeps what it prints, and draws the table it ends with.
+Runs benchmarks/example_NAME.py with its arguments, keeps what it prints, and draws the table that
+it ends with.
 """
 
 from __future__ import annotations
@@ -15,24 +16,27 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+HERE = Path(__file__).parent
 ROW = re.compile(r"^(\S.*?)\s{2,}([\d.]+) (% )?± ([\d.]+)", flags=re.MULTILINE)
 
 
 def draw(shown: str, path: Path) -> None:
-    """Bars with their standard errors, attention in a colour of its own."""
+    """Points with their standard errors, attention in a colour of its own.
+
+    The axis does not begin at zero: the differences are what there is to see.
+    """
     rows = [(name, float(score), float(error)) for name, score, _, error in ROW.findall(shown)]
     matplotlib.rcParams["svg.hashsalt"] = path.stem
     figure = Figure(figsize=(6.4, 0.5 + 0.42 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for place, (name, score, error) in enumerate(reversed(rows)):
         colour = "#e45756" if name.startswith("attention") else "#9aa5b1"
-        axes.barh(
-            place, score, xerr=error, color=colour, height=0.62, error_kw={"ecolor": "#57606a"}
-        )
+        axes.errorbar(score, place, xerr=error, fmt="o", color=colour, capsize=3)
         axes.annotate(
-            f" {score:g}", (score + error, place), va="center", color="#57606a", fontsize=9
+            f"  {score:g}", (score + error, place), va="center", color="#57606a", fontsize=9
         )
+    axes.margins(x=0.15, y=0.25)
+    axes.grid(axis="x", color="#d0d7de", lw=0.5)
     axes.set_yticks(range(len(rows)), [name for name, _, _ in reversed(rows)])
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors="#57606a")
@@ -47,7 +51,7 @@ def main() -> None:
     parser.add_argument("arguments", nargs="*")
     parser.add_argument("--out", type=Path, default=Path("docs/figures"))
     args = parser.parse_args()
-    command = [sys.executable, str(EXAMPLES / f"{args.name}.py"), *args.arguments]
+    command = [sys.executable, str(HERE / f"example_{args.name}.py"), *args.arguments]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     print(shown)
     (args.out / f"example-{args.name}.txt").write_text(shown)

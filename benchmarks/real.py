@@ -257,16 +257,14 @@ def attention(problem: Problem, seed: int, distribution: Any, **changes: Any) ->
     )
 
 
-def no_settings(problem: Problem, seed: int) -> Any:
+def default_settings(problem: Problem, seed: int) -> Any:
     return (kh.AttentionRegressor if problem.regression else kh.AttentionClassifier)(
         random_state=seed
     )
 
 
-def former_default(problem: Problem, seed: int) -> Any:
-    """512 zero-mean heads on tokens as they are, as the paper has it: what no settings meant before
-    they chose.
-    """
+def papers_layer(problem: Problem, seed: int) -> Any:
+    """512 zero-mean heads on tokens as they are, as the paper has it."""
     return attention(
         Problem("", None, problem.y, problem.splits, problem.regression),
         seed,
@@ -274,8 +272,6 @@ def former_default(problem: Problem, seed: int) -> Any:
         n_heads=512,
     )
 
-
-"""The head distribution of several looks: one line for all stories."""
 
 METHODS: dict[str, Callable[[Problem, int], Any]] = {
     "mean-pool logistic": lambda p, s: (
@@ -288,10 +284,11 @@ METHODS: dict[str, Callable[[Problem, int], Any]] = {
     ),
     "statistics ridge": lambda p, s: Pooled("ridge", "statistics", p.regression, s),
     "statistics RBF": lambda p, s: Pooled("rbf", "statistics", p.regression, s),
+    "statistics LightGBM": lambda p, s: Pooled("lightgbm", "statistics", p.regression, s),
     "Fourier mean ridge": lambda p, s: FourierMean(p.regression, s),
     "attention, zero mean": lambda p, s: attention(p, s, kh.GaussianHeads()),
-    "no settings": no_settings,
-    "former default": former_default,
+    "default settings": default_settings,
+    "paper's layer": papers_layer,
     "attention, identity": lambda p, s: attention(p, s, kh.IdentityHeads()),
     "attention, one hop": lambda p, s: (
         None if p.regression else attention(p, s, kh.LearnedHeads(hops=1))
@@ -301,6 +298,7 @@ METHODS: dict[str, Callable[[Problem, int], Any]] = {
         attention(p, s, kh.LearnedHeads(n_means=4)) if p.name in BABI else None
     ),
     "DeepSets": lambda p, s: Network("deepsets", p.regression, s),
+    "attention MIL": lambda p, s: Network("mil", p.regression, s),
     "Set Transformer": lambda p, s: Network("transformer", p.regression, s),
     "memory network": lambda p, s: MemoryNetwork(s) if p.name in BABI else None,
 }
@@ -396,7 +394,7 @@ def describe(model: Any) -> str:
         if hasattr(distribution, "chosen")
         else ""
     )
-    chosen += f" {distribution.hops} looks" if getattr(distribution, "hops_", ()) else ""
+    chosen += f" {distribution.hops} hops" if getattr(distribution, "hops_", ()) else ""
     return f"{model.tokens_.scaling}/{model.tokens_.query} {chosen}".strip()
 
 

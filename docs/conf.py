@@ -25,7 +25,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.viewcode",
     "numpydoc",
-    # "sphinx_gallery.gen_gallery",
+    "sphinx_gallery.gen_gallery",
     "commands",  # docs/_ext/commands.py: the help texts of the command line
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
@@ -111,7 +111,7 @@ sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
     "filename_pattern": r"/plot_",
-    "ignore_pattern": r"(score_onnx|service|loaders)\.py",
+    "ignore_pattern": r"(score_onnx|service|loaders|finetune)\.py",
     "within_subsection_order": "FileNameSortKey",
     "download_all_examples": False,
     "show_memory": False,

@@ -1,8 +1,9 @@
-"""From the closed form to gradient descent: what training the heads of a fitted layer gains.
+"""From the closed form to gradient descent: what training the heads gains.
 
-`model.to_torch()` is a module whose parameters are those of the fit. Its values are at the minimum
-already, so that only the query-key matrices W (and the values with them) can gain anything. Few
-heads gain much; many heads gain little, because some of them are good by chance.
+`model.to_torch()` is a module whose parameters are those of the fit. Its values are at
+the minimum already, so that only the query-key matrices W (and the values with them)
+can gain anything. Few heads gain much; many heads gain little, because some of them
+are good by chance.
 
     python examples/finetune.py
 """
@@ -18,7 +19,7 @@ N_STEPS = 300
 
 
 def data(n: int, seed: int) -> tuple[kh.SetBatch, np.ndarray]:
-    """The mean of (<β, x_i>)³ over keys, with noise of a fifth of its standard deviation."""
+    """The mean of (<β, x_i>)³ over keys, with noise of a fifth of its spread."""
     sets = kh.targets.sphere_sets(n, n_keys=N_KEYS, dim=DIM, seed=seed)
     signal = kh.targets.TokenPower(3, dim=DIM)(sets)
     noise = np.random.default_rng(seed).standard_normal(n)
@@ -66,7 +67,10 @@ def gain(n_heads: int, n: int = 1000, n_steps: int = N_STEPS) -> tuple[float, fl
             held_out = module(keys[n_train:], query=query[n_train:]) - outcome[n_train:]
             error = float(held_out.square().mean())
         if error < best[0]:
-            best = (error, {name: value.clone() for name, value in module.state_dict().items()})
+            best = (
+                error,
+                {name: value.clone() for name, value in module.state_dict().items()},
+            )
     module.load_state_dict(best[1])
 
     new_keys, new_query = tensors(new_sets)

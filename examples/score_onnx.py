@@ -1,10 +1,11 @@
-"""Score sets with a model that `keyhole export` wrote: NumPy and onnxruntime, no keyhole.
+"""Score sets with a file of `keyhole export`: NumPy and onnxruntime, no keyhole.
 
     keyhole export model.keyhole model.onnx
     python score_onnx.py model.onnx sets.npz
 
-The npz file has ``X``, the keys of all sets one after the other, (tokens, d), and ``ptr``, where
-each set begins, (n + 1); ``query`` (n, d_q) and ``extras`` (n, c) where the model takes them.
+The npz file has ``X``, the keys of all sets one after the other, (tokens, d), and
+``ptr``, where each set begins, (n + 1); ``query`` (n, d_q) and ``extras`` (n, c) where
+the model takes them.
 """
 
 import sys
@@ -14,7 +15,7 @@ import onnxruntime
 
 
 def padded(X: np.ndarray, ptr: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Keys (n, N, d), padded to the longest set, and which of them are there, (n, N)."""
+    """Keys (n, N, d), padded to the longest set, and which are there, (n, N)."""
     lengths = np.diff(ptr)
     mask = np.arange(lengths.max()) < lengths[:, None]
     keys = np.zeros((*mask.shape, X.shape[1]), X.dtype)

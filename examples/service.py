@@ -1,11 +1,12 @@
-"""A scoring service: JSON rows in; predictions, intervals and the keys that mattered out.
+"""A scoring service: JSON rows in; predictions, intervals and contributions out.
 
     python examples/service.py model.keyhole --port 8000
-    curl -d '[{"set": 1, "x": 0.5, "y": 2.0}, {"set": 1, "x": 1.5, "y": 0.0}]' localhost:8000/score
+    curl -d '[{"set": 1, "x": 0.5, "y": 2.0}]' localhost:8000/score
 
-Rows are those of a table like the one the model was fitted to, read by the schema that is stored
-with the model. A row that does not fit gets status 422 and a message that says what is wrong with
-it. The service needs `pip install "keyhole[lab]"`, which has Starlette and uvicorn.
+Rows are those of a table like the one the model was fitted to, read by the schema that
+is stored with the model. A row that does not fit gets status 422 and a message that
+says what is wrong with it. The service needs `pip install ".[lab]"`, which has
+Starlette and uvicorn.
 """
 
 import argparse
@@ -51,7 +52,9 @@ def table_of_rows(body: bytes) -> pa.Table:
     rows = json.loads(body)
     is_rows = isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
     if not is_rows or not 0 < len(rows) <= MOST_ROWS:
-        raise ValueError(f"a request must be a JSON list of 1 to {MOST_ROWS} objects, its rows.")
+        raise ValueError(
+            f"a request must be a JSON list of 1 to {MOST_ROWS} objects, its rows."
+        )
     names = list(dict.fromkeys(name for row in rows for name in row))
     return pa.table({name: [row.get(name) for row in rows] for name in names})
 
@@ -65,7 +68,9 @@ def answer(model: Any, data: Any, i: int, coverage: float) -> dict[str, Any]:
 
     # how sure: plausible labels, or the ends of an interval, null where one is infinite
     if hasattr(model, "classes_"):
-        found["plausible"] = model.classes_[model.predict_set(sample, coverage)[0]].tolist()
+        found["plausible"] = model.classes_[
+            model.predict_set(sample, coverage)[0]
+        ].tolist()
     else:
         ends = model.predict_interval(sample, coverage)[0].tolist()
         found["interval"] = [end if math.isfinite(end) else None for end in ends]

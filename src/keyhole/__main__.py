@@ -80,7 +80,7 @@ class Interrupts:
         _thread.start_new_thread(wait_and_press, ())
 
     def _retry_ignored(self, ignored: object) -> None:
-        """In the place of `sys.unraisablehook`: an interrupt that Python ignored is not over."""
+        """Instead of `sys.unraisablehook`: an interrupt that Python ignored is not over."""
         if issubclass(ignored.exc_type, KeyboardInterrupt):  # type: ignore[attr-defined]
             self._press_again()
         else:

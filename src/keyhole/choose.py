@@ -12,7 +12,7 @@ before the ridge, such as heads or the keys to see: each is fitted anew without 
 samples, and its losses on the folds are paired, sample by sample, with those of the best fixed
 candidate on the same folds (`choose_fitted`).
 
-docs/explanation/choosing.md, "Default settings", says the same for users. `keyhole.textbook`
+docs/explanation/defaults.md, "Default settings", says the same for users. `keyhole.textbook`
 chooses nothing; for one output under the squared error, the losses that are compared here are
 means of squares of the e that its `ridge` returns.
 """
@@ -198,7 +198,7 @@ def choose(
 
     1. The scaling of tokens is the one of least loss under the first query. Where coordinates have
        units of their own, tokens are standardised unless another scaling is clearly better.
-    2. Features are added up in the place of averages, or the number of keys, or statistics of the
+    2. Features are added up instead of averages, or the number of keys, or statistics of the
        keys, become sample-level features, if that is clearly better.
     3. The mean of the keys becomes the query if its loss is less; each key in turn, where that is
        affordable, if it is clearly better.
@@ -206,7 +206,7 @@ def choose(
        grow until one is no better than the one before.
     5. Softmax, under heads, a scaling, a pooling and a query of its own, takes the place of ReLU if
        it is clearly better.
-    6. Values of classes minimise the log-loss in the place of squared errors if that is clearly
+    6. Values of classes minimise the log-loss instead of squared errors if that is clearly
        better, and affordable.
     7. Of large sets only a few keys are seen, those that a scoring layer finds to matter most, if
        that is clearly better on held-out folds. All else is then chosen anew.
@@ -288,7 +288,7 @@ def choose(
 
 
 def first_settings(spec: LayerSpec) -> LayerSpec:
-    """The specification with what is tried first in the place of what is open."""
+    """The specification with what is tried first instead of what is open."""
     settings = spec
     if settings.activation == AUTO:
         settings = replace(settings, activation="relu")
@@ -419,7 +419,7 @@ def choose_activation(search: CandidateSearch, best: Draft) -> Stage:
     if not search.chooses_activation:
         return best
 
-    # a softmax averages over keys by itself: in the place of sums it has the size beside the mean
+    # a softmax averages over keys by itself: instead of sums it has the size beside the mean
     pooling = best.spec.pooling
     if pooling == "sum" and search.spec.pooling == AUTO:
         pooling = "mean+size"
@@ -455,7 +455,7 @@ def choose_activation(search: CandidateSearch, best: Draft) -> Stage:
 
 
 def choose_loss(search: CandidateSearch, best: Draft) -> Stage:
-    """The log-loss in the place of squared errors, for classes, if it is clearly better.
+    """The log-loss instead of squared errors, for classes, if it is clearly better.
 
     It finds a linear rule for a rare class, which squared errors do not: they are dominated by the
     other class. So statistics of the keys are tried anew.

@@ -64,8 +64,8 @@ def fit_dask(
 ) -> Any:
     """Fit an estimator on a Dask cluster; the same numbers as `fit_batches` on one machine.
 
-    The plain version is `fit_batches` on the batches of all partitions; docs/howto/scale.md, "On a
-    cluster", says when a cluster pays.
+    The plain version is `fit_batches` on the batches of all partitions;
+    docs/howto/out_of_core.md, "On a cluster", says when a cluster pays.
 
     What is automatic is settled on the first 1024 samples of positive weight, in the order of the
     partitions, as `fit_batches` does. If anything fails, the estimator is what it was before.

@@ -2,7 +2,7 @@
 
 Intervals, label sets and variances are made of them. The plain version for one new sample is
 `keyhole.textbook.jackknife_interval`, where f_{−i}(x) = f(x) − h_i(x) e_i;
-docs/explanation/after_the_fit.md, "The formulas", has those of groups and variances.
+docs/explanation/contributions_and_intervals.md, "The formulas", has those of groups and variances.
 """
 
 from __future__ import annotations

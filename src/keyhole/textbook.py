@@ -146,7 +146,7 @@ def relu_moment(h: Numbers, k: Numbers, rho: Numbers) -> Numbers:
 
         (hk + ρ) Φ₂(h, k; ρ) + h φ(k) Φ(A) + k φ(h) Φ(B) + r φ(k) φ(A).
 
-    Tiny numbers in the place of h = 0, k = 0 and r = 0 give the limits there.
+    Tiny numbers instead of h = 0, k = 0 and r = 0 give the limits there.
     """
 
     def phi(z: Numbers) -> Numbers:
@@ -265,7 +265,7 @@ def jackknife_interval(
     return float(lower), float(upper)
 
 
-# ---- 6. The learner of the paper's theorems: a norm ball in the place of a penalty ---------------
+# ---- 6. The learner of the paper's theorems: a norm ball instead of a penalty ---------------
 
 
 def norm_ball_objective(

@@ -1,4 +1,4 @@
-"""docs/explanation/theory.md names functions and property tests: both must exist, and every
+"""docs/reference/formulas.md names functions and property tests: both must exist, and every
 public function must be named.
 """
 
@@ -38,7 +38,7 @@ def has_test(path, name):
     return any(isinstance(node, ast.FunctionDef) and node.name == name for node in tree.body)
 
 
-DOCUMENT = (ROOT / "docs" / "explanation" / "theory.md").read_text()
+DOCUMENT = (ROOT / "docs" / "reference" / "formulas.md").read_text()
 
 
 def test_the_document_has_statements():

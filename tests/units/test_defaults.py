@@ -234,7 +234,7 @@ def test_heads_are_finite_where_there_is_no_kernel(bags, options):
 
 
 def test_heads_are_fewer_where_a_fit_would_take_long():
-    """Sizes of the ratings of examples/movielens.py: 512 heads would take half an hour of one
+    """Sizes of the film ratings in the gallery: 512 heads would take half an hour of one
     core.
     """
     tokens, query = (

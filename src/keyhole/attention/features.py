@@ -490,7 +490,7 @@ def attention_features(
 
         φ_m(x) = M^{-1/2} (1/N) Σ_i σ(s_mi) x~_i,     s_mi = x~_0ᵀ W_m x~_i,     x~ = [x; 1]
 
-    and for ``activation="softmax"`` softmax_i(s_mi) in the place of σ(s_mi)/N.
+    and for ``activation="softmax"`` softmax_i(s_mi) instead of σ(s_mi)/N.
 
     Parameters
     ----------

@@ -407,7 +407,7 @@ def _prepare(batch: SetBatch, mean: np.ndarray | None, scale: float, code: int) 
         shift = np.einsum("te,te->t", projected[owner], unit[:, : batch.dim + 1])
 
     # E[σ(u)σ(v)] is (τ_u τ_v)^power times a function of shifts and ρ; for exp the exponent of
-    # E[exp(u)], mean + variance/2, stands in the place of the shift
+    # E[exp(u)], mean + variance/2, replace the shift
     activation = POINTWISE[code]
     power = {"relu": 1, "linear": 1, "square": 2}.get(activation, 0)
     if activation == "exp":

@@ -352,7 +352,7 @@ def prepare_panel(
         shift = (projected[owner] * unit).sum(dim=1)
 
     # E[σ(u)σ(v)] is (τ_u τ_v)^power times a function of shifts and ρ; for exp the exponent of
-    # E[exp(u)], mean + variance/2, stands in the place of the shift
+    # E[exp(u)], mean + variance/2, replace the shift
     power = {"relu": 1, "linear": 1, "square": 2}.get(activation, 0)
     if activation == "exp":
         shift = shift * std + 0.5 * std**2

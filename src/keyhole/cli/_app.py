@@ -291,7 +291,7 @@ ReferenceDate = Annotated[
     str | None,
     typer.Option(
         help=(
-            "Column with the date of each sample: dates become days before it, in the place of "
+            "Column with the date of each sample: dates become days before it, instead of "
             "days after the first one."
         )
     ),

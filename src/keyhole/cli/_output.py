@@ -92,7 +92,7 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """A warning of Python's as one line, in the place of `warnings.showwarning`."""
+    """A warning of Python's as one line, instead of `warnings.showwarning`."""
     echo(f"warning: {message}", err=True)
 
 

@@ -257,8 +257,8 @@ def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: floa
     if getattr(distribution, "chosen", "") == "learned":
         say(
             console,
-            "(the head distribution was learned from all samples: its leave-one-out error flatters "
-            "a little)",
+            "(the head distribution was learned from the same samples, so this leave-one-out error "
+            "is slightly too low; --split or --time gives an error on samples it has not seen)",
         )
     if data.split is not None and len(data.test):
         say(console, _test_line(estimator, data, kind))

@@ -65,7 +65,7 @@ def theory(
         bool,
         typer.Option(
             "--activations",
-            help="Compare all activations at equal n, for one target or several with ; between.",
+            help="Compare all activations at equal n, for targets with semicolons between.",
         ),
     ] = False,
     time_limit: Annotated[

@@ -104,7 +104,7 @@ def unlisted(column: Any) -> tuple[Any, Int[np.ndarray, " o"]]:
 def same_lengths(column: Any) -> tuple[Any, int, tuple[int, int] | None]:
     """The values of lists end to end, their length, and None.
 
-    In the place of None stand the first list that has another length or none, and its length.
+    Instead of None stand the first list that has another length or none, and its length.
     """
     is_fixed = pa.types.is_fixed_size_list(column.type)
     if len(column) and is_fixed and not column.null_count and column.type.list_size:

@@ -301,7 +301,7 @@ def babi_tokens(
     names += [f"age {k}" for k in range(n_ages)]
     names += RECENCY
 
-    # a question has zeros in the place of the parts that are of sentences alone
+    # a question has zeros instead of the parts that are of sentences alone
     query = np.pad(words[questions], ((0, 0), (0, len(names) - words.shape[1])))
     return Dataset(
         sets=SetBatch(keys, query),

@@ -119,7 +119,7 @@ def _json(value: Any) -> str:
 
 
 def _without_infinities(value: Any) -> Any:
-    """The same value with null in the place of numbers that are not finite, at any depth."""
+    """The same value with null instead of numbers that are not finite, at any depth."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

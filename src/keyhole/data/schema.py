@@ -34,7 +34,7 @@ class Coding:
     start : float
         First day of the table, counted from 1970.
     fill : float or None
-        What is put in the place of a missing value: the mean over the rows of the table. Of an age
+        What is put instead of a missing value: the mean over the rows of the table. Of an age
         that is the mean over the tokens that samples have.
 
     Examples

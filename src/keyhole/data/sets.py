@@ -135,7 +135,7 @@ class SampleBatch:
         return len(self), self.dim
 
     def with_sets(self, sets: SetBatch) -> Any:
-        """The same samples with other sets in the place of theirs, as many and in their order."""
+        """The same samples with other sets instead of theirs, as many and in their order."""
         raise NotImplementedError
 
     def numpy(self) -> Any:

@@ -446,11 +446,11 @@ class AttentionModel(SetModel):
 
         It is that of a Gaussian process, √(A (v(x) + alpha)): v(x) is the posterior variance
         under the prior whose covariance is the kernel of the layer, with noise alpha and a free
-        intercept (docs/explanation/after_the_fit.md); the amplitude A, one for each output, is
-        fitted to the leave-one-out errors, A = mean of e_i² / (v_{−i}(x_i) + alpha). For a
-        classifier it is the standard deviation of ``decision_function``; with the log-loss, the
-        posterior one of the logits by Laplace's method, √(v(x)/alpha). It is a model of the errors
-        without a guarantee; intervals have one.
+        intercept (docs/explanation/contributions_and_intervals.md). The amplitude A, one for each
+        output, is fitted to the leave-one-out errors: A = mean of e_i² / (v_{−i}(x_i) + alpha).
+        For a classifier it is the standard deviation of ``decision_function``; with the log-loss,
+        the posterior one of the logits by Laplace's method, √(v(x)/alpha). It is a model of the
+        errors without a guarantee; intervals have one.
 
         Examples
         --------
@@ -553,8 +553,8 @@ class AttentionModel(SetModel):
         parts = self.training_.output_refits(self.layer_)
         if not all(refits.has_variance for refits in parts):
             raise ValueError(
-                f"{purpose} takes a posterior variance, and that a penalty above rounding: alpha "
-                f"is {self.alpha_:g}. Use alpha='loo', or a larger number."
+                f"{purpose} needs a positive penalty, larger than rounding errors: alpha is "
+                f"{self.alpha_:g}. Use alpha='loo', or a larger number."
             )
         return parts
 
@@ -871,7 +871,7 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         """Return intervals for new outcomes by jackknife+, from all leave-one-out fits.
 
         The plain version is `keyhole.textbook.jackknife_interval`;
-        docs/explanation/after_the_fit.md has the formulas. Nothing is refitted.
+        docs/explanation/contributions_and_intervals.md has the formulas. Nothing is refitted.
 
         f_{−i}(x) = f(x) − h_i(x) e_i is the prediction of the fit without sample i, e_i its error
         there. Jackknife+ (Barber, Candès, Ramdas and Tibshirani 2021) goes from the ⌊(1−c)(n+1)⌋-th
@@ -1268,16 +1268,15 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
     def predict_set(self, X: Any, coverage: float = 0.9) -> Bool[np.ndarray, "n c"]:
         """Return which labels are plausible for each sample, by jackknife+.
 
-        Label y is in the set of x unless at least c(n+1) of the training samples are more at home
-        with their own label, left out, than x is with y: {y : #{i : p_{−i}(x_i, y_i) >
-        p_{−i}(x, y)} < c(n+1)}, with the probabilities p_{−i} of the fit without sample i, at the
-        temperature of the model.
+        Let p_{−i} be the probabilities of the fit without sample i, at the temperature of the
+        model. Label y is in the set of x if #{i : p_{−i}(x_i, y_i) > p_{−i}(x, y)} < c(n+1): few
+        training samples have a higher probability of their own label than x has of y.
 
         Returns
         -------
         bool array (n, classes)
-            In the order of ``classes_``. A set may be empty: then x is less at home with every
-            label than most of the training samples were with theirs.
+            In the order of ``classes_``. A set may be empty: then no label is as probable for x as
+            their own label was for most of the training samples.
 
         Notes
         -----
@@ -1317,7 +1316,7 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
                 memory_budget=memory_budget(),
             )
 
-        # without leave-one-out fits: the probabilities of the model in the place of p_{−i}(x, y)
+        # without leave-one-out fits: the probabilities of the model instead of p_{−i}(x, y)
         if model.interval_method == "jackknife":
             model._warn_of_plain_jackknife("sets")
         scores = model.layer_.predict(samples, memory_budget=memory_budget())

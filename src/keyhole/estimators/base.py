@@ -73,11 +73,11 @@ class SetModel(BaseEstimator):
     def contributions(self, X: Any) -> list[Float[np.ndarray, "k ..."]]:
         """Return what each key adds to the prediction of its sample.
 
-        The plain version is `keyhole.textbook.contributions`; docs/explanation/after_the_fit.md
-        says how to read them.
+        The plain version is `keyhole.textbook.contributions`;
+        docs/explanation/contributions_and_intervals.md says how to read them.
 
         With weights σ(s_mi)/N, f(x) = b + Σ_i c_i and c_i = (1/N) Σ_m M^{-1/2} σ(s_mi) <v_m, x~_i>;
-        for softmax its weights stand in the place of σ(s_mi)/N. With infinitely many heads c_i is
+        for softmax its weights replace σ(s_mi)/N. With infinitely many heads c_i is
         the prediction for the set of key i alone, with the same query and without b, divided by N.
         Together with ``intercept_`` and, where there are any, the sums of `extras_contributions`,
         they add up to `predict`, of a classifier to ``decision_function``.
@@ -173,7 +173,7 @@ class SetModel(BaseEstimator):
         """Return the fitted layer as a ``torch.nn.Module``, with the same outputs to rounding.
 
         ``module(keys, mask, query, extras)`` takes padded sets; `keyhole.export.torch_module` names
-        its parameters, all of which can be trained (docs/howto/production.md). It takes torch, and
+        its parameters, all of which can be trained (docs/howto/deploy.md). It takes torch, and
         finitely many heads.
         """
         from keyhole.export import to_torch

@@ -3,8 +3,8 @@
 Samples are summed (`keyhole.streaming`) and never held as a whole. A model that was given batches
 has ``stream_``, all that is known of its samples; its values are solved for by `ensure_solved`,
 which every method that predicts calls first, or by ``model.solve()``. The values are those of the
-plain version, `keyhole.textbook.ridge`, on all samples at once; docs/howto/scale.md says when to
-use batches, and how the penalty is chosen.
+plain version, `keyhole.textbook.ridge`, on all samples at once; docs/howto/out_of_core.md says
+when to use batches, and how the penalty is chosen.
 
 Functions that change a model work on a draft of it (`keyhole.estimators.states.change`): a batch is
 added whole or not at all, also between threads. Methods that only read take a `snapshot` first, so
@@ -855,7 +855,7 @@ def forget(model: Any) -> None:
 
 
 def adopt(model: Any, draft: Any) -> None:
-    """Make a model what a draft of it has become, in the place of any fit before."""
+    """Make a model what a draft of it has become, instead of any fit before."""
     with change(model) as current:
         forget(current)
         vars(current).update(vars(draft))

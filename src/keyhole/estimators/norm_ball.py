@@ -1,7 +1,7 @@
 """The learner of the paper's theorems: a convex loss is minimised over a norm ball of values.
 
 The plain version of what is minimised, and of the norms that are bounded, is
-`keyhole.textbook.norm_ball_objective` and `keyhole.textbook.norms`. docs/explanation/choosing.md
+`keyhole.textbook.norm_ball_objective` and `keyhole.textbook.norms`. docs/explanation/defaults.md
 compares it with ridge, and says how radii are chosen.
 """
 
@@ -215,8 +215,8 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
         sequence is chosen from by cross-validation. "theory" is c √B.
     ball_radius : "matched", "cv", "theory", number (math.inf allowed) or sequence of numbers
         √(K_2/M). "matched" is group_radius/√(δM), the ratio of the theory's radii. "cv" chooses
-        among that ratio, no bound at all, and group_radius/√M, at which the group norm no longer
-        matters. "theory" is √(c B/(δ M)).
+        among that ratio, no bound at all, and group_radius/√M, at which the group norm does not
+        matter. "theory" is √(c B/(δ M)).
     activation : str
         "relu", "softmax", "linear", "square", "step" or "exp".
     fit_intercept : bool

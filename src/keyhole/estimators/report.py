@@ -93,7 +93,7 @@ def why_fewer_heads(model: Any) -> str | None:
     if not is_automatic or not model.n_heads_ < AUTO_HEADS:
         return None
     return (
-        f"{int(model.n_heads_)} heads in the place of {AUTO_HEADS}: with more, a fit is predicted "
+        f"{int(model.n_heads_)} heads instead of {AUTO_HEADS}: with more, a fit is predicted "
         f"to take over {AUTO_SECONDS:.0f} s of one core, or its sums to be too large. Set "
         "`n_heads` to have more."
     )

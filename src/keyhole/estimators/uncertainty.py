@@ -3,7 +3,8 @@
 Everything here is a function of exact leave-one-out fits (`keyhole.refits.Refits`), or of the
 leave-one-out errors that every model keeps. The estimators have thin methods for them, whose
 docstrings say what is guaranteed. The plain version of an interval is
-`keyhole.textbook.jackknife_interval`; docs/explanation/after_the_fit.md explains all of them.
+`keyhole.textbook.jackknife_interval`; docs/explanation/contributions_and_intervals.md explains
+all of them.
 """
 
 from __future__ import annotations
@@ -255,7 +256,7 @@ def jackknife_plus_label_sets(
     """Which labels are plausible, from all leave-one-out fits.
 
     Label y is plausible for x unless c(n+1) of the training samples, or groups, have
-    p_{−i}(x_i, y_i) > p_{−i}(x, y): left out, they are more at home with their own label.
+    p_{−i}(x_i, y_i) > p_{−i}(x, y), a higher leave-one-out probability of their own label.
     """
     # p_{−i}(x_i, y_i), and how many training samples may exceed p_{−i}(x, y)
     refits = parts[0]

@@ -15,7 +15,7 @@ With the notation of `keyhole.textbook`, for one sample of N keys:
     6. probabilities are softmax(c · scores).
 
 `predict_with` does these steps in plain NumPy, sample by sample: it is what
-docs/howto/production.md shows, and what tests compare the torch module and the ONNX graph with.
+docs/howto/deploy.md shows, and what tests compare the torch module and the ONNX graph with.
 """
 
 from __future__ import annotations

@@ -296,7 +296,7 @@ def _scaled(graph: Graph, scaling: str, tokens: str, centre: Any, spread: Any) -
 
 
 def _one_for_zero(graph: Graph, value: str) -> str:
-    """Positive numbers as they are, 1 in the place of 0."""
+    """Positive numbers as they are, 1 instead of 0."""
     is_positive = graph.node("Greater", value, graph.constant("zero", 0.0))
     return graph.where(is_positive, value, 1.0)
 

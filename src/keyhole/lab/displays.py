@@ -1,6 +1,6 @@
 """Diagnostics in one picture each, as matplotlib displays.
 
-Left-out predictions, calibration, coverage.
+Leave-one-out predictions, calibration, coverage.
 
 As scikit-learn's displays: ``from_estimator`` and ``from_predictions`` compute and draw, ``plot``
 draws again what was computed. matplotlib is imported when something is drawn.
@@ -82,9 +82,9 @@ class LeftOutDisplay(_Display):
         found = getattr(estimator, "loo_predictions_", None)
         if found is None or len(found) != len(y):
             raise ValueError(
-                "left-out predictions are those of the training samples: pass what the model was "
-                f"fitted to, by fit; got {len(y)} samples, and "
-                f"{'none' if found is None else len(found)} left-out predictions."
+                "leave-one-out predictions are those of the training samples: pass what the model "
+                f"was fitted to, by fit; got {len(y)} samples, and "
+                f"{'none' if found is None else len(found)} leave-one-out predictions."
             )
         # only samples that were left out, or held out from learned heads, have a prediction
         outcomes = np.reshape(y, (len(y), -1))[:, output]

@@ -263,7 +263,7 @@ def _draw_marks(axis: Any, marks: Mapping[str, float]) -> None:
 
 
 def _turn_on_its_side(axis: Any, names: Sequence[str]) -> None:
-    """Names one below the other in the place of numbers, and what was y from zero to the right."""
+    """Names one below the other instead of numbers, and what was y from zero to the right."""
     axis.set_yticks(range(len(names)), [_label(name) for name in names])
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.set_xlim(left=0.0)

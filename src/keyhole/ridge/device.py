@@ -33,7 +33,7 @@ def ridge_device(
     """Ridge on a float64 Gram matrix on a device, which is overwritten.
 
     ``rounding`` is that of the arithmetic that computed it. Penalties below the numerical floor are
-    left to the host. Without room for a copy, one penalty is factorised in the place of the matrix.
+    left to the host. Without room for a copy, the matrix of one penalty is factorised in place.
     """
     ridge = DeviceRidge.of(gram, problem)
 

@@ -327,7 +327,7 @@ class GramSmoother:
         hat = problem.roots * (half_solved @ self.root)
         variance = self_kernel - np.einsum("mn,mn->m", half_solved, half_solved)
 
-        # k̄(x, x) in the place of k(x, x), and the terms in Σw
+        # k̄(x, x) instead of k(x, x), and the terms in Σw
         if problem.fit_intercept:
             hat += weights / total_weight
             of_mean = self.weighing.removed + self.alpha - 2 * (compared @ weights)
@@ -1035,7 +1035,7 @@ class GroupRoute:
         """Coefficients and intercept of the fit without the samples ``rows`` of one group.
 
         ``left_out`` are the residuals of all samples, as `solve` gives them. Leaving a group out is
-        fitting the predictions that are made without it in the place of its outputs: the outputs
+        fitting the predictions that are made without it instead of its outputs: the outputs
         fall by these residuals, and the fit is linear in them.
         """
         problem = self.weighing.problem

@@ -1,7 +1,7 @@
 """The values of many heads by preconditioned conjugate gradients.
 
-They serve where neither Gram matrix fits the memory (docs/howto/scale.md, "Too many heads for a
-matrix"). The plain version, with the same solution, is `keyhole.textbook.ridge`.
+They serve where neither Gram matrix fits the memory (docs/howto/out_of_core.md, "Too many heads
+for a matrix"). The plain version, with the same solution, is `keyhole.textbook.ridge`.
 """
 
 from __future__ import annotations

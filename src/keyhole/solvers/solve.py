@@ -9,7 +9,7 @@ route gives the same numbers. Values of least log-loss take the same routes, but
 gradients: each of their Newton steps is a weighted ridge fit (logistic/).
 
 The plain version is in `keyhole.textbook` (docs/explanation/textbook.md): `features` or `kernel`,
-then `ridge`, then v = Φᵀa. docs/howto/scale.md says which route costs what.
+then `ridge`, then v = Φᵀa. docs/howto/out_of_core.md says which route costs what.
 """
 
 from __future__ import annotations

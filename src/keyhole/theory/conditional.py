@@ -11,7 +11,7 @@ target's powers c_i² on them. The part of the target that the features cannot e
 
 None of these is known exactly. The eigenvalues of Ŝ = (1/m) Σ φφᵀ are more spread out than those
 of S, and its eigenvectors fit the target too well. Both errors are those of a ridge regression on
-the m sets, which obeys the same formula with m in the place of n. So they can be taken out. Write
+the m sets, which obeys the same formula with m instead of n. So they can be taken out. Write
 ẑ, q̂ for the sums over the eigenvalues of Ŝ at γ̂, and ê for the mean squared residual on the m sets
 of ridge regression with the ridge γ̂. Then
 

@@ -88,7 +88,7 @@ class Connection(H11Protocol):
         self._reading.stop()
 
     def handle_events(self) -> None:
-        """A request that was read to the end of its head is no longer waited for."""
+        """A request that was read to the end of its head need not be waited for."""
         super().handle_events()
         if self.is_answered:
             self._waiting.stop()

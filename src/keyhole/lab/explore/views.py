@@ -1166,7 +1166,7 @@ def rotation(state: ExploreState, results: Results) -> View:
         )
     chart = Chart(
         name="rotation",
-        title=f"<x_0, S x_i> in the place of <x_0, x_i>, n = {state.n_samples:,}",
+        title=f"<x_0, S x_i> instead of <x_0, x_i>, n = {state.n_samples:,}",
         x_label="γ: S = (1−γ) I + γ P, P a random rotation",
         y_label="test error over Var f*",
         series=series,
@@ -1304,7 +1304,7 @@ def cells_of(state: ExploreState) -> list[Cell]:
 
 
 def _finished(sweep: CellSweep, results: Results, name: str = "mean_square") -> Curve:
-    """The errors of the repetitions that are finished, NaN in the place of others.
+    """The errors of the repetitions that are finished, NaN instead of others.
 
     ``name`` is that of the error among the values of a cell.
     """

@@ -85,7 +85,7 @@ class HeatMap:
 
     Colours diverge from `centre` when it is given.
 
-    `words` stand in the cells in the place of the numbers. Over it lie a line, which has a row for
+    `words` stand in the cells instead of the numbers. Over it lie a line, which has a row for
     each column (None where it has none), and points: column, row and words. Both are counted from
     zero and may fall between.
     """

@@ -2,7 +2,7 @@
 
     pip download aeon --no-deps && unzip aeon-*.whl -d aeon
     folder=aeon/aeon/datasets/data/PickupGestureWiimoteZ
-    python examples/gestures.py $folder/PickupGestureWiimoteZ_{TRAIN,TEST}.ts
+    python benchmarks/example_gestures.py $folder/PickupGestureWiimoteZ_{TRAIN,TEST}.ts
 
 A series is a set of windows that know when they were. The baseline is the nearest neighbour
 under dynamic time warping within a band, chosen on the training part as all else is. Series

