@@ -49,6 +49,14 @@ FURTHER = [
 ]
 
 
+FEW_HEADS_AND_MANY = [
+    kind(n_heads=n_heads, activation=activation)
+    for kind in (kh.AttentionRegressor, kh.AttentionClassifier)
+    for n_heads in (3, 16, 64, "auto")
+    for activation in ("relu", "softmax")
+]
+
+
 @parametrize_with_checks(ESTIMATORS)
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
@@ -57,6 +65,12 @@ def test_scikit_learns_own_checks(estimator, check):
 @pytest.mark.slow
 @parametrize_with_checks(FURTHER)
 def test_scikit_learns_own_checks_with_other_options(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(FEW_HEADS_AND_MANY)
+def test_scikit_learns_own_checks_with_few_heads_and_many(estimator, check):
     check(estimator)
 
 
