@@ -105,6 +105,9 @@ NEWTON_SECONDS = 2.0
 """What Newton steps of the log-loss may cost to be tried at all: so many times a fit in closed
 form, or so many predicted seconds of one core."""
 
+STAGE_SHARE = 0.25
+"""Share of what choosing may cost that one stage of expensive drafts may take."""
+
 LARGE_SETS = 32
 """Keys of the median set from which on a selection of keys is tried."""
 
@@ -387,8 +390,9 @@ def choose_query(search: CandidateSearch, best: Draft) -> Stage:
         draft = yield CandidateTrial(replace(best.spec, query="mean"))
         if search.is_lower(draft, best):
             best = draft
-    if "each" in search.queries[1:]:
-        draft = yield CandidateTrial(replace(best.spec, query="each"))
+    each = replace(best.spec, query="each")
+    if "each" in search.queries[1:] and search.can_afford(each, n_drafts=1):
+        draft = yield CandidateTrial(each)
         best = search.replaced(best, [draft])
     return best
 
@@ -428,6 +432,11 @@ def choose_activation(search: CandidateSearch, best: Draft) -> Stage:
     if query == "each" and search.spec.query == AUTO:
         query = "given"
     base = replace(best.spec, activation=SOFTMAX, pooling=pooling, query=query)
+    # heads of a query have D² entries to draw, those of a constant query D: in many dimensions
+    # softmax is tried without a query that was made of the keys
+    n_drafts = len(SOFTMAX_SCALES) + len(search.scalings) - 1
+    if query == "mean" and search.spec.query == AUTO and not search.can_afford(base, n_drafts):
+        base = replace(base, query="given")
 
     # the heads that were asked for, as they are
     if search.spec.heads is not None:
@@ -818,6 +827,22 @@ class CandidateSearch:
             return math.inf
         return self.size.n_heads
 
+    def can_afford(self, spec: LayerSpec, n_drafts: int) -> bool:
+        """Whether so many drafts of such settings take no more than choosing may cost.
+
+        One stage of several may take a part of it: `STAGE_SHARE`.
+        """
+        n_tokens = keys_seen(self.part.samples.token_counts, spec.query)
+        has_query = spec.query != "given" or self.part.samples.query is not None
+        one_draft = fit_seconds(
+            len(self.part),
+            n_tokens,
+            self.part.samples.dim,
+            self.draft_heads(spec),
+            has_query=has_query,
+        )
+        return n_drafts * one_draft <= STAGE_SHARE * self.size.budget.choosing
+
     def may_be_final(self, spec: LayerSpec) -> bool:
         """Whether a draft of these settings is fitted as the final fit would be.
 
@@ -1056,12 +1081,17 @@ def affordable_draft(
     most_heads = AUTO_HEADS
     if not isinstance(spec.n_heads, str) and not spec.is_exact:
         most_heads = int(spec.n_heads)
-    budget = ChoiceBudget(final_fit=seconds(n, most_heads))
-    allowed = budget.drafts
+    allowed = ChoiceBudget(final_fit=seconds(n, most_heads)).drafts
+
+    # T: an exact kernel that is cheaper than so many heads will be used in their place
+    may_be_exact = spec.is_exact or isinstance(spec.n_heads, str)
+    final_fit = seconds(n, most_heads)
+    if may_be_exact:
+        final_fit = min(final_fit, seconds(n, math.inf))
+    budget = ChoiceBudget(final_fit=final_fit)
 
     # the first number of samples that keeps all drafts within that, or the least of them
     few_heads = min(most_heads, DRAFT_HEADS)
-    may_be_exact = spec.is_exact or isinstance(spec.n_heads, str)
     for limit in DRAFT_SAMPLES:
         n_samples = min(n, limit)
         one_draft = seconds(n_samples, few_heads)
