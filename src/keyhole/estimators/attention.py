@@ -46,6 +46,7 @@ from keyhole.estimators.classes import (
     without_weightless,
 )
 from keyhole.estimators.explanations import weights_of_hops
+from keyhole.estimators.procedure import ProcedureLoss, loss_of_procedure
 from keyhole.estimators.report import say, settings_line, summary_of, tell_candidate
 from keyhole.estimators.selection import Selection
 from keyhole.estimators.uncertainty import (
@@ -218,6 +219,45 @@ class AttentionModel(SetModel):
     def _chosen_loss(self, model: Any) -> dict[str, Any]:
         """The loss that the values minimise, where an estimator has that parameter."""
         return {}
+
+    def procedure_loss(self, n_folds: int = 10) -> ProcedureLoss:
+        """Return the loss of the whole procedure, choices included, on samples held out of it.
+
+        ``loo_error_``, and the loss that `summary` names, are exact leave-one-out of the settings
+        that were chosen. These settings were the best of many on the same samples, so that their
+        loss is too low where samples are few: log-loss .230 on the 92 bags of musk1, where the
+        procedure has .375 ± .089. Here settings are chosen anew without each fold. The cost is that of
+        ``n_folds`` fits, each with its choices.
+
+        Groups and duplicates are held out together, and weights weigh the loss.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import keyhole as kh
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.normal(size=(40, 3, 2))
+        >>> model = kh.AttentionRegressor(random_state=0).fit(x, rng.normal(size=40))
+        >>> result = model.procedure_loss(n_folds=5)
+        >>> bool(result.loss > model.loo_error_)  # y is noise: what was chosen is luck
+        True
+        """
+        n_folds = check_count(n_folds, "n_folds", minimum=2)
+        model = self._snapshot()
+        check_is_fitted(model)
+        if model.interval_method != "jackknife+":
+            raise ValueError(
+                f"procedure_loss repeats the fit on parts of its samples, and "
+                f"{model._why_no_refits()} sklearn.model_selection.cross_validate does the same "
+                "with any samples."
+            )
+        if model.key_selection_ is not None:
+            raise ValueError(
+                "procedure_loss repeats the fit on parts of its samples, and this model has kept "
+                f"the {model.key_selection_.n_keys} keys of each set alone that it sees. Use "
+                "sklearn.model_selection.cross_validate with the samples themselves."
+            )
+        return loss_of_procedure(model.layer_spec(None), model.training_.data, n_folds)
 
     def summary(self) -> str:
         """Return what was tried, its loss and its cost, and what was chosen: a table to print."""
@@ -723,9 +763,10 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     alpha_ : float
         The penalty used.
     loo_error_ : float
-        Leave-one-out mean squared error at ``alpha_``; not after a fit in one pass over batches,
-        nor after "cg". Where heads were learned it is that of the ``n_held_out_`` samples that
-        neither heads nor values have seen.
+        Leave-one-out mean squared error at ``alpha_``, of the settings that were chosen: too low
+        where they are the best of many on few samples (see `procedure_loss`). Not after a fit in
+        one pass over batches, nor after "cg". Where heads were learned it is that of the
+        ``n_held_out_`` samples that neither heads nor values have seen.
     n_held_out_ : int
         Samples that were held out while heads were learned; 0 where none were learned.
     selection_ : Selection

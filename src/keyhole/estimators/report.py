@@ -36,6 +36,11 @@ def summary_of(model: Any) -> str:
         lines.append("Nothing was left to choose, or there were too few samples to choose by.")
         return "\n".join(lines)
 
+    lines.append(
+        "That loss is of the settings chosen, and too low by what choosing found by luck: "
+        "procedure_loss() repeats the choice on held-out folds."
+    )
+
     # the candidates in the order in which they were tried
     lines += [
         "",
