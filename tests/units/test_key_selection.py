@@ -37,6 +37,7 @@ def classifier(**settings):
         "pooling": "mean",
         "scaling": "none",
         "query": "given",
+        "loss": "squared_error",
         "random_state": 0,
     }
     return kh.AttentionClassifier(**{**chosen, **settings})

@@ -226,8 +226,8 @@ class AttentionModel(SetModel):
         ``loo_error_``, and the loss that `summary` names, are exact leave-one-out of the settings
         that were chosen. These settings were the best of many on the same samples, so that their
         loss is too low where samples are few: log-loss .230 on the 92 bags of musk1, where the
-        procedure has .375 ± .089. Here settings are chosen anew without each fold. The cost is that of
-        ``n_folds`` fits, each with its choices.
+        procedure has .375 ± .089. Here settings are chosen anew without each fold. The cost is that
+        of ``n_folds`` fits, each with its choices.
 
         Groups and duplicates are held out together, and weights weigh the loss.
 
