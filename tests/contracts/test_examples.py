@@ -188,3 +188,13 @@ def test_stories(
     module = load(path)
     assert module.models["one hop"].score(module.data.sets, module.data.target) > 0.8
     assert "bags of words: accuracy" in capsys.readouterr().out
+
+
+def test_large_bags(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slides whose label hangs on a few keys, from files to the keys that matter."""
+    monkeypatch.setattr("sys.argv", ["large_bags.py", "60", "60", "6"])
+    load(EXAMPLES / "large_bags.py")
+    shown = capsys.readouterr().out
+    assert "on disk" in shown
+    assert "contributions rank signal keys" in shown
+    assert shown.count("key ") >= 10

@@ -1,6 +1,6 @@
 """Diagnostics in one picture each, as matplotlib displays.
 
-Leave-one-out predictions, calibration, coverage.
+Leave-one-out predictions, calibration, coverage, and a map of the keys of one set.
 
 As scikit-learn's displays: ``from_estimator`` and ``from_predictions`` compute and draw, ``plot``
 draws again what was computed. matplotlib is imported when something is drawn.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Nominal coverages that are tried."""
@@ -28,6 +28,11 @@ class _Display:
 
     def _begin(self, ax: Any, ends: Any) -> None:
         """Axes, and on them the line on which points would lie."""
+        self._axes(ax)
+        self.ax_.plot(ends, ends, color="0.6", lw=0.8, zorder=0)
+
+    def _axes(self, ax: Any) -> None:
+        """The axes that were given, or new ones."""
         if ax is None:
             from keyhole.lab.report.html import check_lab
 
@@ -35,8 +40,8 @@ class _Display:
             from matplotlib import pyplot
 
             ax = pyplot.subplots()[1]
-        self.ax_, self.figure_ = ax, ax.figure
-        self.ax_.plot(ends, ends, color="0.6", lw=0.8, zorder=0)
+        self.ax_ = ax
+        self.figure_ = ax.figure
 
     def _draw_shares(
         self, expected: Float[np.ndarray, " b"], share: Any, error: Any, ax: Any
@@ -235,4 +240,106 @@ class CoverageDisplay(_Display):
         self.ax_.set(
             xlabel="coverage asked for", ylabel="share inside", xlim=(low, 1), ylim=(low, 1)
         )
+        return self
+
+
+@dataclass
+class KeyMapDisplay(_Display):
+    """Where the keys of one set lie, coloured by what each adds to the output of a model.
+
+    Attributes
+    ----------
+    coordinates : array (N, 2)
+        Column and row of every key, such as the corner of a patch of a slide; rows count downwards.
+    contributions : array (N,)
+        What every key adds.
+    top_keys : array (k,)
+        The numbers of the keys that add most, the largest first; they are circled.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> places = np.array([[0, 0], [1, 0], [0, 1], [1, 1]])
+    >>> display = KeyMapDisplay.from_contributions(places, [0.1, 0.0, 2.0, -0.5], n_top=2)
+    >>> display.top_keys.tolist()
+    [2, 0]
+    >>> print(display.listing())
+    key 2 at (0, 1): +2
+    key 0 at (0, 0): +0.1
+    """
+
+    coordinates: Float[np.ndarray, "k 2"]
+    contributions: Float[np.ndarray, " k"]
+    top_keys: Int[np.ndarray, " t"]
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: Any,
+        X: Any,
+        coordinates: Any,
+        *,
+        output: int = 0,
+        n_top: int = 10,
+        ax: Any = None,
+    ) -> KeyMapDisplay:
+        """Of a fitted model and a batch of one set; of several outputs or classes, one."""
+        if len(X) != 1:
+            raise ValueError(
+                f"a map shows the keys of one set: got {len(X)} sets. Choose one, X[i : i + 1]."
+            )
+        contributions = np.asarray(estimator.contributions(X)[0], float)
+        if contributions.ndim == 2:
+            contributions = contributions[:, output]
+        return cls.from_contributions(coordinates, contributions, n_top=n_top, ax=ax)
+
+    @classmethod
+    def from_contributions(
+        cls, coordinates: Any, contributions: Any, *, n_top: int = 10, ax: Any = None
+    ) -> KeyMapDisplay:
+        """Of where keys lie, and what each adds."""
+        places = np.asarray(coordinates, float)
+        parts = np.asarray(contributions, float)
+        if places.shape != (len(parts), 2):
+            raise ValueError(
+                "`coordinates` must have shape (N, 2), a column and a row for every key: got "
+                f"{places.shape} for {len(parts)} keys."
+            )
+        top_keys = np.argsort(-parts, kind="stable")[:n_top]
+        return cls(places, parts, top_keys).plot(ax)
+
+    def listing(self) -> str:
+        """The keys that add most, a line each."""
+        lines = []
+        for key in self.top_keys:
+            column, row = self.coordinates[key]
+            lines.append(f"key {key} at ({column:g}, {row:g}): {self.contributions[key]:+.3g}")
+        return "\n".join(lines)
+
+    def plot(self, ax: Any = None) -> KeyMapDisplay:
+        """Draw keys in colours from blue, which lower the output, to red, which raise it."""
+        self._axes(ax)
+        # the largest contributions would leave all others pale: colours end at the 99th percentile
+        strength = float(np.quantile(np.abs(self.contributions), 0.99)) or 1.0
+        # a key covers about its share of the picture
+        size = 60_000 / max(16, len(self.contributions))
+        points = self.ax_.scatter(
+            *self.coordinates.T,
+            c=self.contributions,
+            s=size,
+            marker="s",
+            cmap="coolwarm",
+            vmin=-strength,
+            vmax=strength,
+            linewidths=0,
+        )
+        self.ax_.scatter(
+            *self.coordinates[self.top_keys].T,
+            s=max(30, 3 * size),
+            facecolors="none",
+            edgecolors="black",
+        )
+        self.figure_.colorbar(points, ax=self.ax_, label="contribution")
+        self.ax_.invert_yaxis()
+        self.ax_.set(xlabel="column", ylabel="row", aspect="equal")
         return self
