@@ -33,10 +33,11 @@ fuzz: $(VENV)/.test  ## damaged files of every format and random sequences of ca
 fuzz-keep: $(VENV)/.test  ## make a test of CASE=out/fuzz/….json
 	$(BIN)/python tests/fuzz/attack.py --keep $(CASE)
 
-lint: $(VENV)/.lint  ## ruff and mypy --strict
+lint: $(VENV)/.lint  ## ruff, mypy --strict, and the language of pages, docstrings and messages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python .ci/words.py
 
 wheel: $(VENV)/.wheel  ## wheel and sdist, each installed alone into an empty environment: it fits, saves and predicts there
 	rm -rf $(OUT)/wheel $(OUT)/wheel-env $(OUT)/sdist-env

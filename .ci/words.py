@@ -29,6 +29,9 @@ LONG_SHARE = 0.03
 PAGE_WORDS = 1200
 TEACHING = ("docs/tutorials", "docs/howto", "docs/explanation")
 
+# a full stop, and then a capital, a number, or a word in quotes or backticks
+SENTENCE_END = re.compile(r"""(?<=[.!?])["')\]*]*\s+(?=["'(\[*]*[A-Z0-9]|["`])""")
+
 # a pattern, and what to write instead. Word boundaries are added; case does not matter.
 BANNED = {
     r"laws?(?! of large numbers)": "head distribution, or property",
@@ -81,7 +84,7 @@ class Text:
         found = []
         for paragraph in self.prose.split("\n\n"):
             joined = " ".join(paragraph.split())
-            for sentence in re.split(r"(?<=[.!?])[\"')\]*]*\s+(?=[\"'(\[*]*[A-Z0-9`])", joined):
+            for sentence in SENTENCE_END.split(joined):
                 if len(words(sentence)) > 2:
                     found.append(sentence)
         return found

@@ -62,7 +62,7 @@ class DescentSettings:
         in units of the variance of the target.
     jitter : float
         Probability with which, at every step, a while passes before a key whose age is known, so
-        that it and all older ones are one age older: ages are not learned by heart.
+        that it and all older ones are one age older: ages are not memorised.
     strengths : tuple of float
         Multiples c of the identity that a single hop starts from, chosen by leave-one-out.
     max_samples : int

@@ -515,8 +515,8 @@ def attention_features(
 
     Notes
     -----
-    Cost: 2MD_qD + 4MD·N_i operations for a set of N_i keys, whatever the lengths of the others;
-    without a query 4MD·N_i, and of a ``HeadDraw`` the last rows are drawn, MD numbers
+    Cost: 2MD_qD + 4MD·N_i operations for a set of N_i keys, whatever the lengths of the others.
+    Without a query 4MD·N_i, and of a ``HeadDraw`` the last rows are drawn, MD numbers
     (benchmarks/bench_wide.py). The features of a set are computed in the same order whatever else
     is in the batch: slicing it changes no bit of them.
 
@@ -734,7 +734,7 @@ def key_contributions(
     c_i = M^{-1/2} Σ_m w_mi <v_m, x~_i>.
 
     w_mi are the weights of the layer, σ(s_mi)/N or softmax, times the coefficient of the set in its
-    sample; where every key is a query in turn, those of a key are added up over queries. Sums over
+    sample. Where every key is a query in turn, those of a key are added up over queries. Sums over
     a sample are `apply_values`. 2MD(1 + t) operations for a key, where `apply_values` takes 4MD;
     sets of more than 32 keys under softmax 2MD more.
     """
@@ -814,9 +814,9 @@ def attention_pullback(
     W_m = U_k + noise with k = m mod K.
 
     With a_m = cotangent_m / √M and g_mi = <a_m, x~_i>, the gradient in the score s_mi is σ'(s_mi)
-    g_mi / N, or w_mi (g_mi − Σ_j w_mj g_mj) for softmax weights w; that in W_m is Σ_i ∂s_mi x~_0
+    g_mi / N, or w_mi (g_mi − Σ_j w_mj g_mj) for softmax weights w. That in W_m is Σ_i ∂s_mi x~_0
     x~_iᵀ, summed over sets. K = M unless given. Into ``queries``, a row for each of ``batch.sets``,
-    goes the gradient in their x~_0, Σ_mi ∂s_mi W_m x~_i, if it is given; samples whose every key is
+    goes the gradient in their x~_0, Σ_mi ∂s_mi W_m x~_i, if it is given. Samples whose every key is
     the query in turn have none. Cost: 2MD² + 6MD·N_i operations for a set of N_i keys, about that
     of the features themselves. Sets of equal length are stacked, so nothing is padded.
     """

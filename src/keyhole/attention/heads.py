@@ -97,7 +97,7 @@ class GaussianHeads(HeadParameters):
     ----------
     mean : float, (low, high) or array (D_q, D)
         A number c means c·W_0 with W_0 = [[I, 0], [0, 0]], so that coordinate i of the query meets
-        coordinate i of the key, for as many as both have; an array is the mean itself, D_q = d_q +
+        coordinate i of the key, for as many as both have. An array is the mean itself, D_q = d_q +
         1 and D = d + 1. With two numbers every head has a strength of its own for each coordinate,
         exp of a uniform number between log(low) and log(high), instead of W_0's ones: some
         heads compare one column sharply, others another. Such a head distribution has no kernel.

@@ -80,7 +80,7 @@ class Ages:
     """Coordinates of keys that say how old each is: ``hot`` are zeros and a one, newest first.
 
     ``columns`` are all that follow from the age, those and others such as 2^-age, and ``table``
-    their values at each age; a key of no age has zeros in all of ``hot``.
+    their values at each age. A key of no age has zeros in all of ``hot``.
     """
 
     hot: Int[np.ndarray, " a"]
@@ -244,7 +244,7 @@ class UsedCoordinates:
         """A head distribution that was learned in these coordinates, in all of them.
 
         Its entries at the other coordinates are those of ``start``, the matrices of all hops, which
-        are overwritten; at coordinates that are ignored they are zero, and so is the noise.
+        are overwritten. At coordinates that are ignored they are zero, and so is the noise.
         """
         dim = start[-1].shape[2] - 1
         columns = np.append(self.keys, dim)

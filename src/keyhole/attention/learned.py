@@ -164,7 +164,7 @@ class LearnedHeads(UnfittedHeads):
     setting; docs/explanation/learned_heads.md teaches it.
 
     The values of random heads are solved for in closed form, and so are the n fits that each leave
-    a sample out; what remains is a function of the head distribution alone, the leave-one-out
+    a sample out. What remains is a function of the head distribution alone, the leave-one-out
     error, and Adam descends it along its exact gradient (variable projection). Every step draws
     fresh noise G, so that a head distribution is learned and not a set of heads.
 
@@ -173,7 +173,7 @@ class LearnedHeads(UnfittedHeads):
     facts, the second of which follows from the first.
 
     A part of the training set that no descent sees says which start, how many hops and how many
-    steps are best, and whether to keep the result at all; then all samples take a few more steps.
+    steps are best, and whether to keep the result at all. Then all samples take a few more steps.
     Below 250 samples several descents leave out a part each, so that every sample is held out once,
     and all samples descend anew.
 
@@ -199,7 +199,7 @@ class LearnedHeads(UnfittedHeads):
     Notes
     -----
     One step costs n²p + n³ operations for n = min(samples, 600) and p = heads of a step · D, and
-    6 n p D_H for the last of H hops, D_H = d_q + (H−1)·P·d + 1; with H hops n is at most 600/√H. Up
+    6 n p D_H for the last of H hops, D_H = d_q + (H−1)·P·d + 1. With H hops n is at most 600/√H. Up
     to seven descents are tried, until the held-out error is below 2 % of the variance. The result
     is a deterministic function of the data, the parameters and the seed, which is that of the
     estimator. With ``device`` of the estimator a GPU does it, with the same numbers up to the

@@ -101,7 +101,7 @@ def starts_of(plan: LearningPlan) -> list[Start]:
     """The starts to try, in this order, until one solves the task.
 
     First every number of hops from the same strengths. Then again with hops that move on, and with
-    hops that know nothing of ages: on tasks where order means nothing, ages are learned by heart.
+    hops that know nothing of ages: on tasks where order means nothing, ages are memorised.
     """
     several_hops = [hops for hops in plan.hops if hops > 1]
     starts = [Start(hops) for hops in plan.hops]

@@ -225,10 +225,11 @@ def babi_tokens(
 ) -> Dataset:
     """Turn stories with a question each into sets of sentences with a query.
 
-    The token of a sentence has five parts: its bag of words, of length one; the same words weighed
-    by their place, from −1 for the first word to 1 for the last, of length ``order``; its words
-    that the question has as well, with the weight they have there times ``shared``; a one among
-    zeros that says its age, the newest first; and three functions of its age. The question has the
+    The token of a sentence has five parts. The first is its bag of words, of length one. The second
+    has the same words weighed by their place, from −1 for the first word to 1 for the last, and the
+    length ``order``. The third has the words that the question has as well, with the weight they
+    have there times ``shared``. Then come a one among zeros that says its age, the newest first,
+    and three functions of its age. The question has the
     first two parts, and zeros for the others. To every story one ``empty`` token of zeros is added,
     which heads attend to when no sentence concerns them.
     ``order=0, shared=0, ages=False, empty=False`` is the plain bag of words with three functions of
@@ -715,10 +716,10 @@ def load_molecules(path: Any, *, n_radial: int = 12) -> Dataset:
     Parameters
     ----------
     path : str or Path
-        npz with ``X`` (atoms, 4), nuclear charge and position in Ångström, ``ptr`` (molecules + 1)
-        and ``y``; or an xyz file with one molecule after the other, whose comment lines give the
-        energy, alone or as ``energy=…``; or a folder or archive of xyz files, with the energies in
-        their comments or in a text file beside them of lines "name energy".
+        An npz file has ``X`` (atoms, 4), nuclear charge and position in Ångström, ``ptr``
+        (molecules + 1) and ``y``. An xyz file has one molecule after the other. Its comment lines
+        give the energy, alone or as ``energy=…``. A folder or archive of xyz files has the energies
+        in their comments, or in a text file beside them of lines "name energy".
     n_radial : int
         Bumps of the radial basis, evenly spread from 0.8 to 6 Å.
 
@@ -781,7 +782,7 @@ def molecule_sets(
 
     Molecule i owns atoms ptr[i] to ptr[i+1].
 
-    For each atom one set: the query is its element, one-hot; the keys are all atoms of the
+    There is one set for each atom. The query is its element, one-hot. The keys are all atoms of the
     molecule, itself included, each with its element, one-hot, and its element times a radial basis
     of the distance, so that heads can tell a hydrogen nearby from an oxygen far away. Tokens have
     dimension E·(1 + n_radial) for E elements, in float32.

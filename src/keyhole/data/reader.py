@@ -150,7 +150,7 @@ class _ParquetFile:
         """Rows that take `BATCH_BYTES` in memory, as the first ones do.
 
         Sizes in the footer say little, since a value repeated often takes next to nothing in the
-        file; and Arrow ends the process where it is asked for the footer of a column that is
+        file. And Arrow ends the process where it is asked for the footer of a column that is
         damaged.
         """
         probes = file.iter_batches(
@@ -1145,7 +1145,7 @@ def read_table(
     ``y``.
 
     Text becomes numbers: a coordinate for each category, up to 32 of them, and a place that a hash
-    names for more; dates become days after the first one, or, with ``reference_date``, days before
+    names for more. Dates become days after the first one, or, with ``reference_date``, days before
     the date of their sample; booleans 0 and 1. What was learned so is
     ``data.schema``, which reads other tables the same way. Columns of one name in query and keys
     are paired (`SetBatch.pairs`).

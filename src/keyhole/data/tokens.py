@@ -46,7 +46,7 @@ class TokenRule:
         "sphere" divides every token by its length (a token of zeros stays); "standard" takes the
         training mean off every coordinate and divides it by √d times its standard deviation, d
         counting the coordinates that vary, so that tokens have length one on average. Queries of
-        the dimension of the keys are taken to be of their kind, and go through the same; those of
+        the dimension of the keys are taken to be of their kind, and go through the same. Those of
         another dimension have a mean and a spread of their own.
     query : "given", "mean" or "each"
         "mean" replaces the query by the mean of the keys, after scaling; "each" makes every key the
@@ -463,7 +463,7 @@ def standardisation_of_sets(
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]:
     """`standardisation` of all keys, from the statistics of each sample.
 
-    A sample of N_i keys and weight w_i has w_i N_i of the total weight; the variance is that within
+    A sample of N_i keys and weight w_i has w_i N_i of the total weight. The variance is that within
     samples and that of their means (Chan, Golub and LeVeque 1979).
     """
     shares = statistics.sizes.astype(np.float64)
@@ -639,7 +639,7 @@ def _means_of_keys(sets: SetBatch) -> Float[np.ndarray, "n d"]:
 
     Duplicates of a sample are found by comparing bits, and a plain sum depends on the order. Here
     each number is cut, at places that depend on the largest of its set alone, into two parts whose
-    sums are exact; what remains is less than the rounding of the result.
+    sums are exact. What remains is less than the rounding of the result.
     """
     starts = sets.offsets[:-1]
     counts = sets.lengths

@@ -134,7 +134,7 @@ class PartedFile:
     ``job`` says what the parts are made from, in words and numbers; with ``overwrite`` an existing
     file, or parts of another job, may go. Parts are Parquet; ``file_format`` is that of the file
     which they are joined into. A symbolic link is followed, and the folder is beside the file that
-    it leads to; a file that is replaced keeps its mode, and where others may not read it, they may
+    it leads to. A file that is replaced keeps its mode, and where others may not read it, they may
     not read the folder either.
 
     Why not one file that is renamed at the end: on one core, 100,000 plain predictions of 256 heads

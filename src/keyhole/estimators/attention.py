@@ -430,14 +430,14 @@ class AttentionModel(SetModel):
         ----------
         batches : iterable, or path
             Gives (X, y) or (X, y, sample_weight), each as ``fit`` takes them: a list, a generator,
-            a `keyhole.data.ParquetSets`; or the path of a Parquet or Arrow file with columns keys,
+            a `keyhole.data.ParquetSets`. A path names a Parquet or Arrow file with columns keys,
             y and, if there are queries, query.
         classes : array, optional
             For a classifier: all labels. Found by reading them first if ``batches`` can be read
             twice.
         selection : "auto", "loo" or "gcv"
-            How the penalty is chosen: by exact leave-one-out, which takes another pass over
-            ``batches`` and twice the arithmetic of the first; or by exact generalised
+            How the penalty is chosen. "loo" is exact leave-one-out, which takes another pass over
+            ``batches`` and twice the arithmetic of the first. "gcv" is exact generalised
             cross-validation, from the sums alone. "auto" is "loo" if ``batches`` can be read twice
             (an iterator, such as a generator, cannot).
 
@@ -555,8 +555,8 @@ class AttentionModel(SetModel):
         (or its group): what grows is the error on samples that the fit has not seen, with no refit.
         Of a classifier, that of its one-vs-rest targets, squared, or their log-loss if that is what
         its values minimise. A coordinate that acts alone,
-        through its mean over the keys, shows when it is permuted across sets and not within them;
-        one that says which keys matter shows in both. Two coordinates that say the same share what
+        through its mean over the keys, shows when it is permuted across sets and not within them.
+        One that says which keys matter shows in both. Two coordinates that say the same share what
         they are worth, and may both seem worthless. One prediction of all samples for each
         coordinate and repeat.
 
@@ -684,23 +684,23 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     Parameters
     ----------
     n_heads : int, math.inf or "auto"
-        M, or infinity for the exact kernel of infinitely many heads. "auto" is the exact kernel
-        where it is predicted, from the sizes of the training set alone, to take less time than 512
-        heads, and 512 heads where it is not; half as many, and again, where a fit is predicted to
-        take more than 120 s of one core. In batches, as many as make 2048 features, 512 at most.
+        Number of heads M; ``math.inf`` is the exact kernel of infinitely many heads. "auto" takes
+        the exact kernel where it is predicted, from sizes alone, to be faster than 512 heads, and
+        512 heads elsewhere. Their number is halved while a fit is predicted to take more than 120 s
+        of one core. In batches, as many as make 2048 features, 512 at most.
     heads : head distribution, optional
-        ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>. None is
-        ``kh.GaussianHeads()``, or a multiple of the identity as its mean where there is a query and
-        that is clearly better; under softmax also heads that draw a multiple for each coordinate,
-        ``kh.GaussianHeads((0.3, 20.0), 0.1)``.
+        What the query-key matrices are drawn from. None is ``kh.GaussianHeads()``; where there is a
+        query, means that are multiples of the identity are tried too. Under softmax, so is
+        ``kh.GaussianHeads((0.3, 20.0), 0.1)``, which draws a multiple for each coordinate.
+        ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>, and
         ``kh.LearnedHeads()`` is fitted to the training set.
     alpha : "loo", number or sequence of numbers
         Ridge penalty; "loo" chooses from an automatic grid, a sequence from itself, both by exact
         leave-one-out.
     activation : "relu", "softmax", "linear", "square", "step", "exp" or "auto"
-        "relu" has weights ReLU(s)/N, "softmax" softmax weights over the set. "auto" is ReLU unless
-        softmax, at one of three scales of the heads, is clearly better: by more than two standard
-        errors of the leave-one-out losses of the same samples.
+        What turns scores into weights: ReLU(s)/N, softmax over the set, and so on. "auto" is ReLU
+        unless softmax is better by more than two standard errors of the leave-one-out losses.
+        Softmax is tried at three scales of the heads.
     fit_intercept : bool
         Whether f has an intercept b.
     random_state : int, RandomState, Generator or None
@@ -709,23 +709,24 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         Precision of the features and their Gram matrix. Kernels are always float64, except those of
         a device.
     pooling : "mean", "mean+size", "mean+statistics", "sum" or "auto"
-        Whether features are averaged over keys (and queries, and sets of a sample) or added up, for
-        targets that grow with the set. "mean+size" averages, and has the number of keys as a
-        sample-level feature; "mean+statistics" has the mean, standard deviation, least and largest
-        value of every coordinate as well. "auto" averages unless another is clearly better.
+        How the features of keys become those of a sample. "mean" averages them, and "sum" adds them
+        up, for targets that grow with the set. "mean+size" averages, and has the number of keys as
+        a sample-level feature. "mean+statistics" also has the mean, standard deviation, least and
+        largest value of every coordinate. "auto" averages unless another is clearly better.
     scaling : "none", "sphere", "standard" or "auto"
-        What is done to tokens first, learned on the training sets: each to length one; or every
-        coordinate centred and divided by √d times its standard deviation; "auto" takes the one of
-        least leave-one-out loss. All that is automatic is chosen on 128 to 500 samples, so that
-        choosing takes about as long as two fits.
+        What is done to tokens first. "sphere" divides each by its length. "standard" centres every
+        coordinate and divides it by √d times its standard deviation on the training sets. "auto"
+        takes the one of least leave-one-out loss. All that is automatic is chosen on 128 to 500
+        samples, so that choosing takes about as long as two fits.
     query : "given", "mean", "each" or "auto"
-        The query of each set, or the constant one; the mean of its keys; each key in turn, features
-        pooled over queries. "auto" tries "given" and "mean" on sets without a query, and "each"
-        where it is affordable. In batches all that is automatic is settled on the first 1024
-        samples, or on fewer if values are asked for before that, and kept.
+        Where the query of a set comes from. "given" is the query of the set, or the constant one
+        where it has none. "mean" is the mean of its keys. "each" takes each key in turn and pools
+        over them. "auto" tries "given" and "mean" on sets without a query, and "each" where it is
+        affordable. In batches all that is automatic is settled on the first 1024 samples, or on
+        fewer if values are asked for before that, and kept.
     keys : int, "all" or "auto"
         How many keys of each set the layer sees. With a number k it sees the k keys of each set
-        whose contributions to a small scoring layer differ most from the mean of the set; training
+        whose contributions to a small scoring layer differ most from the mean of the set. Training
         samples are scored by layers that were fitted without them. "auto" is "all" unless the
         median set has 32 keys or more, something else is automatic too, and 8 keys are better by
         more than two standard errors on five held-out folds.
@@ -736,14 +737,14 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     solver : "auto", "direct" or "cg"
         "direct" factorises the smaller of the n × n and p × p Gram matrices, p = M·(d+1). "cg"
         makes neither: it is preconditioned conjugate gradients over heads that are drawn anew in
-        each iteration, for a fixed ``alpha`` or a few to choose from on a tenth of the samples.
-        "auto" is "cg" only if the matrix exceeds the memory.
+        each iteration. It takes a fixed ``alpha``, or a few to choose from on a tenth of the
+        samples. "auto" is "cg" only if the matrix exceeds the memory.
     extras_scale : "loo" or number
-        For samples with extras z: features become [φ; s·z~], kernels K + s²·<z~, z~'>, z~ being z
-        less its training mean and divided by its standard deviation (without an intercept, divided
-        by its root mean square). s is this number, or the one of least leave-one-out loss among
-        four, on at most 500 samples; in batches by generalised cross-validation.
-        ``tokens_.extras_scale`` is s, ``layer_.extras_values`` are the coefficients.
+        Scale s of the sample-level features z. Features become [φ; s·z~], kernels K + s²·<z~, z~'>.
+        z~ is z less its training mean, divided by its standard deviation (without an intercept,
+        divided by its root mean square). "loo" takes the best of four scales on at most 500
+        samples; in batches by generalised cross-validation. ``tokens_.extras_scale`` is s, and
+        ``layer_.extras_values`` are the coefficients.
     verbose : bool
         Whether to print every candidate that is tried, and what was chosen.
 
@@ -917,7 +918,7 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         f_{−i}(x) = f(x) − h_i(x) e_i is the prediction of the fit without sample i, e_i its error
         there. Jackknife+ (Barber, Candès, Ramdas and Tibshirani 2021) goes from the ⌊(1−c)(n+1)⌋-th
         smallest of f_{−i}(x) − |e_i| to the ⌈c(n+1)⌉-th smallest of f_{−i}(x) + |e_i|, c being
-        ``coverage``; an end is infinite where n is too small for c.
+        ``coverage``. An end is infinite where n is too small for c.
 
         Parameters
         ----------
@@ -1001,8 +1002,8 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
     """Classification of sets by one attention layer with frozen random heads and fitted values.
 
     A set may have a query. The values are those of ridge on one-vs-rest targets ±1, one output per
-    class (a single one for two classes), as scikit-learn's ``RidgeClassifier`` has them; or those
-    of logistic regression on the same targets, whose scores are logits (``loss``). Probabilities
+    class (a single one for two classes), as scikit-learn's ``RidgeClassifier`` has them. With
+    ``loss="log_loss"`` they are those of logistic regression, and scores are logits. Probabilities
     are softmax(c · scores) with the temperature c fitted to the leave-one-out scores. The plain
     version of the scores of one class is `keyhole.textbook.ridge`, or `keyhole.textbook.logistic`,
     on its targets ±1.
@@ -1053,7 +1054,7 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         log-loss, by a few Newton steps (docs/explanation/logistic.md). The log-loss is the better
         one for rare classes, and takes a few times as long. Several classes are one-vs-rest
         problems, at one penalty. The penalty is chosen by approximate leave-one-out. "auto" is the
-        squared error unless the log-loss is clearly better and affordable; with numbers as
+        squared error unless the log-loss is clearly better and affordable. With numbers as
         ``alpha``, with a device, with ``solver="cg"``, in batches and with
         ``criterion="squared_error"`` it is the squared error.
         With "log_loss" a device predicts, and the host fits.

@@ -95,7 +95,7 @@ class SetModel(BaseEstimator):
         that does not depend on the keys ("given") and no extras that count keys, c_i is exactly
         what removing key i takes away, whatever else is in the set, and hence its Shapley value.
         With ``pooling="mean"`` a removal also changes 1/N for the others; under softmax it changes
-        their weights; with ``query="mean"`` or "each", and with several hops, it changes queries:
+        their weights. With ``query="mean"`` or "each", and with several hops, it changes queries:
         there c_i is the key's share of this prediction, and not what would be missing without it.
         Neither says what causes y.
 

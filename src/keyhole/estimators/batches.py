@@ -1,7 +1,7 @@
 """Fitting in batches, as functions of an estimator: what `partial_fit` and `fit_batches` do.
 
 Samples are summed (`keyhole.streaming`) and never held as a whole. A model that was given batches
-has ``stream_``, all that is known of its samples; its values are solved for by `ensure_solved`,
+has ``stream_``, all that is known of its samples. Its values are solved for by `ensure_solved`,
 which every method that predicts calls first, or by ``model.solve()``. The values are those of the
 plain version, `keyhole.textbook.ridge`, on all samples at once; docs/howto/out_of_core.md says
 when to use batches, and how the penalty is chosen.

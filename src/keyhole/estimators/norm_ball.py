@@ -278,7 +278,7 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
 
     Notes
     -----
-    ``X`` as for `AttentionRegressor`. An iteration costs 4·n·q flops for q columns at hand; the
+    ``X`` as for `AttentionRegressor`. An iteration costs 4·n·q flops for q columns at hand. The
     features are kept if they fit half of scikit-learn's ``working_memory``, and otherwise computed
     anew, block by block of heads, whenever needed. If the solver stops early it warns with a
     ``ConvergenceWarning``.

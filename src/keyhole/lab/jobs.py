@@ -746,7 +746,8 @@ def run_dask(
     except ImportError as error:
         raise RunError(
             "--scheduler needs dask.distributed, which is not installed here. Install keyhole with "
-            "its extra `dask` (pip install 'keyhole[dask]'), on the workers too, or leave "
+            "its extra `dask` (pip install 'keyhole[dask]', or in a clone "
+            "pip install '.[dask]'), on the workers too, or leave "
             "--scheduler out to use the cores of this machine."
         ) from error
     check_scheduler(address)

@@ -132,7 +132,7 @@ def fit_temperature(
     ----------
     scores : array (n, classes)
         A row that is not finite, of a sample whose leverage is 1 within rounding, tells nothing and
-        is left out; if every row is, c is 1 and a warning says so.
+        is left out. If every row is, c is 1 and a warning says so.
     labels : integer array (n,)
         Column of the true class.
     weights : array (n,), optional

@@ -453,7 +453,7 @@ class PrincipalAxes:
 
         Σ w r² / Σ w over (1 − tr H / n)²: leave-one-out with every leverage replaced by their mean
         tr H / n (Golub, Heath and Wahba 1979). The residual sum is a difference of numbers of the
-        size of Σ w (y − ȳ)²; what rounding may have taken from it, ε (4 Σ w (y − ȳ)² +
+        size of Σ w (y − ȳ)². What rounding may have taken from it, ε (4 Σ w (y − ȳ)² +
         3 λ_max |v|²), is added, so that a fit it cannot tell from perfect is not preferred for
         that.
         """
@@ -643,7 +643,7 @@ class DesignSmoother:
     """A fit from a design as a linear map of its outputs, `Smoother`.
 
     With the scores z of samples on the axes, h_j(x) = w_j/Σw + w_j Σ_k z_k(x_j) z_k(x) /
-    (λ_k + alpha), and v(x) = Σ_k alpha/(λ_k + alpha) z_k(x)² + alpha/Σw; without an intercept the
+    (λ_k + alpha), and v(x) = Σ_k alpha/(λ_k + alpha) z_k(x)² + alpha/Σw. Without an intercept the
     terms in Σw are not there. ``scores`` are w z / √(λ + alpha) of the samples.
     """
 

@@ -17,14 +17,14 @@ polynomials G_k has
     |Σ_k h_k(cμ) G_k|²_H ≤ Σ_k k! 4^k Σ_rs |G_k,rs|² / (C(k,r) C(k+1,s)).
 
 For a target g(μ) Q(x_0, x_i) we take G_k = Σ_a c_ka μ^a Q. The terms with a = 0 are free of the
-dimension; those with a > 0 pay the coefficient norm of μ^a Q, which grows like d^a, and are worth
+dimension. Those with a > 0 pay the coefficient norm of μ^a Q, which grows like d^a, and are worth
 it in low dimension only.
 
 With constant coefficients alone powers of μ are limits only. For Σ_k c_k h_k(cμ) = E[σ(cμ+z) ψ(z)],
 ψ = Σ_k c_k He_k, has the second derivative c² ψ(−cμ) φ(cμ); were that a polynomial, ψ would grow
 like exp(z²/2), while Σ_k c_k² k! 4^k < ∞ allows it exp(z²/10) at most. Hence the `error` below. In
-the whole space powers of μ have a norm, finite wherever :func:`keyhole.theory.rkhs_norm` finds one;
-it grows with d, since the last digits of accuracy are what functions free of the dimension cannot
+the whole space powers of μ have a norm, finite wherever :func:`keyhole.theory.rkhs_norm` finds one.
+It grows with d, since the last digits of accuracy are what functions free of the dimension cannot
 give.
 """
 
@@ -77,7 +77,7 @@ def biased_norm_bound(
     """Bound the squared norm, in the RKHS of biased heads, of a function near the target.
 
     Every matrix of the target is split into a multiple of the identity and a rest, which makes F a
-    sum of g(<x_0, x_i>) Q with Q free of <x_0, x_i>; each g is fitted by the functions of this
+    sum of g(<x_0, x_i>) Q with Q free of <x_0, x_i>. Each g is fitted by the functions of this
     module, as cheaply as its share of the error allows.
 
     Parameters

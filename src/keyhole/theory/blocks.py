@@ -313,7 +313,7 @@ def _series(dim: int, bias: Bias, reach: float, allowed: float) -> _Series:
     """The series in k and in polynomials of u, cut where what is left is below ``allowed``.
 
     Terms beyond K are positive and add at most 2 Σ_{k>K} sup h_k²/k! · j_k j_{k+1} to the norm of a
-    block; for ReLU h_k²/k! ≤ (2/πn)^{1/2} / (2π k (k−1)), n = k−2 ≥ 1, by the amplitude of Hermite
+    block. For ReLU h_k²/k! ≤ (2/πn)^{1/2} / (2π k (k−1)), n = k−2 ≥ 1, by the amplitude of Hermite
     functions at 0. Polynomials of higher degree change singular values by at most the root of 2 Σ_k
     (Σ_m |η_km|)² j_k j_{k+1}, m over what is left out: this is kept below a thousandth of √allowed.
     """

@@ -82,7 +82,7 @@ def rkhs_norm(target: Polynomial, heads: GaussianHeads | None = None) -> float:
 
     Zero-mean heads: Σ_kl |P_kl F|² / μ_kl. Heads with a mean: Σ tᵀ A⁻¹ t over the blocks of
     :mod:`keyhole.theory.blocks`, t the vector of F in the block and A between states p, q ≤ D: a
-    number that rises with D = 8, 16, … by ever smaller steps; what lies beyond the last is
+    number that rises with D = 8, 16, … by ever smaller steps. What lies beyond the last is
     continued as a geometric series, and is below a thousandth.
 
     It is the limit from below of yᵀK⁻¹y as samples are added; for zero-mean heads never above

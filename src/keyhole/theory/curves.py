@@ -10,7 +10,7 @@ noise floor included, is
     n (k−q) / [(n−q)(k−q) − (z−q)²] · ( Σ_i c_i² [γ² + γ λ_i (z−q)/(k−q)] / (λ_i+γ)² + σ² ).
 
 These are the equations of Simon, Karkada, Ghosh and Belkin (2023) with κ = γ (1 − z/k) eliminated
-and differences of nearly equal numbers written as products; k → ∞ gives the kernel limit n/(n−q) ·
+and differences of nearly equal numbers written as products. k → ∞ gives the kernel limit n/(n−q) ·
 (Σ c_i² γ²/(λ_i+γ)² + σ²).
 """
 
@@ -1244,7 +1244,7 @@ def empirical_curve(
     -----
     Measured against the exact curve (m = 800, d = 8 and 4, N = 4, λ = 0, 1e-4 and 1e-3, n up to
     m/4, twelve samples each): the mean is off by three percent at most, where the plain formula is
-    up to 24 percent low; the standard error is 0.5 to 1.2 times the true spread. For n > m/4 it is
+    up to 24 percent low. The standard error is 0.5 to 1.2 times the true spread. For n > m/4 it is
     too small, hence the limit. Cost: one eigendecomposition of order m and ``n_halves`` of order
     m/2.
 

@@ -379,7 +379,7 @@ def _harmonic_transform(s: int, s2: int, dim: int) -> np.ndarray:
     For homogeneous p of degree s, Δ^i p = Σ_l (c_jl / c_{j−i,l}) |x|^{2(j−i)} h_l with j = (s−l)/2
     and c_jl = Π_{a≤j} 2a(2a+2l+d−2). In the Fischer product, where |x|² is adjoint to Δ, this gives
     [Δ^i p, Δ^i' q] = Σ_{l≤m} c_jl c_j'l / c_{(m−l)/2,l} [h_l(p), h_l(q)] with m = s−2i = s'−2i' the
-    slots left over; on the sphere E h_l(p) h_l(q) = [h_l(p), h_l(q)] / (d (d+2) ⋯ (d+2l−2)). The
+    slots left over. On the sphere E h_l(p) h_l(q) = [h_l(p), h_l(q)] / (d (d+2) ⋯ (d+2l−2)). The
     system is solved in rational numbers.
     """
     # forward substitution in the triangular system: row m has the unknowns of degrees l ≤ m

@@ -33,7 +33,7 @@ class Spectrum:
         Exact integers where a float holds them, the nearest float beyond 2^53.
     degrees : int array (levels, …)
         What the eigenfunctions of a level are: for attention (k, l), the degree in the query and in
-        the keys; for the MLP the degrees of its tokens in falling order, zeros at the end.
+        the keys. For the MLP the degrees of its tokens in falling order, zeros at the end.
     trace : float
         E K(x, x): the sum of all eigenvalues, those beyond the listed levels included.
     """

@@ -444,8 +444,8 @@ def joinings(first: Term, second: Term, dim: int, inside: bool = True) -> Float[
 
     The first term has the degrees (r, s), and the degrees of the second have the same parity.
 
-    Entry [i, j] has i key joints and j query joints inside the first term, up to ⌊s/2⌋ and ⌊r/2⌋;
-    without ``inside`` slots of one term are not joined, and there is one entry. States number the
+    Entry [i, j] has i key joints and j query joints inside the first term, up to ⌊s/2⌋ and ⌊r/2⌋.
+    Without ``inside`` slots of one term are not joined, and there is one entry. States number the
     product of (power + 1) over all factors. With one matrix, however often it occurs, a singular
     value decomposition makes every step O(d); with several, a ring costs O(d³) per state.
     """

@@ -489,7 +489,10 @@ def check_lab(what: str = "a report") -> None:
     """
     missing = [name for name in ("matplotlib", "plotly") if find_spec(name) is None]
     if missing:
-        raise ImportError(f"{what} needs {' and '.join(missing)}: pip install 'keyhole[lab]'.")
+        raise ImportError(
+            f"{what} needs {' and '.join(missing)}: pip install 'keyhole[lab]', or in a clone "
+            "pip install '.[lab]'."
+        )
 
 
 def _place(report: Report, rows_are: Literal["beside", "inside"]) -> list[list[_Placed]]:
