@@ -126,6 +126,7 @@ def prediction_state(measured_samples, deviation=0.02):
             "standard_error": 0.01,
             "deviation": deviation,
             "excess_deviation": deviation,
+            "conditional_deviation": None,
         }
     ] * 4
     ratio = {

@@ -12,11 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
+from keyhole.attention.features import attention_features
+from keyhole.attention.heads import GaussianHeads
+from keyhole.data.sets import SetBatch
 from keyhole.lab.cells import Cell
 from keyhole.lab.figures.learning_curves import DEVIATION, MODELS, predicted_samples
 from keyhole.lab.jobs import DISTRIBUTIONS, HEADS_DRAWN, read_target, target_variance
@@ -34,7 +39,9 @@ from keyhole.lab.measured import (
     resample,
 )
 from keyhole.lab.report.document import Chart, Row, Section, Series, State, Table, Verdict, bars
+from keyhole.theory.conditional import conditional_curve
 from keyhole.theory.curves import learning_curve
+from keyhole.theory.targets import sphere_sets
 
 TARGETS = {"f_{1,2}": "token^2", "f_{2,1}": "corr * token", "f_{2,3}": "corr^3 * token"}
 """The targets of the grid, by the names a reader sees."""
@@ -296,6 +303,10 @@ def grid_rows(config: Config, results: Results) -> list[dict[str, Any]]:
             )
             # the error of a cell is against f*, the prediction is against noisy labels
             measured = float(curve.mean[i]) + noise
+            conditional = _conditional_error(setting, n, noise)
+            conditional_deviation = None
+            if conditional is not None:
+                conditional_deviation = conditional / measured - 1
             rows.append(
                 {
                     "model": MODELS[setting.model],
@@ -311,11 +322,49 @@ def grid_rows(config: Config, results: Results) -> list[dict[str, Any]]:
                     "standard_error": float(curve.error[i]),
                     "repetitions": int(np.isfinite(curve.runs[:, i]).sum()),
                     "deviation": predicted / measured - 1,
+                    "conditional": conditional,
+                    "conditional_deviation": conditional_deviation,
                     "excess_deviation": (predicted - noise) / (measured - noise) - 1,
                     "relative_error": measured / variance,
                 }
             )
     return rows
+
+
+FEW_FEATURES = 600
+"""Layers with at most this many features are predicted from drawn heads too."""
+
+CONDITIONAL_DRAWS = 4
+"""Draws of heads that such a prediction is a mean over, as the measured errors are over many."""
+
+CONDITIONAL_SETS = 2000
+"""Sets without labels that it uses."""
+
+
+def _conditional_error(setting: GridSetting, n: int, noise: float) -> float | None:
+    """The test error by `conditional_curve`, mean over draws of heads; None for many heads."""
+    if setting.heads is None or setting.heads * (setting.dim + 1) > FEW_FEATURES:
+        return None
+    target = read_target(TARGETS[setting.target], setting.dim)
+    errors = []
+    for draw in range(CONDITIONAL_DRAWS):
+        sets, features = _drawn_features(
+            setting.model, setting.dim, setting.n_keys, setting.heads, draw
+        )
+        curve = conditional_curve(features, target(sets), n, setting.ridge, noise=noise)
+        errors.append(float(curve))
+    return float(np.mean(errors))
+
+
+@lru_cache(maxsize=16)
+def _drawn_features(
+    model: str, dim: int, n_keys: int, n_heads: int, draw: int
+) -> tuple[SetBatch, Float[np.ndarray, "m p"]]:
+    """Sets of the sphere distribution, and the features of heads that were drawn."""
+    distribution = DISTRIBUTIONS[model] or GaussianHeads()
+    sets = sphere_sets(CONDITIONAL_SETS, n_keys, dim, seed=10_000 + draw)
+    features = attention_features(sets, distribution.sample(n_heads, dim, seed=20_000 + draw))
+    return sets, np.asarray(features, dtype=np.float64)
 
 
 def outliers(rows: Sequence[Row]) -> list[Row]:
@@ -565,6 +614,14 @@ def _verdict(rows: list[dict[str, Any]], ratios: list[Row]) -> Verdict:
     if infinite_rows:
         infinite_median = 100 * _median_deviation(infinite_rows)
         sentence += f" With infinitely many heads the median is {infinite_median:.1f} %."
+    conditional_rows = [row for row in rows if row["conditional_deviation"] is not None]
+    if conditional_rows:
+        conditional_median = _median_deviation(conditional_rows, "conditional_deviation")
+        formula_median = _median_deviation(conditional_rows)
+        sentence += (
+            f" With few heads it is {100 * formula_median:.1f} %, and predicted from heads that "
+            f"were drawn {100 * conditional_median:.1f} %."
+        )
     biased_rows = [row for row in rows if row["model"] == MODELS["biased"]]
     if biased_rows:
         sentence += f" With biased heads it is {100 * _median_deviation(biased_rows):.1f} %."
@@ -573,6 +630,6 @@ def _verdict(rows: list[dict[str, Any]], ratios: list[Row]) -> Verdict:
     return Verdict(state, sentence, numbers)
 
 
-def _median_deviation(rows: list[dict[str, Any]]) -> float:
+def _median_deviation(rows: list[dict[str, Any]], name: str = "deviation") -> float:
     """Median of |predicted/measured − 1|."""
-    return float(np.median(np.abs([row["deviation"] for row in rows])))
+    return float(np.median(np.abs([row[name] for row in rows])))
