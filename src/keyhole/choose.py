@@ -32,10 +32,14 @@ from jaxtyping import Float, Int
 from keyhole._array import block_size
 from keyhole._checks import FeatureOverflowError
 from keyhole.attention.activations import SOFTMAX
+from keyhole.attention.descent import DescentSettings
 from keyhole.attention.features import attention_features
 from keyhole.attention.head_error import improvement
 from keyhole.attention.heads import GaussianHeads, HeadDistribution, HeadDraw
+from keyhole.attention.hops import Ages, Start
 from keyhole.attention.kernels import attention_kernel
+from keyhole.attention.learned import LearnedHeads
+from keyhole.attention.search import MIN_SAMPLES_FOR_ONE_SPLIT, SCREENING_STEPS
 from keyhole.costs import (
     AUTO_HEADS,
     ChoiceBudget,
@@ -44,6 +48,7 @@ from keyhole.costs import (
     fit_seconds,
     keys_seen,
     newton_seconds,
+    step_seconds,
 )
 from keyhole.data.sets import DistinctSamples, SetBatch
 from keyhole.data.tokens import (
@@ -107,6 +112,16 @@ form, or so many predicted seconds of one core."""
 
 STAGE_SHARE = 0.25
 """Share of what choosing may cost that one stage of expensive drafts may take."""
+
+SCREENING_SAMPLES = (300, 200, 128)
+"""Samples of a step of short descents: the first of these numbers that is affordable."""
+
+SCREENING_LEEWAY = 1.25
+"""How many times as large as that of the best fixed features the error of a short descent may be
+for a long one to be tried."""
+
+CHECKS_COST = 1.3
+"""What a descent costs with the checks of its held-out error, in units of its steps."""
 
 LARGE_SETS = 32
 """Keys of the median set from which on a selection of keys is tried."""
@@ -213,7 +228,9 @@ def choose(
        better, and affordable.
     7. Of large sets only a few keys are seen, those that a scoring layer finds to matter most, if
        that is clearly better on held-out folds. All else is then chosen anew.
-    8. The number of heads follows from predicted cost alone, and the scale of the sample-level
+    8. Heads are learned, if short descents gain, and if the whole of it is then clearly better on
+       the samples that it holds out.
+    9. The number of heads follows from predicted cost alone, and the scale of the sample-level
        features is chosen last.
 
     "Clearly better" is better by more than `GUARD` standard errors of the differences between the
@@ -270,7 +287,7 @@ def choose(
         )
         # heads that the user gave stay, fixed or to be learned under these settings
         if spec.heads is None:
-            chosen = replace(chosen, heads=best.spec.heads)
+            chosen = replace(chosen, heads=best.spec.heads, starts=best.spec.starts)
 
     # the number of heads, for the activation and the query that were chosen
     chosen = replace(chosen, n_heads=final_n_heads(spec, chosen, data, distinct))
@@ -345,8 +362,9 @@ def all_stages(search: CandidateSearch) -> Stage:
             best = yield from stage(search, best)
 
     # what learns something of y before the ridge, after everything that does not
-    if best.loss > search.negligible:
-        best = yield from choose_keys(search, best)
+    for fitted_stage in (choose_keys, choose_learned_heads):
+        if best.loss > search.negligible and not best.spec.selects_keys:
+            best = yield from fitted_stage(search, best)
     return best
 
 
@@ -486,6 +504,23 @@ def choose_keys(search: CandidateSearch, best: Draft) -> Stage:
     return (yield from choose_fitted(search, best, [candidate]))
 
 
+def choose_learned_heads(search: CandidateSearch, best: Draft) -> Stage:
+    """Learned heads, of one hop or more, if short descents gain and the whole is clearly better.
+
+    The whole procedure is made once, with all samples. It holds a part of them out (all of them in
+    turn where they are few), and its losses there are paired with the leave-one-out losses of the
+    best candidate of fixed features on the same samples.
+    """
+    candidate = search.screened_heads(best)
+    if candidate is None:
+        return best
+    reference = yield CandidateTrial(search.as_final(best.spec), held_out="part")
+    draft = yield CandidateTrial(candidate, held_out="part")
+    if search.is_better_where_held_out(draft, reference):
+        return draft
+    return best
+
+
 def choose_fitted(search: CandidateSearch, best: Draft, candidates: Sequence[LayerSpec]) -> Stage:
     """A candidate that is fitted to y before the ridge, if it is clearly better on held-out folds.
 
@@ -508,11 +543,12 @@ class CandidateTrial:
     """Settings to try, and what is left out of a fit at a time to judge them.
 
     ``held_out`` is "samples", for exact leave-one-out of settings whose features do not depend on
-    y; or "folds", for whole procedures, and for settings that they are compared with.
+    y; or "folds", for whole procedures, and for settings that they are compared with; or "part",
+    for the final fit itself, which predicts the samples that it holds out.
     """
 
     spec: LayerSpec
-    held_out: Literal["samples", "folds"] = "samples"
+    held_out: Literal["samples", "folds", "part"] = "samples"
 
 
 @dataclass(frozen=True)
@@ -531,8 +567,9 @@ class Draft:
     fitted : FittedLayer or None
         The fit to the draft's samples, where one fit gave all predictions.
     overflow : FeatureOverflowError or None
-    held_out : "samples" or "folds"
-        What was left out at a time.
+    held_out : "samples", "folds" or "part"
+        What was left out at a time. Predictions of a part are of all samples, not only of the
+        draft's, and NaN for samples that were never held out.
     """
 
     spec: LayerSpec
@@ -762,7 +799,9 @@ class CandidateSearch:
         Its token rule is learned on all samples.
         """
         began = time.perf_counter()
-        spec = replace(trial.spec, n_heads=self.draft_heads(trial.spec))
+        spec = trial.spec
+        if trial.held_out != "part":
+            spec = replace(spec, n_heads=self.draft_heads(spec))
         if trial.held_out == "samples":
             spec = replace(spec, heads=spec.fixed_heads)
         draft = Draft(spec=spec, tokens=self.token_rule(spec), held_out=trial.held_out)
@@ -773,6 +812,10 @@ class CandidateSearch:
                 )
                 predictions = fitted.predictions
                 draft = replace(draft, fitted=fitted, predictions=predictions, loss=fitted.loss)
+            elif trial.held_out == "part":
+                fitted = fit(spec, self.data, draft=not spec.learns_heads)
+                draft = replace(draft, fitted=fitted, predictions=fitted.predictions)
+                draft = replace(draft, loss=self.mean_loss_where_held_out(draft))
             else:
                 predictions = self.predictions_on_folds(spec)
                 losses = self.sample_losses(predictions)
@@ -785,6 +828,158 @@ class CandidateSearch:
         if self.tell is not None:
             self.tell(candidate)
         return draft
+
+    def as_final(self, spec: LayerSpec) -> LayerSpec:
+        """The settings of a draft, as the final fit would have them."""
+        spec = replace(spec, alphas=self.spec.alphas, solver=self.spec.solver, n_heads=AUTO)
+        if not isinstance(self.spec.n_heads, str):
+            spec = replace(spec, n_heads=self.spec.n_heads)
+        asked = replace(self.spec, heads=spec.heads)
+        return replace(spec, n_heads=final_n_heads(asked, spec, self.data, self.data.distinct()))
+
+    def screened_heads(self, best: Draft) -> LayerSpec | None:
+        """Learned heads with the starts that short descents gained from, if any did.
+
+        None also where heads are not open, or learning them would cost more than is allowed. Below
+        `MIN_SAMPLES_FOR_ONE_SPLIT` samples it takes five descents in the place of one.
+        """
+        if self.spec.heads is not None or self.n_distinct < MIN_SAMPLES_FOR_ONE_SPLIT:
+            return None
+        spec = self.learned_spec(best)
+        if has_extras(spec, self.data) and self.spec.extras_scale is None:
+            return None
+        heads = LearnedHeads()
+        # the draft's samples are distinct; in the order of their ranks the choice does not depend
+        # on the order in which they were given
+        ranks = self.part.with_ranks(self.part.distinct()).ranks
+        assert ranks is not None
+        order = np.argsort(ranks, kind="stable")
+        part = self.part[order]
+        ready = part.with_samples(self.token_rule(spec).apply(part.samples))
+
+        # as many samples a step as all short descents together are allowed to take
+        for max_samples in SCREENING_SAMPLES:
+            settings = DescentSettings(max_samples=max_samples)
+            if self.screening_seconds(ready, settings) <= self.size.budget.screening:
+                break
+        else:
+            return None
+        screening = heads.screen(
+            ready.samples,
+            ready.outputs,
+            activation=spec.activation,
+            fit_intercept=spec.fit_intercept,
+            weights=ready.weights,
+            groups=ready.groups,
+            seed=spec.seed,
+            settings=settings,
+        )
+
+        # short descents must already come near the best fixed features on the same samples: on
+        # digits they gain, and never get so far
+        rows = order[screening.rows]
+        if screening.error > SCREENING_LEEWAY * self.error_share(best, rows):
+            return None
+
+        # the best of these starts, as many as are affordable with all samples and all steps
+        starts: list[Start] = []
+        seconds = 0.0
+        for start in screening.starts:
+            seconds += self.descent_seconds(ready, start.hops, heads.max_iter, DescentSettings())
+            if seconds <= self.size.budget.expensive:
+                starts.append(start)
+        if not starts:
+            return None
+        return self.as_final(replace(spec, heads=heads, starts=tuple(starts)))
+
+    def error_share(self, draft: Draft, rows: Int[np.ndarray, " r"]) -> float:
+        """The mean squared error of some of the draft's samples, as a share of the variance."""
+        assert draft.predictions is not None
+        outputs = self.part.outputs
+        predictions = draft.predictions
+        if draft.spec.is_logistic:
+            # logits: of 2p − 1 with the probability p of each output
+            outputs = np.sign(outputs)
+            predictions = np.tanh(predictions / 2)
+        weights = self.part.weights_or_ones()
+        centre = np.average(outputs, axis=0, weights=weights)
+        variance = np.average(np.square(outputs - centre).mean(axis=1), weights=weights)
+        squares = np.square(outputs[rows] - predictions[rows]).mean(axis=1)
+        return float(np.average(squares, weights=weights[rows]) / variance)
+
+    def learned_spec(self, best: Draft) -> LayerSpec:
+        """The settings that heads are learned under, beside the best of those that are open.
+
+        Softmax, where it is open: what a hop finds is an average of keys. Tokens that say the age
+        of a key stay as they are, so that ages are found.
+        """
+        spec = replace(best.spec, heads=LearnedHeads())
+        if self.spec.activation == AUTO:
+            spec = replace(spec, activation=SOFTMAX)
+        if self.spec.pooling == AUTO:
+            spec = replace(spec, pooling="mean")
+        if self.spec.query == AUTO and spec.query == "each":
+            spec = replace(spec, query="given")
+        if self.spec.loss == AUTO:
+            spec = replace(spec, loss="squared_error")
+        if self.spec.scaling == AUTO and Ages.of(self.part.samples.sets) is not None:
+            spec = replace(spec, scaling="none")
+        return spec
+
+    def screening_seconds(self, ready: TrainingSet, settings: DescentSettings) -> float:
+        """Predicted seconds of one core for short descents from all starts."""
+        # the hops of every start, as `keyhole.attention.search.starts_of` has them
+        numbers_of_hops = [1]
+        if ready.samples.sets.query is not None:
+            numbers_of_hops += [2, 3, 2, 3]
+            if Ages.of(ready.samples.sets) is not None:
+                numbers_of_hops += [2, 3]
+        return sum(
+            self.descent_seconds(ready, hops, SCREENING_STEPS, settings) for hops in numbers_of_hops
+        )
+
+    def descent_seconds(
+        self, ready: TrainingSet, hops: int, n_steps: int, settings: DescentSettings
+    ) -> float:
+        """Predicted seconds of one core for one descent, its checks included."""
+        samples = ready.samples
+        width = samples.dim + 1
+        n = min(self.n_distinct, round(settings.max_samples / math.sqrt(hops)))
+        one_step = step_seconds(
+            n,
+            keys_per_set=float(samples.token_counts.mean()),
+            dim=samples.dim,
+            query_dim=samples.query_dim,
+            n_heads=max(16 // hops, min(256, -(-n // width))),
+            hops=hops,
+        )
+        return CHECKS_COST * n_steps * one_step
+
+    def is_better_where_held_out(self, new: Draft, old: Draft) -> bool:
+        """`is_better` of drafts of all samples, where the new one has held samples out."""
+        if new.predictions is None or old.predictions is None:
+            return False
+        rows = np.flatnonzero(np.isfinite(new.predictions).all(axis=1))
+        if len(rows) < MIN_DRAFT_SAMPLES:
+            return False
+        part = self.data[rows]
+        gain, standard_error = improvement(
+            self.losses_of(part, old.predictions[rows]),
+            self.losses_of(part, new.predictions[rows]),
+            part.weights,
+            part.groups,
+        )
+        return gain > max(GUARD * standard_error, self.negligible)
+
+    def mean_loss_where_held_out(self, draft: Draft) -> float:
+        """The mean loss of all samples that were left out, or held out."""
+        assert draft.predictions is not None
+        rows = np.flatnonzero(np.isfinite(draft.predictions).all(axis=1))
+        if not len(rows):
+            return math.inf
+        part = self.data[rows]
+        losses = self.losses_of(part, draft.predictions[rows])
+        return float(np.average(losses, weights=part.weights_or_ones()))
 
     @cached_property
     def folds(self) -> Folds:
@@ -860,6 +1055,8 @@ class CandidateSearch:
 
     def is_final(self, draft: Draft, chosen: LayerSpec) -> bool:
         """Whether a draft is the final fit, and its predictions are of the samples as given."""
+        if draft.held_out == "part":
+            return True
         has_all_heads = draft.spec.n_heads == chosen.n_heads
         return self.may_be_final(draft.spec) and has_all_heads and self.has_all_rows
 
@@ -911,11 +1108,17 @@ class CandidateSearch:
         return gain > max(GUARD * standard_error, self.negligible)
 
     def sample_losses(self, predictions: Float[np.ndarray, "n t"]) -> Float[np.ndarray, " n"]:
-        """The loss of every sample by a fit without it.
+        """The loss of every sample of the draft by a fit without it."""
+        return self.losses_of(self.part, predictions)
 
-        The loss is the squared error, or the log-loss at the best temperature.
+    def losses_of(
+        self, part: TrainingSet, predictions: Float[np.ndarray, "n t"]
+    ) -> Float[np.ndarray, " n"]:
+        """The loss of each of some samples: the squared error, or the log-loss.
+
+        The log-loss is that at the best temperature.
         """
-        outputs = self.part.outputs
+        outputs = part.outputs
         if self.spec.criterion != "log_loss":
             squares = np.square(outputs - predictions)
             if outputs.shape[1] > 1:  # each in units of its own variance
@@ -923,7 +1126,7 @@ class CandidateSearch:
             return np.asarray(squares.mean(axis=1))
         # calibrate takes several sets of scores at once; here there is one
         scores = class_scores(predictions)[None]
-        weights = self.part.weights_or_ones()
+        weights = part.weights_or_ones()
         _, losses = calibrate(scores, labels_of(outputs), weights, 1e-6)
         return np.asarray(losses[0])
 

@@ -250,7 +250,8 @@ def with_ranks_if_drawn(spec: LayerSpec, data: TrainingSet) -> TrainingSet:
         n_features = int(spec.n_heads) * (data.samples.dim + 1)
         by_gradients = exceeds_memory(len(data), n_features, spec.dtype)
     has_extras = data.has_extras or spec.pooling in ADDS_FEATURES
-    if by_gradients or data.groups is not None or has_extras:
+    learns_by_rank = spec.learns_heads and bool(spec.starts)
+    if by_gradients or data.groups is not None or has_extras or learns_by_rank:
         return data.with_ranks(data.distinct())
     return data
 
@@ -288,6 +289,14 @@ def learn_heads(spec: LayerSpec, ready: TrainingSet) -> Learned:
     else:
         data = ready[ready.positive_rows]
 
+    # default settings must not depend on the order of the samples. Heads that the user asks for
+    # hold out runs of consecutive samples, because neighbours in a table are often related
+    order = np.arange(len(data))
+    if spec.starts:
+        assert data.ranks is not None
+        order = np.argsort(data.ranks, kind="stable")
+        data = data[order]
+
     # a distribution of the user has the arguments that the protocol names
     if not isinstance(heads, LearnedHeads):
         if spec.is_exact:
@@ -317,7 +326,7 @@ def learn_heads(spec: LayerSpec, ready: TrainingSet) -> Learned:
     device = None
     if data.samples.is_plain:
         device = spec.device
-    return heads.learn(
+    learned = heads.learn(
         data.samples,
         data.outputs,
         weights=data.weights,
@@ -328,7 +337,10 @@ def learn_heads(spec: LayerSpec, ready: TrainingSet) -> Learned:
         n_heads=n_heads,
         device=device,
         settings=settings,
+        starts=spec.starts,
     )
+    held_out = tuple(replace(part, rows=order[part.rows]) for part in learned.held_out)
+    return replace(learned, held_out=held_out)
 
 
 def _check_complete(spec: LayerSpec) -> None:

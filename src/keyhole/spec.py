@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from keyhole._array import MEMORY_BUDGET
 from keyhole.attention.heads import GaussianHeads, HeadDistribution, HeadDraw
+from keyhole.attention.hops import Start
 
 AUTO = "auto"
 
@@ -28,6 +29,9 @@ class LayerSpec:
     ----------
     heads : head distribution or None
         The distribution of the query-key matrices W.
+    starts : tuple of Start
+        Where descents of heads that are to be learned begin, as a screening has found them; all
+        starts if empty.
     n_heads : int, math.inf or "auto"
         M; infinity is the exact kernel.
     activation, pooling, scaling, query : str
@@ -66,6 +70,7 @@ class LayerSpec:
     """
 
     heads: HeadDistribution | None = None
+    starts: tuple[Start, ...] = ()
     n_heads: float | str = AUTO
     activation: str = AUTO
     pooling: str = AUTO

@@ -77,7 +77,7 @@ def test_a_fit_reaches_lapack_in_nine_frames(walks, n_heads, alpha, route, routi
 
 
 def test_a_fit_with_default_settings_reaches_lapack_in_nine_frames(walks):
-    sets = kh.targets.sphere_sets(60, n_keys=3, dim=3, seed=0)
+    sets = kh.targets.sphere_sets(60, n_keys=3, dim=3, seed=0)  # too few to learn heads from
     model = kh.AttentionRegressor(random_state=0).fit(sets, np.arange(60.0))
     assert len(model.candidates_) > 1, "settings were chosen on the way"
     factorisations = {"potrf", "sytrd", "syevd"} & set(walks)

@@ -13,10 +13,11 @@ from keyhole.attention.hops import (
     SIMILAR,
     Ages,
     HopTrace,
+    Start,
     UsedCoordinates,
     starting_hops,
 )
-from keyhole.attention.search import Start, TaskView
+from keyhole.attention.search import TaskView
 from keyhole.data.tokens import pass_hops, weights_of_hop
 
 HEADS = {"max_iter": 60, "hops": 2, "scale": 0.1}

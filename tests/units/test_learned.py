@@ -15,11 +15,10 @@ from keyhole.attention.head_error import (
     judge,
 )
 from keyhole.attention.heads import FittedHeads, HeadDistribution, Step, standard_normals
-from keyhole.attention.hops import CHAIN, SIMILAR
+from keyhole.attention.hops import CHAIN, SIMILAR, Start
 from keyhole.attention.search import (
     Descended,
     Split,
-    Start,
     TaskView,
     choose_identity,
     descend,

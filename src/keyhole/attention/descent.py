@@ -24,7 +24,14 @@ from keyhole.attention.head_error import (
     judge,
 )
 from keyhole.attention.heads import FittedHeads, Step, head_normals
-from keyhole.attention.hops import START_NOISE, Ages, HopStrengths, newer_first, starting_hops
+from keyhole.attention.hops import (
+    START_NOISE,
+    Ages,
+    HopStrengths,
+    Start,
+    newer_first,
+    starting_hops,
+)
 
 _KEPT_SHARE = 0.8
 """Share of the running average of the means that a step keeps: about five steps, enough to calm
@@ -102,7 +109,7 @@ class LearningPlan:
     """The parameters of `LearnedHeads`, checked, and what follows from them for some samples.
 
     ``heads_per_step`` is that of each number of hops; ``judge_heads`` is how many heads a head
-    distribution is judged with.
+    distribution is judged with; ``starts`` are those to try, all of `search.starts_of` if empty.
     """
 
     n_means: int
@@ -116,6 +123,7 @@ class LearningPlan:
     heads_per_step: dict[int, int]
     judge_heads: int
     seed: int
+    starts: tuple[Start, ...] = ()
     device: str | None = None
     tell: Callable[[str], None] = field(default=lambda text: None, repr=False)
 

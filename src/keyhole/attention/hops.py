@@ -62,6 +62,28 @@ CHAIN = HopStrengths(
 """Every hop moves on: it prefers what resembles the newest find, and nothing before it. Without the
 negative strengths a hop finds the same key once more, which resembles itself most."""
 
+
+@dataclass(frozen=True)
+class Start:
+    """Where a descent begins: how many hops, what they prefer, and whether ages count."""
+
+    hops: int
+    strengths: HopStrengths = SIMILAR
+    ignores_ages: bool = False
+
+    @property
+    def name(self) -> str:
+        """In words, for a summary."""
+        if self.hops == 1:
+            return "1 hop"
+        name = f"{self.hops} hops"
+        if self.strengths is CHAIN:
+            name += " that move on"
+        if self.ignores_ages:
+            name += " without ages"
+        return name
+
+
 NEWER_STRENGTH = 2.0
 OLDER_STRENGTH = 1.0
 AGE_RANGE = 4.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,8 +20,15 @@ from keyhole.attention.descent import DescentSettings, LearningPlan
 from keyhole.attention.features import DIFFERENTIABLE, narrow
 from keyhole.attention.head_error import Task
 from keyhole.attention.heads import FittedHeads, HeadParameters, Pairs
-from keyhole.attention.hops import Ages
-from keyhole.attention.search import Learned, choose_identity, learn
+from keyhole.attention.hops import Ages, Start
+from keyhole.attention.search import (
+    SCREENING_STEPS,
+    Learned,
+    Screening,
+    choose_identity,
+    learn,
+    screen,
+)
 from keyhole.data.sets import DistinctSamples, SampleBatch
 
 
@@ -286,10 +294,12 @@ class LearnedHeads(UnfittedHeads):
         n_heads: int | None = None,
         device: str | None = None,
         settings: DescentSettings | None = None,
+        starts: tuple[Start, ...] = (),
     ) -> Learned:
         """What `fit` returns, and the samples that were held out, for errors that a new one sees.
 
-        The estimators call this first. ``settings`` are what is otherwise decided inside.
+        The estimators call this first. ``settings`` are what is otherwise decided inside, and
+        ``starts`` those that a `screen` found to gain: only from these are descents tried.
         """
         outputs = check_outputs(y).reshape(len(batch), -1)
         task = Task.of(
@@ -302,6 +312,7 @@ class LearnedHeads(UnfittedHeads):
         )
         given_rows = DistinctSamples.of(batch, outputs, weights, groups).rows
         plan = self.plan(task, check_seed(seed), n_heads, device, settings or DescentSettings())
+        plan = replace(plan, starts=starts)
         if plan.steps and activation not in DIFFERENTIABLE:
             check_choice(activation, "activation", DIFFERENTIABLE)
         # float32 has digits enough to steer by
@@ -309,6 +320,37 @@ class LearnedHeads(UnfittedHeads):
         # threads of BLAS wait in loops, in the way of ours
         with threadpool_limits(1, user_api="blas"):
             return learn(task, plan, given_rows)
+
+    def screen(
+        self,
+        batch: SampleBatch,
+        y: Float[np.ndarray, "n t"],
+        *,
+        activation: str,
+        fit_intercept: bool,
+        weights: Float[np.ndarray, " n"] | None,
+        groups: Int[np.ndarray, " n"] | None,
+        seed: int,
+        settings: DescentSettings,
+    ) -> Screening:
+        """Whether learning may pay, from short descents, and from which starts.
+
+        It takes `SCREENING_STEPS` steps from each start.
+        """
+        task = Task.of(
+            batch=batch,
+            columns=y,
+            weights=weights,
+            activation=activation,
+            fit_intercept=fit_intercept,
+            groups=groups,
+        )
+        given_rows = DistinctSamples.of(batch, y, weights, groups).rows
+        plan = self.plan(task, seed, None, None, settings)
+        plan = replace(plan, steps=SCREENING_STEPS)
+        task = task.with_sets(narrow(task.batch.sets, np.dtype(np.float32)))
+        with threadpool_limits(1, user_api="blas"):
+            return screen(task, plan, given_rows)
 
     def plan(
         self,

@@ -33,7 +33,7 @@ from keyhole.attention.heads import (
     Step,
     identity_mean,
 )
-from keyhole.attention.hops import CHAIN, SIMILAR, HopStrengths, UsedCoordinates
+from keyhole.attention.hops import CHAIN, Start, UsedCoordinates
 
 MIN_SAMPLES_TO_DESCEND = 50
 """Samples below which nothing is descended on: ten held out could not tell a better head
@@ -70,39 +70,26 @@ that without learning. On the way over a plateau it was seen to rise by up to 1.
 SOLVED = 0.02
 """Held-out error, as a share of the variance, that is so small that no further start is tried."""
 
+SCREENING_STEPS = 20
+"""Steps of a descent that only says whether a longer one may pay. On the tuning tasks of
+benchmarks/stories.py every task that 300 steps solve has gained after so many from some start."""
+
 SHARE_TO_GO_ON = 0.25
 """Steps, as a share of those of the best check, that all samples take from the head distribution it
 found.
 """
 
 
-@dataclass(frozen=True)
-class Start:
-    """Where a descent begins: how many hops, what they prefer, and whether ages count."""
-
-    hops: int
-    strengths: HopStrengths = SIMILAR
-    ignores_ages: bool = False
-
-    @property
-    def name(self) -> str:
-        """In words, for a summary."""
-        if self.hops == 1:
-            return "1 hop"
-        name = f"{self.hops} hops"
-        if self.strengths is CHAIN:
-            name += " that move on"
-        if self.ignores_ages:
-            name += " without ages"
-        return name
-
-
 def starts_of(plan: LearningPlan) -> list[Start]:
     """The starts to try, in this order, until one solves the task.
+
+    Those of ``plan.starts``, where a screening has ordered them; else all of them.
 
     First every number of hops from the same strengths. Then again with hops that move on, and with
     hops that know nothing of ages: on tasks where order means nothing, ages are memorised.
     """
+    if plan.starts:
+        return list(plan.starts)
     several_hops = [hops for hops in plan.hops if hops > 1]
     starts = [Start(hops) for hops in plan.hops]
     starts += [Start(hops, CHAIN) for hops in several_hops]
@@ -216,6 +203,11 @@ class Split:
         else:
             turns = 1
             standard_errors = STANDARD_ERRORS_FOR_A_HOP
+        return cls.of_turns(task, plan, turns, standard_errors)
+
+    @classmethod
+    def of_turns(cls, task: Task, plan: LearningPlan, turns: int, standard_errors: int) -> Split:
+        """So many parts that are held out in turn."""
         masks = held_out_parts(len(task), plan.validation, plan.seed, task.groups, turns)
         unseen = [_unseen(task, mask, plan) for mask in masks]
         return cls(
@@ -322,6 +314,49 @@ def learn(task: Task, plan: LearningPlan, given_rows: np.ndarray) -> Learned:
         )
         parts.append(HeldOutPart(heads=of_part, rows=given_rows[mask]))
     return Learned(best.view.among_all(heads, best.start, task), tuple(parts))
+
+
+@dataclass(frozen=True)
+class Screening:
+    """What short descents found.
+
+    ``starts`` are those that beat heads without learning by more than two standard errors, that of
+    least held-out error first. ``error`` is the least of these errors, as a share of the variance,
+    on the samples ``rows`` of those that were given.
+    """
+
+    starts: tuple[Start, ...]
+    error: float
+    rows: np.ndarray = field(repr=False)
+
+
+def screen(task: Task, plan: LearningPlan, given_rows: np.ndarray) -> Screening:
+    """Descend a little from every start, and say which of them gained.
+
+    ``given_rows`` are the numbers of the samples of the task among those that were given.
+    """
+    view = TaskView.of(task, plan, ignores_ages=False)
+    sample = view.task.at_most(min(plan.settings.max_samples, MAX_SAMPLES_TO_START), plan.seed)
+    base, judgement = choose_identity(
+        sample,
+        strengths=plan.settings.strengths,
+        scales=plan.scales(),
+        n_heads=max(plan.heads_per_step.values()),
+        seed=plan.seed,
+    )
+    # one held-out part says enough to go on or not
+    split = Split.of_turns(task, plan, turns=1, standard_errors=STANDARD_ERRORS_FOR_A_HOP)
+    descents = descend_from_all_starts(task, view, plan, split, base, judgement.alpha)
+    gaining = []
+    for descended in descents:
+        if descended.gain > STANDARD_ERRORS_TO_LEARN * descended.doubt:
+            gaining.append(descended)
+    gaining.sort(key=lambda descended: descended.best.held_out_error)
+    return Screening(
+        starts=tuple(descended.start for descended in gaining),
+        error=min(descended.best.held_out_error for descended in descents),
+        rows=given_rows[split.masks[0]],
+    )
 
 
 def descend_from_all_starts(
