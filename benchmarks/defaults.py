@@ -3,7 +3,7 @@
     python benchmarks/defaults.py [--seed 1] [--jobs NAME ...] [--size 1.0] [--out out/defaults]
 
 Every job is drawn anew from its seed. `kh.AttentionRegressor()` and `kh.AttentionClassifier()` have
-no settings at all. Baselines: LightGBM (scikit-learn's histogram boosting where it is not
+no settings but the seed of their heads. Baselines: LightGBM (scikit-learn's histogram boosting where it is not
 installed), ridge or logistic regression on pooled statistics (mean, spread, extremes, number of
 keys, query), and DeepSets, a small network on sums over keys. The test part is used once, to
 report. A line names the best baseline, and says by how many standard errors, of the paired
@@ -249,6 +249,53 @@ def linear_mean(rng: np.random.Generator, size: float) -> Job:
     )
 
 
+def churn(rng: np.random.Generator, size: float) -> Job:
+    """Customers who leave, from their transactions: categories, dates, missing values.
+
+    The test part is later than the training part.
+    """
+    import pandas as pd
+
+    n = int(1500 * size) + 1000
+    categories = ["grocery", "fuel", "travel", "online", "restaurant", "rent", "health", "gifts"]
+    transactions, customers = [], []
+    for i in range(n):
+        asof = pd.Timestamp("2024-06-01") + pd.Timedelta(days=int(rng.integers(0, 360)))
+        count = int(rng.integers(3, 40))
+        taste = rng.dirichlet(np.full(8, 0.6))
+        days = np.sort(rng.integers(1, 150, size=count))[::-1]
+        category = rng.choice(8, size=count, p=taste)
+        amount = np.exp(rng.normal(3 + 0.9 * (category == 5), 0.8))
+        channel = rng.choice(["web", "app", "store"], size=count, p=[0.3, 0.4, 0.3])
+        refund = rng.random(count) < 0.06
+        recent = days < 30
+        tenure = rng.exponential(3)
+        risk = 0.6 - np.log1p(recent.sum()) - 0.15 * tenure + 1.0 * (taste[3] > 0.4)
+        risk += 1.8 * min((refund & recent & (channel == "web")).sum(), 1)
+        risk -= 0.002 * amount[(category == 2) & (days < 60)].sum()
+        for k in range(count):
+            when = asof - pd.Timedelta(days=int(days[k]))
+            value = round(-amount[k] if refund[k] else amount[k], 2)
+            transactions.append((f"c{i}", when, categories[category[k]], value, channel[k]))
+        left = int(rng.random() < 1 / (1 + np.exp(-1.5 * risk)))
+        known_tenure = tenure if rng.random() > 0.1 else np.nan
+        customers.append((f"c{i}", asof, known_tenure, left))
+    tokens = pd.DataFrame(transactions, columns=["customer", "ts", "category", "amount", "channel"])
+    tokens.loc[rng.random(len(tokens)) < 0.03, "amount"] = np.nan
+    samples = pd.DataFrame(customers, columns=["customer", "asof", "tenure", "churn"])
+    samples = samples.sort_values("asof", ignore_index=True)
+    data = kh.read_table(
+        samples,
+        tokens=tokens,
+        set_id="customer",
+        target="churn",
+        extras=["tenure"],
+        reference_date="asof",
+        missing="impute",
+    )
+    return Job("churn", data.sets, np.asarray(data.target), "auc", n - 1000)
+
+
 JOBS: dict[str, Callable[[np.random.Generator, float], Job]] = {
     "pair energy": cloud_job("pair energy", 1000, pair_energy),
     "radial sum": cloud_job("radial sum", 1000, radial_sum),
@@ -271,6 +318,7 @@ JOBS: dict[str, Callable[[np.random.Generator, float], Job]] = {
     "nearest key": nearest_key,
     "corr^3": paper_target("corr^3", kh.targets.Correlation(3, dim=5), 800),
     "token^2": paper_target("token^2", kh.targets.TokenPower(2, dim=6), 500),
+    "churn": churn,
 }
 
 # ---------------------------------------------------------------------------------------- learners
@@ -289,6 +337,8 @@ def pooled(sets: kh.SetBatch) -> np.ndarray:
     parts = [mean, deviation, low, high, lengths]
     if sets.query is not None:
         parts.append(sets.query)
+    if sets.extras is not None:
+        parts.append(sets.extras)
     return np.concatenate(parts, axis=1)
 
 
@@ -296,9 +346,11 @@ def keyhole_scores(job: Job, train: slice, test: slice) -> np.ndarray:
     """Predictions, or probabilities of classes, with default settings."""
     groups = None if job.groups is None else job.groups[train]
     if job.is_regression:
-        model = kh.AttentionRegressor().fit(job.sets[train], job.y[train], groups=groups)
+        model = kh.AttentionRegressor(random_state=0).fit(
+            job.sets[train], job.y[train], groups=groups
+        )
         return model.predict(job.sets[test])
-    model = kh.AttentionClassifier().fit(job.sets[train], job.y[train], groups=groups)
+    model = kh.AttentionClassifier(random_state=0).fit(job.sets[train], job.y[train], groups=groups)
     return model.predict_proba(job.sets[test])
 
 
