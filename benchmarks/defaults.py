@@ -3,11 +3,11 @@
     python benchmarks/defaults.py [--seed 1] [--jobs NAME ...] [--size 1.0] [--out out/defaults]
 
 Every job is drawn anew from its seed. `kh.AttentionRegressor()` and `kh.AttentionClassifier()` have
-no settings but the seed of their heads. Baselines: LightGBM (scikit-learn's histogram boosting where it is not
-installed), ridge or logistic regression on pooled statistics (mean, spread, extremes, number of
-keys, query), and DeepSets, a small network on sums over keys. The test part is used once, to
-report. A line names the best baseline, and says by how many standard errors, of the paired
-differences over test samples, the default settings are behind.
+no settings but the seed of their heads. Baselines: LightGBM (scikit-learn's histogram boosting
+where it is not installed), ridge or logistic regression on pooled statistics (mean, spread,
+extremes, number of keys, query, extras), and DeepSets, a small network on sums over keys. The test
+part is used once, to report. A line names the best baseline, and says by how many standard errors,
+of the paired differences over test samples, the default settings are behind.
 """
 
 from __future__ import annotations

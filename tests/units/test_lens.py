@@ -383,3 +383,17 @@ def test_samples_are_taken_apart(seed):
             assert one.parts.argmax() == 2
     [section] = [section for section in report_of(found).sections if section.slug == "keys"]
     assert len(section.blocks[0].rows) == 3 * len(found.examples)
+
+
+def test_the_recommended_settings_are_a_line_that_runs(seed):
+    """They are those of the chooser, which the estimators use: a fit with them chooses as they."""
+    data = data_of(kh.targets.Correlation(1, DIM), seed, n=120)
+    found = look(data, LensConfig("regression", n_heads=16, **QUIET))
+    line = found.recommendation
+    assert str(found).endswith(f"Settings to start from: {line}")
+    assert found.as_data()["recommendation"] == line
+    model = eval(line, {"kh": kh}).fit(data.sets, data.target)
+    settings = model.chosen_params_
+    assert line.startswith("kh.AttentionRegressor(heads=kh.GaussianHeads(")
+    for name in ("activation", "pooling", "scaling", "query"):
+        assert f"{name}={settings[name]!r}" in line

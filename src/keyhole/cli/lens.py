@@ -183,3 +183,5 @@ def _print(console: Console, findings: Any) -> None:
     for note in findings.skipped:
         say(console, f"(skipped) {note}")
     say(console, findings.settings)
+    if findings.recommendation:
+        say(console, f"Settings to start from: {findings.recommendation}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.attention.heads import GaussianHeads
+from keyhole.attention.heads import GaussianHeads, HeadDistribution
 from keyhole.choose import Choice, choice_seconds, choose, first_settings
 from keyhole.data.tokens import TokenRule
 from keyhole.lab.lens.findings import LensConfig
@@ -34,6 +34,10 @@ class TokenChoice:
     biased : head distribution or None
         The best of the head distributions with a mean, whether or not it was chosen; None where
         there is no query that keys could resemble.
+    heads : head distribution
+        The one that was chosen.
+    loss : str
+        What the values minimise.
     seconds : float
         What the choice takes, as predicted.
     is_measured : bool
@@ -44,8 +48,25 @@ class TokenChoice:
     activation: str
     zero_mean: GaussianHeads
     biased: GaussianHeads | None
+    heads: HeadDistribution
+    loss: str
     seconds: float
     is_measured: bool = True
+
+    def as_line(self, *, classifies: bool) -> str:
+        """The estimator with these settings, as a line of Python to copy."""
+        settings = [
+            f"heads=kh.{self.heads!r}",
+            f"activation={self.activation!r}",
+            f"pooling={self.rule.pooling!r}",
+            f"scaling={self.rule.scaling!r}",
+            f"query={self.rule.query!r}",
+        ]
+        kind = "AttentionRegressor"
+        if classifies:
+            kind = "AttentionClassifier"
+            settings.append(f"loss={self.loss!r}")
+        return f"kh.{kind}({', '.join(settings)})"
 
 
 def make_choice(problem: LensProblem, config: LensConfig) -> TokenChoice:
@@ -78,6 +99,8 @@ def make_choice(problem: LensProblem, config: LensConfig) -> TokenChoice:
                 activation=choice.spec.activation,
                 zero_mean=best_heads(choice, with_mean=False) or GaussianHeads(),
                 biased=best_heads(choice, with_mean=True),
+                heads=choice.spec.fixed_heads,
+                loss=choice.spec.loss,
                 seconds=seconds,
             )
         n_samples //= 2
@@ -92,6 +115,8 @@ def make_choice(problem: LensProblem, config: LensConfig) -> TokenChoice:
         activation=settings.activation,
         zero_mean=GaussianHeads(),
         biased=biased,
+        heads=GaussianHeads(),
+        loss="squared_error",
         seconds=0.0,
         is_measured=False,
     )

@@ -220,6 +220,7 @@ class Findings:
     n_used: int = 0
     n_train: int = 0
     settings: str = ""
+    recommendation: str = ""  # an estimator with the settings that were chosen, to copy
     learners: list[Measured] = field(default_factory=list)
     query: list[Measured] = field(default_factory=list)
     heads: list[Measured] = field(default_factory=list)
@@ -282,6 +283,7 @@ class Findings:
             "data": self.description,
             "task": self.config.kind,
             "settings": self.settings,
+            "recommendation": self.recommendation,
             "error": self.measure,
             "learners": self.table,
             "answers": {
@@ -328,7 +330,10 @@ class Findings:
             for row in self.table
         ]
         answers = [f"{a.question} {a.sentence}" for a in self.answers.values()]
-        return "\n".join([f"{self.description or 'the data'}: {self.measure}", *rows, *answers])
+        lines = [f"{self.description or 'the data'}: {self.measure}", *rows, *answers]
+        if self.recommendation:
+            lines.append(f"Settings to start from: {self.recommendation}")
+        return "\n".join(lines)
 
     def error_of(self, m: Measured) -> float:
         """The error of a learner, estimated for all samples.

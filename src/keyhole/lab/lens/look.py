@@ -348,6 +348,9 @@ class LensRun:
 
         self.findings.cost = self.config.budget - self.remaining
         self.findings.answers = answer_all(self.findings)
+        if self.choice.is_measured:
+            classifies = self.config.kind != "regression"
+            self.findings.recommendation = self.choice.as_line(classifies=classifies)
         return self.findings
 
     # --- the plan and the budget ---
