@@ -4,10 +4,13 @@ import math
 
 import numpy as np
 import pytest
+from exports import padded
 from sklearn.metrics import roc_auc_score
 
 import keyhole as kh
 from keyhole import choose as chooser
+from keyhole.export import to_onnx
+from keyhole.export.constants import LayerConstants, predict_with
 from keyhole.key_selection import scoring_samples, select_keys, strongest_keys
 from keyhole.spec import LayerSpec
 from keyhole.training import TrainingSet
@@ -207,6 +210,38 @@ def test_order_weights_and_repetition_leave_the_selection_alone(needles, rng):
         np.testing.assert_allclose(
             other.decision_function(sets), model.decision_function(sets), atol=1e-8
         )
+
+
+@pytest.mark.parametrize("has_query", [False, True])
+def test_a_torch_module_selects_the_same_keys(needles, rng, has_query):
+    """Sets of different sizes, padded with NaN; some have fewer keys than are kept."""
+    torch = pytest.importorskip("torch")
+    sets, labels = needles
+    keys = [sets[i].tokens[: 3 + i % 38] for i in range(len(sets))]
+    query = rng.normal(size=(90, 5)) if has_query else None
+    ragged = kh.SetBatch(keys, query)
+    model = classifier(keys=4).fit(ragged, labels)
+    padded_keys, mask = padded(ragged)
+    inputs = {"query": torch.tensor(query)} if has_query else {}
+    outputs = model.to_torch()(torch.tensor(padded_keys), torch.tensor(mask), **inputs)
+    expected = model.decision_function(ragged)
+    np.testing.assert_allclose(outputs.detach(), expected, atol=1e-9 * np.abs(expected).max())
+
+
+def test_the_prediction_in_plain_numpy_selects_the_same_keys(needles):
+    sets, labels = needles
+    model = classifier(keys=4).fit(sets, labels)
+    constants = LayerConstants.of(model, "a test")
+    scores = [predict_with(constants, sets[i].tokens)[0] for i in range(10)]
+    np.testing.assert_allclose(scores, model.decision_function(sets[:10]), atol=1e-9)
+
+
+def test_an_onnx_graph_is_refused_with_the_way_out(needles):
+    pytest.importorskip("onnx")
+    sets, labels = needles
+    model = classifier(keys=4).fit(sets, labels)
+    with pytest.raises(ValueError, match="no step that selects keys"):
+        to_onnx(model)
 
 
 def test_batches_and_few_samples_are_refused(needles):

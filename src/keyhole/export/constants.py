@@ -2,6 +2,7 @@
 
 With the notation of `keyhole.textbook`, for one sample of N keys:
 
+    0. of large sets only some keys are seen (`SelectionConstants`);
     1. tokens are scaled, as ``scaling`` says;
     2. the query is the one given; [0; √2] without one; the mean of the keys; or each key in turn;
     3. hop after hop the query is extended by what each pattern p finds, rounded to float32:
@@ -46,6 +47,56 @@ SIGMA: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 SCALINGS = ("none", "sphere", "standard")
 QUERIES = ("given", "mean", "each")
 POOLINGS = ("mean", "mean+size", "mean+statistics", "sum")
+
+
+@dataclass(frozen=True)
+class SelectionConstants:
+    """What decides which keys of a set the layer sees.
+
+    Tokens become (x − centre) / spread, then have length one. What key i adds to output t of the
+    scoring layer is c_it = M^{-1/2} (1/N) Σ_m ReLU(x~_0ᵀ W_m x~_i) <v_mt, x~_i>. The ``n_keys``
+    keys are kept whose largest |c_it − mean of the set| over the outputs is largest.
+
+    Attributes
+    ----------
+    n_keys : int
+    W : array (M, D_q, D)
+        Without a query their last row alone.
+    v : array (M, D, t)
+    centre, spread : arrays (d,)
+    query_centre, query_spread : arrays (d_q,) or None
+    """
+
+    n_keys: int
+    W: Float[np.ndarray, "m f e"] = field(repr=False)
+    v: Float[np.ndarray, "m e t"] = field(repr=False)
+    centre: Float[np.ndarray, " d"] = field(repr=False)
+    spread: Float[np.ndarray, " d"] = field(repr=False)
+    query_centre: Float[np.ndarray, " q"] | None = field(default=None, repr=False)
+    query_spread: Float[np.ndarray, " q"] | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, model: Any) -> SelectionConstants | None:
+        """Those of a fitted estimator; None where the layer sees every key."""
+        selection = getattr(model, "key_selection_", None)
+        if selection is None:
+            return None
+        W, v = _heads_and_values(selection.layer, last_rows=not model.has_query_)
+        rule = selection.standard
+        query_centre = None
+        query_spread = None
+        if model.has_query_:
+            query_centre = rule.centre if rule.query_centre is None else rule.query_centre
+            query_spread = rule.spread if rule.query_spread is None else rule.query_spread
+        return cls(
+            n_keys=selection.n_keys,
+            W=W,
+            v=v,
+            centre=rule.centre,
+            spread=rule.spread,
+            query_centre=query_centre,
+            query_spread=query_spread,
+        )
 
 
 @dataclass(frozen=True)
@@ -108,6 +159,7 @@ class LayerConstants:
     class_has_weight: Bool[np.ndarray, " l"] | None = field(default=None, repr=False)
     temperature: float | None = None
     first_of_two: float = -1.0
+    selection: SelectionConstants | None = None
 
     @classmethod
     def of(cls, model: Any, purpose: str) -> LayerConstants:
@@ -123,13 +175,6 @@ class LayerConstants:
             )
         if isinstance(layer, KernelLayer):
             raise ValueError(_message_of_infinitely_many(model, layer, purpose))
-        if getattr(model, "key_selection_", None) is not None:
-            raise ValueError(
-                f"{purpose} does not know a selection of keys yet, and this model sees "
-                f"{model.key_selection_.n_keys} keys of each set. Fit with keys='all', or drop the "
-                "keys with model.key_selection_.apply(X) first and export a model that is fitted "
-                "to what remains."
-            )
         if getattr(model, "has_set_groups_", False):
             raise ValueError(
                 f"{purpose} takes samples of one set each, and this model was fitted to samples of "
@@ -186,6 +231,7 @@ class LayerConstants:
             class_has_weight=getattr(model, "class_has_weight_", None),
             temperature=_temperature(model),
             first_of_two=0.0 if isinstance(layer, PrunedLayer) else -1.0,
+            selection=SelectionConstants.of(model),
         )
 
     @property
@@ -334,6 +380,31 @@ def _predictions_of_half(
 # ---- the prediction, in plain NumPy --------------------------------------------------------------
 
 
+def _kept_keys(
+    selection: SelectionConstants,
+    keys: Float[np.ndarray, "k d"],
+    query: Float[np.ndarray, " q"] | None,
+) -> Bool[np.ndarray, " k"]:
+    """Which keys of one set are kept."""
+    # tokens standardised and of length one, with a one appended
+    keys = _scaled("standard", keys, selection.centre, selection.spread)
+    keys = _scaled("sphere", keys, None, None)
+    extended_keys = np.hstack([keys, np.ones((len(keys), 1))])
+    extended_query = np.array([math.sqrt(2.0)])
+    if query is not None:
+        query = _scaled("standard", query[None], selection.query_centre, selection.query_spread)
+        extended_query = np.append(_scaled("sphere", query, None, None)[0], 1.0)
+
+    # what each key adds to each output; the keys that differ most from the mean are kept
+    scores = np.einsum("f,mfe,ke->mk", extended_query, selection.W, extended_keys)
+    parts = np.einsum("mk,met,ke->kt", np.maximum(scores, 0.0), selection.v, extended_keys)
+    parts = parts / (len(keys) * math.sqrt(len(selection.W)))
+    relevance = np.abs(parts - parts.mean(axis=0)).max(axis=1)
+    kept = np.zeros(len(keys), bool)
+    kept[np.argsort(-relevance, kind="stable")[: selection.n_keys]] = True
+    return kept
+
+
 def predict_with(
     constants: LayerConstants,
     keys: Float[np.ndarray, "k d"],
@@ -341,6 +412,10 @@ def predict_with(
     extras: Float[np.ndarray, " c"] | None = None,
 ) -> Float[np.ndarray, " t"]:
     """f of one sample: the steps at the head of this module, one after the other."""
+    # 0. the keys that are seen
+    if constants.selection is not None:
+        keys = keys[_kept_keys(constants.selection, keys, query)]
+
     # 1. scaled tokens, each with a one appended
     if constants.pooling in ADDS_FEATURES:
         given = np.zeros(0) if extras is None else extras

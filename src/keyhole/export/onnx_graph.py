@@ -34,6 +34,12 @@ def to_onnx(model: Any) -> onnx.ModelProto:
     the order of ``classes_``.
     """
     constants = LayerConstants.of(model, "ONNX export")
+    if constants.selection is not None:
+        raise ValueError(
+            "ONNX export has no step that selects keys, and this model sees "
+            f"{constants.selection.n_keys} keys of each set. Use model.to_torch(), which has one; "
+            "or fit with keys='all'."
+        )
     graph = Graph(constants.dtype)
     inputs = _inputs(constants, graph.number)
     scores = _write_layer(graph, constants)

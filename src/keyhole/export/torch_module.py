@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from keyhole.export.constants import LayerConstants
+from keyhole.export.constants import LayerConstants, SelectionConstants
 
 
 def to_torch(model: Any) -> AttentionModule:
@@ -83,6 +83,11 @@ class AttentionModule(nn.Module):
         self.classes = constants.classes
         self.first_of_two = constants.first_of_two
         self.scale = constants.scale
+
+        # which keys are seen
+        self.selector: KeySelector | None = None
+        if constants.selection is not None:
+            self.selector = KeySelector(constants.selection, dtype)
 
         # what is trained
         self.W = nn.Parameter(tensor(constants.W))
@@ -164,6 +169,10 @@ class AttentionModule(nn.Module):
         if mask is None:
             mask = keys.new_ones(keys.shape[:2], dtype=torch.bool)
         self._check(keys, mask, query, extras)
+
+        # 0. of large sets, the keys that matter most alone
+        if self.selector is not None:
+            mask = self.selector(keys, mask, query)
 
         # sample-level features that the pooling makes of the keys, after those that are given
         of_sets = self._set_features(keys, mask)
@@ -263,11 +272,7 @@ class AttentionModule(nn.Module):
         if self.scaling == "standard" and centre is not None and spread is not None:
             return (tokens - centre) / spread
         if self.scaling == "sphere":
-            # the largest coordinate is divided out first, so that squares cannot overflow
-            largest = tokens.abs().amax(dim=-1, keepdim=True)
-            units = tokens / torch.where(largest > 0, largest, 1.0)
-            squares = units.square().sum(dim=-1, keepdim=True)
-            return units / torch.where(squares > 0, squares, 1.0).sqrt()
+            return _on_sphere(tokens)
         return tokens
 
     def _check(
@@ -308,6 +313,77 @@ class AttentionModule(nn.Module):
     def _ignores(self, name: str) -> bool:
         """Whether an input that was there in fit has no effect: a query that keys replace."""
         return name == "query" and self.query_rule != "given"
+
+
+class KeySelector(nn.Module):
+    """Which keys of padded sets the layer sees; see `keyhole.export.constants.SelectionConstants`.
+
+    Nothing of it is trained: a choice of keys has no gradient.
+    """
+
+    W: Tensor
+    v: Tensor
+    centre: Tensor
+    spread: Tensor
+    query_centre: Tensor | None
+    query_spread: Tensor | None
+
+    def __init__(self, constants: SelectionConstants, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.n_keys = constants.n_keys
+        buffers = {
+            "W": constants.W,
+            "v": constants.v,
+            "centre": constants.centre,
+            "spread": constants.spread,
+            "query_centre": constants.query_centre,
+            "query_spread": constants.query_spread,
+        }
+        for name, array in buffers.items():
+            tensor = None
+            if array is not None:
+                tensor = torch.tensor(np.asarray(array, dtype=np.float64), dtype=dtype)
+            self.register_buffer(name, tensor)
+
+    @torch.no_grad()
+    def forward(self, keys: Tensor, mask: Tensor, query: Tensor | None = None) -> Tensor:
+        """The mask of the keys that are kept: (n, N)."""
+        # tokens standardised and of length one, with a one appended
+        is_key = mask[:, :, None]
+        keys = keys.masked_fill(~is_key, 0.0)
+        keys = _on_sphere((keys - self.centre) / self.spread)
+        extended_keys = torch.cat([keys, keys.new_ones((*keys.shape[:2], 1))], dim=2)  # n k e
+        one = keys.new_ones((len(keys), 1))
+        if query is not None and self.query_centre is not None and self.query_spread is not None:
+            query = _on_sphere((query - self.query_centre) / self.query_spread)
+            extended_query = torch.cat([query, one], dim=1)
+        else:
+            extended_query = math.sqrt(2.0) * one
+
+        # what each key adds to each output, (n, k, t)
+        directions = torch.einsum("nf,mfe->nme", extended_query, self.W)
+        scores = torch.einsum("nme,nke->nmk", directions, extended_keys).relu()
+        of_values = torch.einsum("met,nke->nmkt", self.v, extended_keys)
+        counts = mask.sum(dim=1).to(keys.dtype)[:, None, None]
+        parts = torch.einsum("nmk,nmkt->nkt", scores, of_values)
+        parts = parts / (counts * math.sqrt(len(self.W)))
+
+        # the keys that differ most from the mean of their set
+        means = parts.masked_fill(~is_key, 0.0).sum(dim=1, keepdim=True) / counts
+        relevance = (parts - means).abs().amax(dim=2).masked_fill(~mask, -1.0)
+        n_kept = min(self.n_keys, keys.shape[1])
+        strongest = relevance.topk(n_kept, dim=1).indices
+        kept = torch.zeros_like(mask).scatter(1, strongest, True)
+        return kept & mask
+
+
+def _on_sphere(tokens: Tensor) -> Tensor:
+    """Tokens of length one; a token of zeros stays."""
+    # the largest coordinate is divided out first, so that squares cannot overflow
+    largest = tokens.abs().amax(dim=-1, keepdim=True)
+    units = tokens / torch.where(largest > 0, largest, 1.0)
+    squares = units.square().sum(dim=-1, keepdim=True)
+    return units / torch.where(squares > 0, squares, 1.0).sqrt()
 
 
 def _sigma(activation: str, scores: Tensor) -> Tensor:
