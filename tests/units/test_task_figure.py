@@ -19,9 +19,11 @@ from keyhole.theory.tasks import TASKS
 TINY = tasks.Config(
     learners=tasks.COLUMNS,
     sizes=(10, 20),
+    descent_sizes=(10, 20),
     network_sizes=(10, 20),
     repetitions=2,
-    descent_repetitions=2,
+    trained_repetitions=2,
+    slow_repetitions=2,
     n_heads=4,
     n_test=40,
     predicted=(),
@@ -177,7 +179,10 @@ def results_with(learner, sensitivity, monkeypatch):
     monkeypatch.setattr(task_learners, "LEARNERS", dict.fromkeys(LEARNERS, learner))
     monkeypatch.setattr(task_learners, "_sensitivity", sensitivity)
     monkeypatch.setattr(tasks, "has_torch", lambda: True)
-    return results_of(TINY)
+    results = {}
+    for job in group(tasks.cells(TINY)):
+        results.update(task_learners.compute_tasks(list(job.cells)))
+    return results
 
 
 def test_every_verdict_fails_on_a_deliberately_wrong_learner(monkeypatch):
@@ -188,11 +193,11 @@ def test_every_verdict_fails_on_a_deliberately_wrong_learner(monkeypatch):
     nothing = results_with(KnowsNothing(), lambda cell: 1.0, monkeypatch)
     everything = results_with(KnowsAll(), lambda cell: 1 / cell.n_keys**2, monkeypatch)
     assert list(FINDINGS) == [*TASKS, tasks.SENSITIVITY]
+    worlds = [tasks.measured_results(TINY, results) for results in (nothing, everything)]
     states = {}
     for task, findings in FINDINGS.items():
         parts = []
-        for results in (nothing, everything):
-            measured = tasks.measured_results(TINY, results)
+        for measured in worlds:
             checks = [finding.check(task, measured) for finding in findings]
             assert all(check.holds is not None for check in checks)
             states.setdefault(task, []).append(state_of(checks))

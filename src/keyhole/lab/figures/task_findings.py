@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import stdtrit
 
-from keyhole.lab.measured import Curve
+from keyhole.lab.measured import Curve, falls_to
 from keyhole.lab.report.document import State
 from keyhole.lab.task_learners import NAMES, find_task
 
@@ -195,7 +195,10 @@ def _at(curve: Curve, n: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class IsLearnedBefore:
-    """A learner has less error on one task than on another, on average over all sizes."""
+    """A learner needs fewer samples for one task than for another.
+
+    Where it learns neither, it has less error on the first at the largest n.
+    """
 
     learner: str
     first: str
@@ -207,12 +210,53 @@ class IsLearnedBefore:
         second = measured.curves.get((self.second, self.learner))
         if first is None or second is None:
             return NOT_MEASURED
-        interval = Interval.of(first.runs.mean(axis=1) - second.runs.mean(axis=1))
+        first_samples = _samples_of_runs(first, find_task(self.first).floor + LEVEL)
+        second_samples = _samples_of_runs(second, find_task(self.second).floor + LEVEL)
+        name = NAMES[self.learner]
+
+        # where neither is learned in all repetitions, errors at the largest n decide
+        learns_either = np.isfinite(first_samples).all() or np.isfinite(second_samples).all()
+        if not learns_either:
+            errors = first.runs[:, -1]
+            other_errors = second.runs[:, -1]
+            interval = Interval.of(np.log(errors / other_errors))
+            words = (
+                f"{name}: error {float(errors.mean()):.3f} on {self.first}, "
+                f"{float(other_errors.mean()):.3f} on {self.second}"
+            )
+            return Check(interval.high < 0, words)
+
+        # a task that is not learned counts as learned at twice the largest n
+        beyond = 2 * max(first.x[-1], second.x[-1])
+        counts = np.where(np.isfinite(first_samples), first_samples, beyond)
+        other_counts = np.where(np.isfinite(second_samples), second_samples, beyond)
+        interval = Interval.of(np.log(counts / other_counts))
         words = (
-            f"{NAMES[self.learner]}: mean error over all n {float(first.runs.mean()):.3f} on "
-            f"{self.first}, {float(second.runs.mean()):.3f} on {self.second}"
+            f"{name} needs {_count_text(first_samples, first.x[-1])} samples for {self.first}, "
+            f"{_count_text(second_samples, second.x[-1])} for {self.second}"
         )
         return Check(interval.high < 0, words)
+
+
+def _count_text(samples: Float[np.ndarray, " reps"], largest: float) -> str:
+    """The mean number of samples, or that there were not enough of them."""
+    if np.isfinite(samples).all():
+        return f"{float(samples.mean()):.0f}"
+    return f"more than {largest:.0f}"
+
+
+def _samples_of_runs(curve: Curve, level: float) -> Float[np.ndarray, " reps"]:
+    """The samples at which each repetition falls to a level: ∞ where it does not."""
+    samples = []
+    for run in curve.runs:
+        crossing = falls_to(curve.x, run, level)
+        if run[0] <= level:
+            samples.append(float(curve.x[0]))
+        elif crossing is None:
+            samples.append(math.inf)
+        else:
+            samples.append(crossing)
+    return np.array(samples)
 
 
 @dataclass(frozen=True)

@@ -73,13 +73,19 @@ class Config:
     sizes: tuple[int, ...] = (50, 100, 200, 400, 800)
     repetitions: int = 5
     """Of learners in closed form."""
-    descent_repetitions: int = 3
-    """Of learned heads and of networks, which take most of the time."""
+    trained_repetitions: int = 3
+    """Of trained attention."""
+    slow_repetitions: int = 2
+    """Of learned heads and DeepSets, which take longest, and of two hops on their own task; two
+    hops have one repetition on the others."""
+    descent_sizes: tuple[int, ...] = (50, 100, 200, 400)
+    """Of learned heads and two hops."""
     network_sizes: tuple[int, ...] = (100, 800, 6400)
     """Of networks, whose time is that of their steps and hardly depends on n."""
     n_heads: int = 256
     n_test: int = 1000
-    predicted: tuple[str, ...] = ("relu", "softmax", "linear")
+    predicted: tuple[str, ...] = ("relu",)
+    """Learners with a prediction; each of `PREDICTED` may have one."""
     theory_sets: int = 1600
     """Sets that a prediction is made of."""
     sensitivity_keys: tuple[int, ...] = (8, 32, 128, 512)
@@ -90,7 +96,7 @@ class Config:
         _check_known(self.tasks, known_tasks, "tasks")
         _check_known(self.learners, COLUMNS, "learners")
         _check_known(self.predicted, PREDICTED, "predicted")
-        for name in ("sizes", "network_sizes", "sensitivity_keys"):
+        for name in ("sizes", "descent_sizes", "network_sizes", "sensitivity_keys"):
             values = getattr(self, name)
             if list(values) != sorted(set(values)):
                 raise ValueError(f"`{name}` must grow from one to the next: got {values}.")
@@ -103,13 +109,16 @@ class Config:
     def describe(self) -> str:
         """The settings in a few sentences."""
         sizes = ", ".join(map(str, self.sizes))
+        learned = ", ".join(map(str, self.descent_sizes))
         networks = ", ".join(map(str, self.network_sizes))
         return (
-            f"Our settings: n = {sizes}, networks n = {networks}; {self.repetitions} repetitions "
-            f"in closed form, {self.descent_repetitions} of learned heads and networks; "
-            f"{self.n_test} test sets; {self.n_heads} heads. Penalties, means (1, 3 or 10 times "
-            "the identity) and scales of softmax heads (0.5 or 3) are chosen by leave-one-out; "
-            "learned heads and networks stop by samples that they hold out of their training "
+            f"Our settings: n = {sizes}; learned heads n = {learned}; networks n = {networks}. "
+            f"Repetitions: {self.repetitions} in closed form, {self.trained_repetitions} of "
+            f"trained attention, {self.slow_repetitions} of learned heads, DeepSets and two hops "
+            "on their own task, 1 of two hops elsewhere. "
+            f"{self.n_test} test sets and {self.n_heads} heads. Penalties, means (1, 3 or 10 times "
+            "the identity) and scales of softmax heads (0.5 or 3) are chosen by leave-one-out. "
+            "Learned heads and networks stop by samples that they hold out of their training "
             f"samples. A task is learned where the error is at most {LEVEL:g} Var y above its "
             "floor."
         )
@@ -129,10 +138,22 @@ class Config:
 
     def sweep(self, task: str, learner: str) -> CellSweep:
         """Errors of a learner against n."""
-        is_closed_form = learner in (*CLOSED_FORM, "softmax-sharp")
-        sizes = self.network_sizes if learner in NEEDS_TORCH else self.sizes
-        repetitions = self.repetitions if is_closed_form else self.descent_repetitions
-        cell = self._cell(task, learner, "task", sizes[-1], self.n_test)
+        if learner in NEEDS_TORCH:
+            sizes = self.network_sizes
+        elif learner in ("learned", "two-hops"):
+            sizes = self.descent_sizes
+        else:
+            sizes = self.sizes
+        if learner == "two-hops" and task != "two-hops":
+            repetitions = 1
+        elif learner in ("learned", "two-hops", "deep-sets"):
+            repetitions = self.slow_repetitions
+        elif learner == "trained":
+            repetitions = self.trained_repetitions
+        else:
+            repetitions = self.repetitions
+        largest = max(sizes[-1], self.sizes[-1])
+        cell = self._cell(task, learner, "task", largest, self.n_test)
         return CellSweep.over(cell, "n_samples", sizes, repetitions)
 
     def theory_sweep(self, task: str, learner: str) -> CellSweep:
