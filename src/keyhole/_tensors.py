@@ -5,7 +5,7 @@ The checks of _checks.py, and the few array operations that a SetBatch needs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,44 @@ def to_device(array: Any, device: str) -> torch.Tensor:
     The message says what is missing where there is none.
     """
     return torch.as_tensor(_writeable(array), device=check_device(device))
+
+
+def filled_on_device(
+    shape: tuple[int, int],
+    dtype: str,
+    device: str,
+    fill: Callable[[int, int, np.ndarray], None],
+    chunk_bytes: int = 2**25,
+) -> torch.Tensor:
+    """A matrix on a device whose rows ``fill(start, stop, out)`` writes on the host.
+
+    It moves there some megabytes at a time, so that the host never holds all of it. On CUDA two
+    pieces of pinned memory take turns: one is filled while the other moves.
+    """
+    target = check_device(device)
+    n_rows, n_columns = shape
+    there = torch.empty(n_rows, n_columns, dtype=_dtype_of(dtype), device=target)
+    is_cuda = target.type == "cuda"
+    itemsize = np.dtype(dtype).itemsize
+    step = max(1, chunk_bytes // max(1, n_columns * itemsize))
+    pieces = [
+        torch.empty(min(step, n_rows), n_columns, dtype=there.dtype, pin_memory=is_cuda)
+        for _ in range(2)
+    ]
+    moved: list[Any] = [None, None]
+    for number, start in enumerate(range(0, n_rows, step)):
+        stop = min(start + step, n_rows)
+        turn = number % 2
+        # the piece is free again once what it held has arrived
+        if moved[turn] is not None:
+            moved[turn].synchronize()
+        piece = pieces[turn][: stop - start]
+        fill(start, stop, piece.numpy())
+        there[start:stop].copy_(piece, non_blocking=is_cuda)
+        if is_cuda:
+            moved[turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            moved[turn].record()
+    return there
 
 
 def check_device(device: Any) -> torch.device:

@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._array import unit_exponent
-from keyhole.data import sources
 from keyhole.data.sets import (
     DistinctSamples,
     SampleBatch,
@@ -92,8 +91,7 @@ class TrainingSet:
         stay there.
         """
         sets = self.samples.sets
-        is_large = sets.device is None and sets.nbytes >= sources.LAZY_BYTES
-        if is_large or sets.is_on_disk:
+        if sets.is_large or sets.is_on_disk:
             return self
         return self.copy()
 

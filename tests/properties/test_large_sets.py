@@ -196,3 +196,46 @@ def test_a_fit_makes_no_copy_of_large_sets():
     # scaled for it in float32; all of them would take twice the bytes they have
     assert peak < 3 * features._KEYS
     assert peak < n_bytes * 1.3
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("query", ["given", "mean"])
+def test_a_device_gives_what_the_host_gives(as_if_large, bags, scaling, query, monkeypatch):
+    """On the device at once, and streamed through one that is too small for all sets."""
+    pytest.importorskip("torch", reason="devices are those of torch")
+    from keyhole.attention import torch_backend
+
+    sets, y = bags
+    host = fitted(sets, y, scaling, query)
+    as_if_large()
+    # a set of any length is long enough for the contributions of a device
+    monkeypatch.setattr("keyhole.solvers.layers.LONG_SET", 1)
+    for room in (2**40, 20_000):
+        monkeypatch.setattr(torch_backend, "free_bytes", lambda device, room=room: room)
+        model = clone(host).set_params(device="cpu").fit(sets, y)
+        np.testing.assert_allclose(model.predict(sets), host.predict(sets), rtol=1e-7)
+        np.testing.assert_allclose(
+            np.concatenate(model.contributions(sets)),
+            np.concatenate(host.contributions(sets)),
+            rtol=1e-6,
+            atol=1e-9,
+        )
+
+
+def test_sets_that_a_device_cannot_hold_move_there_in_parts(as_if_large, bags, monkeypatch):
+    pytest.importorskip("torch", reason="devices are those of torch")
+    from keyhole.attention import torch_backend
+    from keyhole.attention.heads import HeadDraw
+
+    monkeypatch.setattr(torch_backend, "free_bytes", lambda device: 20_000)
+    as_if_large()
+    products = torch_backend.DeviceProducts(
+        sets=bags[0],
+        dtype="float64",
+        heads=HeadDraw(kh.GaussianHeads(), 5, 3, 0),
+        activation="relu",
+        device="cpu",
+        memory_budget=2**20,
+    )
+    assert len(products.parts) > 1
+    assert products.sets.device is None

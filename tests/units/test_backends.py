@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole.attention.activations import ACTIVATIONS
 from keyhole.attention.backends import Backend, FeatureProducts, backend_for
 from keyhole.attention.heads import HeadDraw
 from keyhole.ridge.problem import RidgeProblem
@@ -83,6 +84,24 @@ def test_outputs_agree(sets, rng, host, device):
         "outputs", host, device, sets, draw(), values, "relu", dtype="float64", memory_budget=BUDGET
     )
     np.testing.assert_allclose(there, here, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("n_outputs", [1, 3])
+def test_contributions_agree(sets, rng, host, device, activation, n_outputs):
+    values = rng.standard_normal((9, 4, n_outputs))
+    here, there = both(
+        "contributions",
+        host,
+        device,
+        sets,
+        draw(),
+        values,
+        activation,
+        dtype="float64",
+        memory_budget=5000,
+    )
+    np.testing.assert_allclose(there, here, rtol=1e-9, atol=1e-12)
 
 
 def test_outputs_of_kernels_agree(sets, rng, host, device):

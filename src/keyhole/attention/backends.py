@@ -83,6 +83,19 @@ class Backend(Protocol):
         """Φ·values (n, t) for values (M, D, t)."""
         ...
 
+    def contributions(
+        self,
+        samples: SampleBatch,
+        heads: HeadDraw,
+        values: np.ndarray,
+        activation: str,
+        *,
+        dtype: str,
+        memory_budget: int,
+    ) -> np.ndarray:
+        """What every key adds to Φ·values (k, t), sample after sample."""
+        ...
+
     def kernel_outputs(
         self,
         samples: SampleBatch,
@@ -108,7 +121,7 @@ class Backend(Protocol):
         dtype: str,
         memory_budget: int,
         centre: np.ndarray | None,
-        centred_rows: np.ndarray | None,
+        centred_rows: np.ndarray | None = None,
     ) -> FeatureProducts:
         """Φ of training samples, as the two products with it that a dual fit takes.
 
@@ -226,7 +239,7 @@ def backend_for(device: str | None) -> Backend:
     A backend offers the operations of `Backend`:
 
     - features, kernel: Φ of finitely many heads, K of infinitely many;
-    - outputs, kernel_outputs: predictions, Φ·v and K·a;
+    - outputs, contributions, kernel_outputs: predictions Φ·v and their parts, and K·a;
     - products, kernel_gram, ridge: ΦΦᵀ and Φᵀa, or K, and ridge regression on them;
     - descent_samples, judge_of: the gradient and the errors of a head distribution.
 

@@ -13,11 +13,18 @@ from functools import cache
 import numpy as np
 import torch
 
-from keyhole._array import block_size, blocks
+from keyhole._array import MEMORY_BUDGET, block_size, blocks
 from keyhole._checks import FeatureOverflowError
 from keyhole._tensors import as_tensor
 from keyhole.attention.heads import DRAWN_BYTES, HeadArray, HeadDraw
-from keyhole.attention.torch_loops import TensorPanel, fill_features, fill_gram, prepare_panel
+from keyhole.attention.torch_loops import (
+    TensorPanel,
+    fill_features,
+    fill_gram,
+    prepare_panel,
+    seen_query,
+    weigh,
+)
 from keyhole.data.sets import SetBatch
 
 _FUSED_HOST = 2**31
@@ -137,3 +144,32 @@ def attention_features(
             "Scale the tokens or the heads down, or use activation='softmax'."
         )
     return out
+
+
+def key_contributions(
+    batch: SetBatch, heads: HeadDraw | HeadArray, values: np.ndarray, activation: str
+) -> torch.Tensor:
+    """What every key adds to Φ·values (k, t), set by set: M^{-1/2} Σ_m w_mi <v_m, x~_i>.
+
+    The plain version is `keyhole.textbook.contributions`. Values (M, D, t).
+    """
+    tokens = batch.tokens
+    keys = torch.nn.functional.pad(tokens, (0, 1), value=1.0)
+    queries = seen_query(batch.query, len(batch), tokens)
+    n_heads, width, n_outputs = values.shape
+    out = torch.zeros(len(tokens), n_outputs, dtype=tokens.dtype, device=tokens.device)
+    size = block_size(DRAWN_BYTES * heads.entries, MEMORY_BUDGET // 4)
+    for part, block in heads.blocks(size):
+        drawn = as_tensor(np.asarray(block), tokens).to(tokens.dtype)
+        # (D, m·t), so that one product with the keys of a set serves all heads and outputs
+        table = as_tensor(values[part].transpose(1, 0, 2).reshape(width, -1), tokens)
+        table = table.to(tokens.dtype)
+        flat = drawn.permute(1, 0, 2).reshape(drawn.shape[1], -1)
+        for i in range(len(batch)):
+            rows = slice(int(batch.offsets[i]), int(batch.offsets[i + 1]))
+            projected = (queries[i] @ flat).view(len(drawn), width)
+            present = torch.ones(1, rows.stop - rows.start, dtype=torch.bool, device=keys.device)
+            weights = weigh(activation, (projected @ keys[rows].T)[None], present)[0]
+            parts = (keys[rows] @ table).view(-1, len(drawn), n_outputs)
+            out[rows] += torch.einsum("mk,kmt->kt", weights, parts)
+    return out / math.sqrt(n_heads)

@@ -14,7 +14,13 @@ from jaxtyping import Float, Int
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, narrowed, unit_exponent
 from keyhole.attention.descent import HostSamples, judge_drawn
-from keyhole.attention.features import TiledLayer, apply_values, feature_blocks, heads_seen_by
+from keyhole.attention.features import (
+    TiledLayer,
+    apply_values,
+    feature_blocks,
+    heads_seen_by,
+    key_contributions,
+)
 from keyhole.attention.head_error import Judgement, Task
 from keyhole.attention.heads import FittedHeads, HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel, host_kernel
@@ -34,6 +40,7 @@ class HostBackend:
     sums_in_float64 = False
     solves_by_rows = True
 
+    contributions = staticmethod(key_contributions)
     kernel = staticmethod(host_kernel)
     ridge = staticmethod(ridge_gram)
 
@@ -110,7 +117,7 @@ class HostBackend:
         dtype: str,
         memory_budget: int,
         centre: Float[np.ndarray, " p"] | None,
-        centred_rows: Int[np.ndarray, " r"] | None,
+        centred_rows: Int[np.ndarray, " r"] | None = None,
     ) -> HostProducts:
         """Φ of training samples, less ``centre`` or the mean of some rows in every row."""
         return HostProducts(

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from keyhole._array import MEMORY_BUDGET, block_size, blocks
+from keyhole._array import MEMORY_BUDGET, block_size, blocks, set_blocks
+from keyhole._checks import FeatureOverflowError
 from keyhole._tensors import as_array, astype, free_bytes, to_device, zeros
 from keyhole.attention import dispatch
 from keyhole.attention.activations import check_activation
@@ -28,6 +29,9 @@ from keyhole.data.sets import SampleBatch, SetBatch
 from keyhole.ridge.device import ridge_device
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.problem import EPS, RidgeFit, RidgeProblem
+
+SHARE_OF_SETS = 2
+"""A device holds sets that take 1/SHARE_OF_SETS of its free memory; others are streamed."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +82,36 @@ class DeviceBackend:
         table = to_device(values.reshape(-1, values.shape[2]), self.device)
         outputs = np.empty((len(batch), table.shape[1]))
         for rows in blocks(len(batch), block_size(16 * len(table), memory_budget)):
-            part = batch[rows].numpy().astype(dtype).to(self.device)
+            part = batch[rows].numpy().to(self.device, dtype)
             features = attention_features(part, heads, activation)
             outputs[rows] = as_array(features.to(table.dtype) @ table)
         return outputs
+
+    def contributions(
+        self,
+        samples: SampleBatch,
+        heads: HeadDraw,
+        values: np.ndarray,
+        activation: str,
+        *,
+        dtype: str,
+        memory_budget: int,
+    ) -> np.ndarray:
+        """What every key adds to Φ·values, in blocks of sets."""
+        batch = _plain_sets(samples)
+        drawn = heads_seen_by(batch, heads)
+        key_bytes = 8 * len(drawn) * (2 + 2 * values.shape[2]) + 16 * (batch.dim + 1)
+        parts = []
+        for rows in set_blocks(batch.offsets, block_size(key_bytes, memory_budget)):
+            part = batch[rows].numpy().to(self.device, dtype)
+            parts.append(as_array(dispatch.key_contributions(part, drawn, values, activation)))
+        contributions = np.concatenate(parts).astype(np.float64)
+        if not np.isfinite(contributions).all():
+            raise FeatureOverflowError(
+                f"contributions must be finite: some overflow {dtype} under activation "
+                f"{activation!r}. Scale the tokens down, or use dtype='float64'."
+            )
+        return contributions
 
     def kernel_outputs(
         self,
@@ -96,11 +126,11 @@ class DeviceBackend:
     ) -> np.ndarray:
         """K·dual, in blocks of rows of the kernel."""
         batch = _plain_sets(samples)
-        training_sets = _plain_sets(training_samples).astype(dtype).to(self.device)
+        training_sets = _plain_sets(training_samples).to(self.device, dtype)
         dual_there = to_device(dual, self.device)
         outputs = np.empty((len(batch), dual.shape[1]))
         for rows in blocks(len(batch), block_size(16 * len(training_sets), memory_budget)):
-            part = batch[rows].numpy().astype(dtype).to(self.device)
+            part = batch[rows].numpy().to(self.device, dtype)
             kernel = attention_kernel(
                 part, training_sets, heads, activation, memory_budget=memory_budget
             )
@@ -116,13 +146,14 @@ class DeviceBackend:
         dtype: str,
         memory_budget: int,
         centre: np.ndarray | None,
-        centred_rows: np.ndarray | None,
+        centred_rows: np.ndarray | None = None,
     ) -> DeviceProducts:
         """Φ of training samples; sums in float64 need no centre."""
         assert centre is None
         assert centred_rows is None
         return DeviceProducts(
-            sets=batch.sets.astype(dtype).to(self.device),
+            sets=batch.sets,
+            dtype=dtype,
             heads=heads,
             activation=activation,
             device=self.device,
@@ -140,7 +171,7 @@ class DeviceBackend:
         memory_budget: int,
     ) -> torch.Tensor:
         """K + ZZᵀ: K computed in ``dtype``, stored in float64."""
-        sets = batch.sets.astype(dtype).to(self.device)
+        sets = batch.sets.to(self.device, dtype)
         gram: torch.Tensor = tensor_kernel(sets, heads, activation, "float64", memory_budget)
         _add_outer(gram, extras)
         return gram
@@ -204,15 +235,36 @@ class DeviceBackend:
 
 
 class DeviceProducts:
-    """Φ of training samples on a device, made block by block of heads and cast to float64."""
+    """Φ of training samples on a device, made block by block of heads and cast to float64.
+
+    The sets move to the device once. Sets that would take more than half of what is free there are
+    streamed through it instead, once for every block of heads.
+    """
 
     rounding = EPS
     centre = None
 
     def __init__(
-        self, *, sets: SetBatch, heads: HeadDraw, activation: str, device: str, memory_budget: int
+        self,
+        *,
+        sets: SetBatch,
+        dtype: str,
+        heads: HeadDraw,
+        activation: str,
+        device: str,
+        memory_budget: int,
     ) -> None:
+        n_bytes = sets.n_tokens * sets.dim * np.dtype(dtype).itemsize
+        self.parts = [slice(0, len(sets))]
         self.sets = sets
+        room = free_bytes(device) // SHARE_OF_SETS
+        self.is_streamed = n_bytes > room
+        if not self.is_streamed:
+            self.sets = sets.to(device, dtype)
+        else:
+            keys_at_once = block_size(sets.dim * np.dtype(dtype).itemsize, room // 2)
+            self.parts = set_blocks(sets.offsets, keys_at_once)
+        self.dtype = dtype
         self.heads = heads
         self.activation = activation
         self.device = device
@@ -226,10 +278,22 @@ class DeviceProducts:
         budget = max(self.memory_budget, free_bytes(self.device) // 8)
         for part in blocks(n_heads, block_size(16 * len(self.sets) * self.width, budget)):
             block = self.heads.block(part.start, part.stop)
-            features = attention_features(self.sets, block, self.activation)
+            features = self._features(block)
             # the scale M^{-1/2} is that of all heads, not of the block
             share = (part.stop - part.start) / n_heads
             yield part, astype(features, "float64").mul_(share**0.5)
+
+    def _features(self, block: np.ndarray) -> torch.Tensor:
+        """Φ of a block of heads, of sets that are on the device or move there part by part."""
+        parts = []
+        for rows in self.parts:
+            part = self.sets[rows]
+            if self.is_streamed:
+                part = part.to(self.device, self.dtype)
+            parts.append(attention_features(part, block, self.activation))
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts)
 
     def gram(self, extras: np.ndarray, *, both_triangles: bool) -> torch.Tensor:
         """ΦΦᵀ + ZZᵀ, both triangles always."""

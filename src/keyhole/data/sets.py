@@ -481,6 +481,11 @@ class SetBatch(SampleBatch):
         return int(self.offsets[-1])
 
     @property
+    def is_large(self) -> bool:
+        """Whether keys in host memory are so many that they are not copied."""
+        return not is_tensor(self.stored) and self.nbytes >= sources.LAZY_BYTES
+
+    @property
     def is_on_disk(self) -> bool:
         """Whether keys are read from files whenever they are asked for."""
         return is_on_disk(self.stored)
@@ -703,11 +708,25 @@ class SetBatch(SampleBatch):
 
         return self.mapped(as_array)
 
-    def to(self, device: str) -> SetBatch:
-        """Return the batch as torch tensors on a device: "cpu", "cuda" or "cuda:1"."""
-        from keyhole._tensors import to_device
+    def to(self, device: str, dtype: Any = None) -> SetBatch:
+        """Return the batch as torch tensors on a device: "cpu", "cuda" or "cuda:1".
 
-        return self.mapped(lambda array: to_device(array, device))
+        In float32 or float64, that of the batch unless given. Keys of large sets are scaled, or
+        read, as they move: the host holds some megabytes of them at a time.
+        """
+        from keyhole import _tensors
+
+        number = self.dtype if dtype is None else np.dtype(dtype)
+        if not self.is_large and not isinstance(self.stored, TokenSource):
+            batch = self.astype(number)
+            return batch.mapped(lambda array: _tensors.to_device(array, device))
+        tokens = _tensors.filled_on_device(
+            (self.n_tokens, self.dim), number.name, device, self.fill_rows
+        )
+        query = None
+        if self.query is not None:
+            query = _tensors.to_device(self.query.astype(number), device)
+        return self._from_flat(tokens, self.offsets, query, self.extras, self.pairs)
 
     def mapped(
         self, change: Callable[[Any], Any], of_query: Callable[[Any], Any] | None = None

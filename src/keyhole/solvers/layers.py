@@ -14,10 +14,13 @@ from jaxtyping import Float
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, unit_exponent
 from keyhole.attention.backends import backend_for
-from keyhole.attention.features import key_contributions, written_blocks
+from keyhole.attention.features import written_blocks
 from keyhole.attention.heads import HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
+
+LONG_SET = 64
+"""Keys of a set, on average, from which on a device computes contributions."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,15 @@ class FiniteLayer:
     def contributions(
         self, samples: SampleBatch, *, memory_budget: int = MEMORY_BUDGET
     ) -> Float[np.ndarray, "k t"]:
-        """What every key adds to f, sample after sample; by NumPy."""
+        """What every key adds to f, sample after sample."""
         # values have the units of y, which may be beyond the range of float32: contract them in
         # units of their own
         exponents = unit_exponent(self.values, axis=(0, 1))
-        parts = key_contributions(
+        # short sets are too little work for a device, one after the other
+        sets = samples.sets
+        has_long_sets = samples.is_plain and sets.n_tokens >= LONG_SET * len(sets)
+        device = self.device if has_long_sets else None
+        parts = backend_for(device).contributions(
             samples,
             self.heads,
             np.ldexp(self.values, -exponents),
