@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from layers import token_losses
 from paper import paper_regressor
+from sklearn.exceptions import NotFittedError
 
 import keyhole as kh
 from keyhole import choose as chooser
@@ -412,3 +413,26 @@ def test_the_samples_that_choices_are_made_on_have_some_of_every_class(rng):
     plain = chooser.drawn_part(replace(spec, classifies=False), data, np.arange(n), 500)
     assert plain.weights is None
     assert len(plain) == 500
+
+
+def test_an_interrupted_fit_leaves_an_unfitted_estimator(bags, monkeypatch):
+    """Also where there was a fit before: nothing of it is left to be mistaken for the new one."""
+    y = np.abs(bags.tokens[bags.offsets[:-1], 0])
+    model = kh.AttentionRegressor(16, random_state=0).fit(bags, y)
+    honest_fit = chooser.fit
+    drafts = []
+
+    def interrupted_fit(spec, data, **options):
+        drafts.append(spec)
+        if len(drafts) == 3:
+            raise KeyboardInterrupt
+        return honest_fit(spec, data, **options)
+
+    monkeypatch.setattr(chooser, "fit", interrupted_fit)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(bags, y)
+    with pytest.raises(NotFittedError):
+        model.predict(bags)
+    monkeypatch.setattr(chooser, "fit", honest_fit)
+    twin = kh.AttentionRegressor(16, random_state=0).fit(bags, y)
+    np.testing.assert_array_equal(model.fit(bags, y).predict(bags), twin.predict(bags))
