@@ -292,6 +292,7 @@ def estimator(config, alpha):
         return kh.AttentionRegressor(**{**PAPER_LAYER, "n_heads": 512, **options})
     return kh.AttentionClassifier(
         **{**PAPER_LAYER, "n_heads": 512, **options},
+        loss="squared_error",  # what the plain refits minimise
         class_weight="balanced" if "balanced" in config.outputs else None,
     )
 

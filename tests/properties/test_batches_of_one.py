@@ -484,29 +484,43 @@ def test_kernels_of_low_rank_are_not_fitted_at_the_rounding_floor(seed, activati
     assert relative(sums, together) <= TOLERANCE
 
 
-def linear_classifier_of_noisy_points():
-    """A fit whose leave-one-out error is the same at all small penalties, and new points."""
-    rng = np.random.default_rng(11)
+def moved_by_the_batch(draw):
+    """How far predictions of a linear kernel move when points are predicted one by one.
+
+    Labels are noisy, so that leave-one-out finds all small penalties about as good as another.
+    """
+    rng = np.random.default_rng([draw, 11])
     x = rng.normal(size=(60, 2))
     labels = x[:, 0] + 0.5 * rng.normal(size=60) > 0
-    model = kh.AttentionClassifier(activation="linear", random_state=0).fit(x, labels)
-    return model, rng.normal(size=(50, 2))
+    model = kh.AttentionClassifier(
+        math.inf,
+        heads=kh.GaussianHeads(),
+        activation="linear",
+        pooling="mean",
+        scaling="standard",
+        query="given",
+        keys="all",
+        loss="squared_error",
+        random_state=0,
+    )
+    model.fit(x, labels)
+    new = rng.normal(size=(20, 2))
+    return relative(one_by_one(model.decision_function, new), model.decision_function(new))
 
 
 def test_where_all_small_penalties_are_as_good_rounding_does_not_show():
-    model, new = linear_classifier_of_noisy_points()
-    together = model.decision_function(new)
-    assert relative(one_by_one(model.decision_function, new), together) <= TOLERANCE
-    assert np.abs(model.layer_.dual).max() < 1e7  # 8e11 at the rounding floor
+    for draw in range(8):
+        assert moved_by_the_batch(draw) <= TOLERANCE
 
 
 @pytest.mark.filterwarnings("ignore::keyhole.ridge.problem.RoundingWarning")
 def test_without_a_limit_on_amplification_batches_differ(monkeypatch):
-    """Broken variant: every penalty counts as steady."""
+    """Broken variant: every penalty counts as steady.
+
+    Which draws then end at the rounding floor is decided by rounding: about one in seven does.
+    """
     monkeypatch.setattr(ridge_problem, "STEADY", math.inf)
-    model, new = linear_classifier_of_noisy_points()
-    together = model.decision_function(new)
-    assert relative(one_by_one(model.decision_function, new), together) > 1000 * TOLERANCE
+    assert any(moved_by_the_batch(draw) > 1000 * TOLERANCE for draw in range(60))
 
 
 def test_a_fixed_penalty_at_which_rounding_shows_is_warned_of(seed):

@@ -122,7 +122,12 @@ def test_outputs_of_kernels_agree(sets, rng, host, device):
 
 
 def test_products_with_features_agree(sets, extras, rng, host, device):
-    options = {"dtype": "float64", "memory_budget": BUDGET, "centre": None}
+    options = {
+        "dtype": "float64",
+        "memory_budget": BUDGET,
+        "centre": None,
+        "centred_rows": None,
+    }
     here, there = both("products", host, device, sets, draw(), "relu", **options)
     assert isinstance(here, FeatureProducts)
     assert isinstance(there, FeatureProducts)
@@ -161,6 +166,7 @@ OTHER_QUESTIONS = {
     "data/sets.py": "a batch holds arrays or tensors, and says so",
     "choose.py": "settings that a device cannot fit are not tried",
     "costs.py": "the time of a fit is predicted for the host only",
+    "training.py": "large arrays of the host are shared with a fit, tensors are not",
 }
 
 

@@ -65,6 +65,7 @@ OTHER_PARAMETERS = {
     "n_folds": 5,
     "tol": 0.5,
     "max_iter": 3,
+    "keys": 2,
 }
 """Another value for every parameter but ``device``, which may not be there, and ``loss``."""
 

@@ -11,7 +11,7 @@ import sklearn
 
 import keyhole as kh
 from keyhole import choose
-from keyhole.estimators import attention, norm_ball
+from keyhole.estimators import norm_ball
 from keyhole.refits import Refits
 from keyhole.solvers.layers import FiniteLayer
 
@@ -29,7 +29,6 @@ def out_of_memory(*_, **__):
 
 @pytest.mark.parametrize("n_heads", [math.inf, 10])
 def test_a_fit_says_what_takes_memory_and_what_takes_less(n_heads, samples, monkeypatch):
-    monkeypatch.setattr(attention, "fit", out_of_memory)
     monkeypatch.setattr(choose, "fit", out_of_memory)
     with sklearn.config_context(working_memory=64), pytest.raises(MemoryError) as caught:
         kh.AttentionRegressor(n_heads, random_state=0).fit(*samples)
@@ -89,7 +88,6 @@ def test_other_errors_pass_unchanged(samples, monkeypatch):
     def fail(*_, **__):
         raise ZeroDivisionError("as it is")
 
-    monkeypatch.setattr(attention, "fit", fail)
     monkeypatch.setattr(choose, "fit", fail)
     with pytest.raises(ZeroDivisionError, match="as it is"):
         kh.AttentionRegressor(10, random_state=0).fit(*samples)
