@@ -1351,7 +1351,7 @@ def choose_extras_scale(spec: LayerSpec, data: TrainingSet) -> float:
     # at most so many distinct samples, drawn by rank
     data = with_ranks_if_drawn(spec, data)
     tokens = learn_tokens(spec, data)
-    samples = JoinedSamples.of(data.with_samples(tokens.apply(data.samples)))
+    samples = JoinedSamples.of(data.prepared(tokens))
     order = samples.drawn(seed=0)
     if len(order) < 2:
         return 1.0

@@ -159,18 +159,17 @@ def fit(
     if not draft:
         data = with_ranks_if_drawn(spec, data)
 
-    # tokens: scaled, with queries, pooled; duplicates are those of the tokens as they were given
-    data.samples.sets.summary("hashes")
+    # tokens: scaled, with queries, pooled
     if tokens is None:
         tokens = learn_tokens(spec, data)
-    ready = data.with_samples(tokens.apply(data.samples))
+    ready = data.prepared(tokens)
 
     # heads: learned if they are to be; several hops extend the queries
     learned = learn_heads(spec, ready)
     rule_before_hops = tokens
     if learned.heads is not spec.heads:
         tokens = tokens.with_hops_of(learned.heads)
-        ready = data.with_samples(tokens.apply(data.samples))
+        ready = data.prepared(tokens)
 
     # values: in closed form, or by Newton steps
     complete = replace(spec, heads=learned.heads)

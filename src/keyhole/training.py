@@ -21,6 +21,7 @@ from keyhole.data.sets import (
     first_in_group,
     first_occurrences,
 )
+from keyhole.data.tokens import TokenRule
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,15 @@ class TrainingSet:
     def with_samples(self, samples: Any) -> TrainingSet:
         """The same outputs, weights and groups with other samples, as many and in their order."""
         return replace(self, samples=samples)
+
+    def prepared(self, tokens: TokenRule) -> TrainingSet:
+        """The same samples with their tokens scaled, with queries, and pooled.
+
+        Samples are duplicates where they are equal as they were given, whatever scaling makes of
+        them: hashes are made first, and stay with the sets.
+        """
+        self.samples.sets.summary("hashes")
+        return self.with_samples(tokens.apply(self.samples))
 
     @property
     def has_extras(self) -> bool:

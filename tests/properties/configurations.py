@@ -362,8 +362,8 @@ class Plain:
         A bound on the length of the features of each sample with every sign made positive: what
         their rounding is in proportion to.
     copies : array (n,)
-        Samples of one number are copies of each other, once their tokens are scaled: the same sets
-        and outputs.
+        Samples of one number are copies of each other as they were given: the same sets and
+        outputs.
     undecided : bool
         Whether a score lies within rounding of the jump of the step, so that no precision can tell
         its side.
@@ -382,7 +382,7 @@ class Plain:
             _ready(sample, scale, of_query, query, config.pooling)
             for sample in (*pairs[0], *pairs[1])
         ]
-        self.copies = _copies(samples[: config.n], problem.columns, problem.sets.extras)
+        self.copies = _copies(pairs[0], problem.columns, problem.sets.extras)
         self.undecided = False
         if "kernel" in config.route:
             self._kernel(samples)
@@ -610,19 +610,20 @@ def _ready(sample, scale, scale_query, query, pooling):
 
 
 def _copies(samples, columns, extras):
-    """Number the samples, copies alike: equal multisets of sets, to twelve digits, with equal
-    outputs and extras.
-    """
+    """Number the samples, copies alike: equal multisets of sets with equal outputs and extras."""
     names = []
     more = columns if extras is None else np.concatenate([columns, extras], axis=1)
     for sample, own in zip(samples, more, strict=True):
-        sets = [(_digits(q), sorted(map(_digits, keys))) for q, keys, _ in sample]
+        sets = [(_numbers(q), sorted(map(_numbers, keys))) for q, keys in sample]
         names.append(repr((sorted(sets), own.tolist())))
     return np.unique(names, return_inverse=True)[1]
 
 
-def _digits(token):
-    return (np.round(token.astype(float), 12) + 0.0).tolist()
+def _numbers(token):
+    """A token as a list to compare by; a sample without a query has an empty one."""
+    if token is None:
+        return []
+    return (token.astype(float) + 0.0).tolist()
 
 
 def _kernel_queries(flat):

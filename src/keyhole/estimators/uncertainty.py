@@ -63,7 +63,7 @@ class TrainingRecord:
             if "refits" not in self._cache:
                 samples = self.data.samples
                 with explained_memory_errors("leave-one-out fits", samples, None, LESS_FOR_REFITS):
-                    ready = self.data.with_samples(self.tokens.apply(samples))
+                    ready = self.data.prepared(self.tokens)
                     self._cache["refits"] = Refits.of(self.spec, ready, self.alpha)
             refits: Refits = self._cache["refits"]
             return refits
@@ -79,7 +79,7 @@ class TrainingRecord:
             if "output_refits" not in self._cache:
                 samples = self.data.samples
                 with explained_memory_errors("leave-one-out fits", samples, None, LESS_FOR_REFITS):
-                    ready = self.data.with_samples(self.tokens.apply(samples))
+                    ready = self.data.prepared(self.tokens)
                     logits = layer.predict(ready.samples)
                     self._cache["output_refits"] = logistic_refits(
                         self.spec, ready, self.alpha, logits
