@@ -843,7 +843,8 @@ class CandidateSearch:
         None also where heads are not open, or learning them would cost more than is allowed. Below
         `MIN_SAMPLES_FOR_ONE_SPLIT` samples it takes five descents in the place of one.
         """
-        if self.spec.heads is not None or self.n_distinct < MIN_SAMPLES_FOR_ONE_SPLIT:
+        is_open = self.spec.heads is None and self.spec.may_learn
+        if not is_open or self.n_distinct < MIN_SAMPLES_FOR_ONE_SPLIT:
             return None
         spec = self.learned_spec(best)
         if has_extras(spec, self.data) and self.spec.extras_scale is None:

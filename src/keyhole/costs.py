@@ -42,8 +42,9 @@ DRAFTS_SECONDS = 0.3
 CHOICE_COST = 4.0
 """What choosing may cost in all, expensive candidates apart, in units of T."""
 
-SCREENING_COST = 1.0
-"""What it may cost to find out whether an expensive candidate is worth its full fit, in T."""
+SCREENING_COST = 2.0
+"""What it may cost to find out whether an expensive candidate is worth its full fit, in T. With
+drafts and the final fit, 3 T together, a default fit then takes less than twice the time."""
 
 SCREENING_SECONDS = 0.2
 """Predicted seconds of one core that it may cost in any case: less than drafts may."""

@@ -32,6 +32,8 @@ class LayerSpec:
     starts : tuple of Start
         Where descents of heads that are to be learned begin, as a screening has found them; all
         starts if empty.
+    may_learn : bool
+        Whether heads that are left open may be learned, which takes the whole training set at once.
     n_heads : int, math.inf or "auto"
         M; infinity is the exact kernel.
     activation, pooling, scaling, query : str
@@ -71,6 +73,7 @@ class LayerSpec:
 
     heads: HeadDistribution | None = None
     starts: tuple[Start, ...] = ()
+    may_learn: bool = False
     n_heads: float | str = AUTO
     activation: str = AUTO
     pooling: str = AUTO

@@ -106,3 +106,10 @@ def test_adaptive_intervals_of_learned_heads_are_refused(default_model, pointed)
     ranks = default_model.novelty(sets[400:])
     assert ranks.min() >= 0
     assert ranks.max() <= 1
+
+
+def test_batches_with_default_settings_learn_nothing(pointed):
+    sets, y = pointed
+    model = kh.AttentionRegressor(random_state=0).partial_fit(sets[:400], y[:400])
+    model.solve()
+    assert all(type(c.heads) is not kh.LearnedHeads for c in model.candidates_)

@@ -319,6 +319,7 @@ class AttentionModel(SetModel):
             device=device,
             solver=self.solver,
             classifies=is_classifier,
+            may_learn=True,
             memory_budget=memory_budget(),
         )
 

@@ -705,7 +705,8 @@ def _recipe(
 
 def settle(draft: Any, data: TrainingSet) -> LayerRecipe:
     """Choose on the first samples what is automatic, and keep it. To be called on a draft."""
-    choice = choose(draft.stream_.spec, data)
+    # sums are of fixed heads, and learning takes the whole training set at once
+    choice = choose(replace(draft.stream_.spec, may_learn=False), data)
     rule = choice.token_rule(data)
     recipe = _recipe(
         choice.spec,
