@@ -2,9 +2,9 @@
 
     python benchmarks/bench_export.py --configurations 200
 
-fits small models of every activation, scaling, query, pooling, number of hops, kind of outputs and
-precision, drawn at random, with and without queries and extras, on sets of 1 to 6 keys; and
-compares the torch module, the ONNX graph under onnxruntime and the plain steps of
+fits small models of every activation, scaling, query, pooling, loss, number of hops, kind of
+outputs and precision, drawn at random, with and without queries and extras, on sets of 1 to 6 keys;
+and compares the torch module, the ONNX graph under onnxruntime and the plain steps of
 `keyhole.export.constants` with the estimator. Differences are in units of the largest output, those
 of probabilities as they are.
 """
@@ -85,14 +85,20 @@ def random_model(rng: np.random.Generator, sets: kh.SetBatch, number: int) -> tu
         "query": query,
         "dtype": choice(rng, "float64", "float64", "float32"),
     }
-    pooling = choice(rng, "mean", "sum")
+    pooling = choice(rng, "mean", "sum", "mean+size", "mean+statistics")
+    if MODELS[kind] is kh.AttentionClassifier:
+        settings["loss"] = choice(rng, "squared_error", "log_loss")
     n_heads = int(rng.integers(1, 20))
     heads = random_heads(rng, sets, query, n_hops)
     if in_ball:
         radii = {"group_radius": 1.0, "ball_radius": 1.0}
         model = MODELS[kind](n_heads, heads, random_state=number, **radii, **settings)
     else:
-        model = MODELS[kind](n_heads, heads, 0.1, random_state=number, pooling=pooling, **settings)
+        # kernels of exp may be so large that a fixed penalty is rounding to Newton's steps
+        alpha = "loo" if settings.get("loss") == "log_loss" else 0.1
+        model = MODELS[kind](
+            n_heads, heads, alpha, random_state=number, pooling=pooling, **settings
+        )
     words = f"{number}: {kind}, {n_hops} hops, {pooling}, {', '.join(settings.values())}"
     return model.fit(sets, random_target(rng, kind)), words
 

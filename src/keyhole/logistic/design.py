@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.linalg import solve_triangular
 
-from keyhole.logistic.problem import LogisticProblem, Point
+from keyhole.logistic.problem import LogisticProblem, Point, SingularStepError
 from keyhole.ridge.design import DesignMoments
 from keyhole.ridge.matrices import factorise_lower, solve_factor
 from keyhole.ridge.problem import RidgeFit, check_gram_size, numerical_floor
@@ -79,7 +79,7 @@ class DesignSystem:
         factor = moments.gram
         factor.ravel(order="K")[:: self.p + 1] += alpha
         if not factorise_lower(factor):
-            raise ValueError(
+            raise SingularStepError(
                 f"alpha = {alpha:.3g} is too small beside the features: rounding has made the "
                 "system of a Newton step singular. Use alpha='loo', or a larger number."
             )

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from keyhole._array import block_size, blocks
-from keyhole.logistic.problem import LogisticProblem, Point
+from keyhole.logistic.problem import LogisticProblem, Point, SingularStepError
 from keyhole.ridge.matrices import factorise_lower, invert_lower, solve_factor
 from keyhole.ridge.problem import RidgeFit, check_gram_size, numerical_floor
 
@@ -72,7 +72,7 @@ class GramSystem:
             self.factor[:, columns] *= roots[:, None]
         self.factor.ravel(order="K")[:: n + 1] += alpha
         if not factorise_lower(self.factor):
-            raise ValueError(
+            raise SingularStepError(
                 f"alpha = {alpha:.3g} is too small beside the kernel of the samples: rounding has "
                 "made the system of a Newton step singular. Use alpha='loo', or a larger number."
             )

@@ -73,6 +73,10 @@ MAX_HALVINGS = 30
 """Newton steps at one penalty, and halvings of one step. Four steps are usual, halvings rare."""
 
 
+class SingularStepError(ValueError):
+    """Rounding has made the matrix of a Newton step singular: the penalty is too small for it."""
+
+
 @dataclass(frozen=True)
 class Point:
     """Where Newton's method stands, for one output.
@@ -219,12 +223,18 @@ class LogisticProblem:
             lowest = max(LEAST_ALPHA * highest, 2 * system.floor)
             alpha = highest
             while alpha >= lowest and not path.is_over:
-                path.add(alpha)
+                try:
+                    path.add(alpha)
+                except SingularStepError:
+                    # rounding ends the path, unless nothing can be fitted at all
+                    if not path.alphas:
+                        raise
+                    break
                 alpha /= 10
             if not self.draft:
                 middle = path.best_alpha
                 path.add(middle * math.sqrt(10.0))
-                if middle / math.sqrt(10.0) >= lowest:
+                if middle / math.sqrt(10.0) >= min(path.alphas):
                     path.add(middle / math.sqrt(10.0))
         return path.result()
 
