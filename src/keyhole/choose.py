@@ -1341,7 +1341,7 @@ def extras_unit(spread: float, size: float, extras: float) -> float:
 
 
 def choose_extras_scale(spec: LayerSpec, data: TrainingSet) -> float:
-    """The scale of least leave-one-out loss of a fit on K + scale²·ZZᵀ.
+    """The scale of least leave-one-out loss of ridge on K + scale²·ZZᵀ.
 
     Z are the standardised extras. K is the kernel of at most `MAX_SAMPLES_FOR_EXTRAS` samples under
     heads that need not be learned, and is made once. Each scale then has a path of penalties: those
@@ -1364,30 +1364,71 @@ def choose_extras_scale(spec: LayerSpec, data: TrainingSet) -> float:
     if len(part) == samples.n_weighted:
         alphas = spec.alphas
 
-    def loss_on(gram: Float[np.ndarray, "n n"]) -> float:
-        """The leave-one-out loss of ridge, or of logistic regression, at its best penalty."""
-        if spec.is_logistic:
-            return logistic_gram(
-                gram,
-                LogisticProblem.of(
-                    part.outputs,
-                    alphas,
-                    fit_intercept=spec.fit_intercept,
-                    weights=part.weights,
-                    groups=part.groups,
-                    draft=True,
-                ),
-            ).loss
-        problem = RidgeProblem.of(
-            part.outputs,
-            alphas,
-            fit_intercept=spec.fit_intercept,
-            weights=part.weights,
-            groups=part.groups,
-            criterion=spec.criterion,
-        )
-        return ridge_gram(gram, problem).loss
+    # values of least log-loss have a rule of their own
+    if spec.is_logistic:
+        return _extras_scale_of_log_loss(spec, part, alphas)
 
+    problem = RidgeProblem.of(
+        part.outputs,
+        alphas,
+        fit_intercept=spec.fit_intercept,
+        weights=part.weights,
+        groups=part.groups,
+        criterion=spec.criterion,
+    )
+    gram, linear, unit = _grams_and_unit(spec, part)
+
+    # one path of penalties for each scale, in those units
+    losses = []
+    for ratio in EXTRAS_SCALES:
+        losses.append(ridge_gram(gram + (ratio * unit) ** 2 * linear, problem).loss)
+    return unit * EXTRAS_SCALES[int(np.argmin(losses))]
+
+
+def _extras_scale_of_log_loss(
+    spec: LayerSpec, part: TrainingSet, alphas: Float[np.ndarray, " a"] | None
+) -> float:
+    """The largest scale whose log-loss is within one standard error of the least.
+
+    The larger the scale, the nearer the fit to logistic regression on the extras alone, which is
+    the simplest: few samples of a rare class must not choose a more flexible one by chance.
+    """
+    gram, linear, unit = _grams_and_unit(spec, part)
+    problem = LogisticProblem.of(
+        part.outputs,
+        alphas,
+        fit_intercept=spec.fit_intercept,
+        weights=part.weights,
+        groups=part.groups,
+        draft=True,
+    )
+
+    # the leave-one-out loss of every sample, at each scale
+    sample_losses = []
+    losses = []
+    for ratio in EXTRAS_SCALES:
+        fitted = logistic_gram(gram + (ratio * unit) ** 2 * linear, problem)
+        assert fitted.left_out is not None
+        scores = class_scores(problem.y - fitted.left_out)[None]
+        _, of_samples = calibrate(scores, labels_of(problem.y), part.weights_or_ones(), 1e-6)
+        sample_losses.append(of_samples[0])
+        losses.append(fitted.loss)
+
+    # from the largest scale down to the one of least loss
+    least = int(np.argmin(losses))
+    for position in reversed(range(least + 1, len(EXTRAS_SCALES))):
+        excess, standard_error = improvement(
+            sample_losses[position], sample_losses[least], part.weights, part.groups
+        )
+        if excess <= standard_error:
+            return unit * EXTRAS_SCALES[position]
+    return unit * EXTRAS_SCALES[least]
+
+
+def _grams_and_unit(
+    spec: LayerSpec, part: TrainingSet
+) -> tuple[Float[np.ndarray, "n n"], Float[np.ndarray, "n n"], float]:
+    """K of the heads, ZZᵀ of the extras, and the scale at which both vary alike."""
     # K, and the scale at which extras vary as much as the features do. With an intercept only what
     # varies counts: the trace of the centred K is tr K − 1ᵀK1/n
     gram = _gram_of_features(spec, part.samples)
@@ -1397,12 +1438,7 @@ def choose_extras_scale(spec: LayerSpec, data: TrainingSet) -> float:
     if spec.fit_intercept:
         spread -= float(gram.sum() / len(gram))
     unit = extras_unit(spread, float(np.trace(gram)), float(np.trace(linear)))
-
-    # one path of penalties for each scale, in those units
-    losses = []
-    for ratio in EXTRAS_SCALES:
-        losses.append(loss_on(gram + (ratio * unit) ** 2 * linear))
-    return unit * EXTRAS_SCALES[int(np.argmin(losses))]
+    return gram, linear, unit
 
 
 def _gram_of_features(spec: LayerSpec, samples: Any) -> Float[np.ndarray, "n n"]:
