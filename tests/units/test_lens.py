@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from sklearn.linear_model import RidgeCV
 from typer.testing import CliRunner
 
 import keyhole as kh
@@ -13,6 +14,7 @@ from keyhole.cli._app import app
 from keyhole.data import Dataset
 from keyhole.lab.lens.costs import share_out
 from keyhole.lab.lens.findings import HeldOutCurve, LensConfig, Measured, difference, forecast
+from keyhole.lab.lens.fits import Gram, theory_curve
 from keyhole.lab.lens.look import look
 from keyhole.lab.lens.page import report_of
 from keyhole.lab.lens.problem import make_folds
@@ -397,3 +399,24 @@ def test_the_recommended_settings_are_a_line_that_runs(seed):
     assert line.startswith("kh.AttentionRegressor(heads=kh.GaussianHeads(")
     for name in ("activation", "pooling", "scaling", "query"):
         assert f"{name}={settings[name]!r}" in line
+
+
+def test_theory_predicts_the_learning_curve_from_the_gram_matrix(seed):
+    """Ridge on halves and quarters of the samples, best penalty, against the prediction."""
+    rng = np.random.default_rng(seed)
+    features = rng.standard_normal((400, 30)) * np.linspace(1.0, 0.1, 30)
+    y = features @ rng.standard_normal(30) + rng.standard_normal(400)
+    y = (y - y.mean()) / y.std()
+    predicted = theory_curve(Gram(features @ features.T), y[:, None], (50, 100, 200))
+
+    measured = []
+    for n in (50, 100, 200):
+        errors = []
+        for _ in range(20):
+            order = rng.permutation(400)
+            train, test = order[:n], order[n:]
+            fit = RidgeCV(alphas=np.geomspace(1e-3, 1e3, 25)).fit(features[train], y[train])
+            errors.append(np.mean((fit.predict(features[test]) - y[test]) ** 2))
+        measured.append(np.mean(errors))
+    np.testing.assert_allclose(predicted, measured, rtol=0.15)
+    assert predicted[0] > predicted[1] > predicted[2]

@@ -177,6 +177,8 @@ class HeldOutCurve:
     role: str
     sizes: tuple[int, ...]
     losses: tuple[Float[np.ndarray, " r"], ...] = field(repr=False)
+    predicted: tuple[float, ...] = ()
+    """What theory says at these sizes, from the Gram matrix; nothing for classes and groups."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,6 +297,7 @@ class Findings:
                     "learner": c.name,
                     "n": list(c.sizes),
                     "error": [float(x.mean()) for x in c.losses],
+                    "predicted": list(c.predicted),
                     "forecast": None if ahead is None else asdict(ahead),
                 }
                 for c, ahead in curves

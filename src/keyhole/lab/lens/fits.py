@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from keyhole.lab.lens.findings import LensConfig, Measured, TargetLoading
 from keyhole.lab.lens.problem import LensProblem, balanced_order
 from keyhole.ridge.calibration import class_scores, fit_temperature
 from keyhole.ridge.gram import ridge_gram
+from keyhole.theory.conditional import conditional_curve
 
 EPS32 = float(np.finfo(np.float32).eps)
 SUBSETS = ((2**-0.5, 2), (0.5, 2), (2**-1.5, 2), (0.25, 4))
@@ -206,6 +208,29 @@ def learning_curve(
         sizes.append(round(share * n))
         curve.append(np.concatenate(fold_losses))
     return tuple(sizes), tuple(curve)
+
+
+RIDGES = np.geomspace(1e-6, 10.0, 15)
+"""Ridges tried by `theory_curve`, as shares of the mean diagonal of the Gram matrix."""
+
+
+def theory_curve(
+    gram: Gram, columns: Float[np.ndarray, "n t"], sizes: Sequence[int]
+) -> tuple[float, ...]:
+    """The errors that theory predicts at some sizes, with the best ridge at each.
+
+    From all samples by :func:`keyhole.theory.conditional_curve`, whose formula takes out that they
+    are a sample. Features come from the Gram matrix: K = ΦΦᵀ with Φ = V Λ^{1/2}.
+    """
+    values, vectors = np.linalg.eigh(gram.matrix)
+    features = vectors * np.sqrt(np.maximum(values, 0.0))
+    ridges = RIDGES * float(np.trace(gram.matrix)) / len(gram.matrix)
+    total = np.zeros((len(sizes), len(ridges)))
+    for y in columns.T:
+        total += conditional_curve(
+            features, y, np.array(sizes)[:, None], ridges[None, :], fit_intercept=True
+        )
+    return tuple((total / columns.shape[1]).min(axis=1).tolist())
 
 
 def _subset(

@@ -54,6 +54,7 @@ from keyhole.lab.lens.fits import (
     nested_head_grams,
     pooled_numbers,
     spectrum_of,
+    theory_curve,
 )
 from keyhole.lab.lens.problem import LensProblem, pose
 from keyhole.lab.scores import class_measures, constant_class_guess, probabilities_of
@@ -852,8 +853,21 @@ class LensRun:
                     role="pooled" if m.family == "pooled" else m.role,
                     sizes=(*sizes, n),
                     losses=(*losses, end),
+                    predicted=self._predicted_curve(m, (*sizes, n)),
                 )
             )
+
+    def _predicted_curve(self, m: Measured, sizes: tuple[int, ...]) -> tuple[float, ...]:
+        """What theory says of a learning curve; nothing for classes, groups and many samples."""
+        is_regression = self.problem.labels is None and self.problem.groups is None
+        gram = self.grams[m.name]
+        n_samples = min(m.size, len(gram.matrix))
+        if not is_regression or n_samples > MOST_FOR_SPECTRUM:
+            return ()
+        if not self._afford(f"predicted curve of {m.name}", 2 * self._spectrum_seconds(m)):
+            return ()
+        matrix = gram.matrix[:n_samples, :n_samples]
+        return theory_curve(replace(gram, matrix=matrix), self.problem.columns[:n_samples], sizes)
 
     def _measure_spectra(self) -> None:
         """How the target loads on the kernels of the best learners."""
