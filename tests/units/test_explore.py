@@ -383,3 +383,19 @@ def test_the_tasks_that_are_measured_are_drawn_and_the_others_say_so():
 def test_unknown_and_too_many_tasks_are_refused(tasks, message):
     with pytest.raises(ValueError, match=message):
         ExploreState.read({"view": "tasks", "tasks": tasks})
+
+
+def test_an_activation_moves_the_curves_and_few_heads_are_predicted_as_drawn():
+    few = views.curves(ExploreState(n_heads=10, bias=0.0), {})
+    exp = views.curves(ExploreState(n_heads=10, bias=0.0, activation="exp"), {})
+    names = [series.name for series in few.blocks[0].series]
+    assert "attention, 10 heads as drawn" in names
+    for name in ("attention, ∞ heads", "attention, 10 heads as drawn"):
+        relu_series, exp_series = (
+            next(series for series in view.blocks[0].series if series.name == name)
+            for view in (few, exp)
+        )
+        assert list(relu_series.y) != list(exp_series.y)
+    assert ExploreState.read({"activation": "exp"}).address == "activation=exp"
+    with pytest.raises(ValueError, match="an activation must be one of relu"):
+        ExploreState.read({"activation": "sigmoid"})

@@ -97,14 +97,14 @@ def conditional_curve(
     samples = check_samples(n_samples)
     ridges = _check_ridges(ridge)
     noise = check_number(noise, "noise", minimum=0.0)
-    spectrum = _SampleSpectrum.of(features, y, bool(fit_intercept))
+    spectrum = SampleSpectrum.of(features, y, bool(fit_intercept))
     pairs = np.broadcast(samples, ridges)
     errors = [spectrum.test_error(float(n), float(single), noise) for n, single in pairs]
     return np.array(errors).reshape(pairs.shape)
 
 
 @dataclass(frozen=True, eq=False)
-class _SampleSpectrum:
+class SampleSpectrum:
     """What the formulas need of m sets.
 
     Attributes
@@ -130,7 +130,7 @@ class _SampleSpectrum:
     @classmethod
     def of(
         cls, features: Float[np.ndarray, "m p"], y: Float[np.ndarray, " m"], fit_intercept: bool
-    ) -> _SampleSpectrum:
+    ) -> SampleSpectrum:
         """The spectrum of m sets; with an intercept, of their features less the mean."""
         if fit_intercept:
             features = features - features.mean(axis=0)

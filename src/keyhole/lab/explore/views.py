@@ -20,6 +20,7 @@ import numpy as np
 
 from keyhole import theory
 from keyhole.attention.activations import POINTWISE
+from keyhole.attention.features import attention_features
 from keyhole.attention.heads import GaussianHeads
 from keyhole.lab.cells import Cell
 from keyhole.lab.explore.background import Background
@@ -32,12 +33,13 @@ from keyhole.lab.report.document import Chart, HeatMap, Look, Row, Series, Table
 from keyhole.lab.report.html import number
 from keyhole.lab.task_learners import NAMES, find_task
 from keyhole.theory.blocks import bias_of
+from keyhole.theory.conditional import SampleSpectrum
 from keyhole.theory.curves import Learner, TheoryLayer, target_levels
 from keyhole.theory.harmonics import pair_powers_seconds
 from keyhole.theory.limits import limits
 from keyhole.theory.notation import parse_target
 from keyhole.theory.spectrum import MAX_BIASED_DEGREE
-from keyhole.theory.targets import Polynomial, Term
+from keyhole.theory.targets import Polynomial, Term, sphere_sets
 from keyhole.theory.tasks import TASKS
 
 QUICK = PRESETS["quick"]
@@ -660,7 +662,8 @@ def curves(state: ExploreState, results: Results) -> View:
     noise = state.noise_variance
 
     # what the theory predicts, and its bounds
-    predicted = view.ask(state, _curve_asks(state), state.sizes).values()
+    predicted = list(view.ask(state, _curve_asks(state), state.sizes).values())
+    predicted += _drawn_curve(view, state)
 
     # what is measured
     measured = []
@@ -754,6 +757,47 @@ def _curve_asks(state: ExploreState) -> list[Ask]:
     if state.named_activation is not None:
         return asks
     return [*asks, kernel_bound, paper_bound]
+
+
+FEW_FEATURES = 200
+"""Layers with at most this many features are predicted from heads that are drawn, too."""
+
+DRAWN_SETS = 1000
+"""Sets without labels that such a prediction uses."""
+
+
+def _drawn_curve(view: View, state: ExploreState) -> list[Series]:
+    """The learning curve of zero-mean heads as drawn: nothing where they are many."""
+    if state.n_heads * (state.dim + 1) > FEW_FEATURES:
+        return []
+    name = f"attention, {state.n_heads} heads as drawn"
+    sizes = [n for n in state.sizes[::4] if n <= DRAWN_SETS]
+    spectrum = _drawn_spectrum(
+        state.target, state.dim, state.n_keys, state.n_heads, state.activation
+    )
+    errors = [spectrum.test_error(n, state.ridge, state.noise_variance) for n in sizes]
+    sets_line = f"sets = kh.targets.sphere_sets({DRAWN_SETS}, {state.n_keys}, {state.dim}, seed=0)"
+    heads_line = f"heads = kh.GaussianHeads().sample({state.n_heads}, {state.dim}, seed=0)"
+    features = f"kh.attention_features(sets, heads, {state.activation!r})"
+    view.lines += [
+        sets_line,
+        heads_line,
+        f"shown[{name!r}] = kh.theory.conditional_curve("
+        f"{features}, target(sets), {sizes!r}, ridge={state.ridge!r}, noise=noise)",
+    ]
+    return [Series(name, sizes, errors, look="dashed", role="kernel")]
+
+
+@lru_cache(maxsize=64)
+def _drawn_spectrum(
+    target: str, dim: int, n_keys: int, n_heads: int, activation: str
+) -> SampleSpectrum:
+    """What sets without labels tell of heads that were drawn."""
+    sets = sphere_sets(DRAWN_SETS, n_keys, dim, seed=0)
+    heads = GaussianHeads().sample(n_heads, dim, seed=0)
+    features = attention_features(sets, heads, activation)
+    y = read_notation(target, dim).target(sets)
+    return SampleSpectrum.of(features, y, fit_intercept=False)
 
 
 def _deviation(state: ExploreState) -> str:
