@@ -115,6 +115,7 @@ sphinx_gallery_conf = {
     "within_subsection_order": "FileNameSortKey",
     "download_all_examples": False,
     "show_memory": False,
+    "default_thumb_file": str(Path(__file__).parent / "static" / "logo.svg"),
     "min_reported_time": 1e9,
     "write_computation_times": False,
     "show_signature": False,

@@ -19,7 +19,7 @@ from sklearn.preprocessing import StandardScaler
 
 import keyhole as kh
 
-digits = kh.datasets.load_digits_sets()
+digits = kh.datasets.load_digits_sets(position="plain")
 train, test = np.arange(600), np.arange(1000, 1400)
 print(digits.sets)
 

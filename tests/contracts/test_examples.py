@@ -75,7 +75,12 @@ def test_lines_of_examples_fit_the_page(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
-def test_an_example_of_the_gallery_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_example_of_the_gallery_runs(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "sys.argv", [path.name, "60", "60", "6"]
+    )  # sizes, where an example has some
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out
 
@@ -188,13 +193,3 @@ def test_stories(
     module = load(path)
     assert module.models["one hop"].score(module.data.sets, module.data.target) > 0.8
     assert "bags of words: accuracy" in capsys.readouterr().out
-
-
-def test_large_bags(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slides whose label hangs on a few keys, from files to the keys that matter."""
-    monkeypatch.setattr("sys.argv", ["large_bags.py", "60", "60", "6"])
-    load(EXAMPLES / "large_bags.py")
-    shown = capsys.readouterr().out
-    assert "on disk" in shown
-    assert "contributions rank signal keys" in shown
-    assert shown.count("key ") >= 10

@@ -5,7 +5,7 @@ Large bags: slides whose label hangs on one key in fifty
 A pathology slide is a bag of thousands of patch embeddings, and has one label. A few of
 its patches explain the label. Here are synthetic slides of which we know these patches.
 
-    python examples/large_bags.py [n_bags] [n_keys] [dim]
+    python examples/plot_large_bags.py [n_bags] [n_keys] [dim]
 """
 
 # %%
