@@ -841,7 +841,7 @@ class CandidateSearch:
         """Learned heads with the starts that short descents gained from, if any did.
 
         None also where heads are not open, or learning them would cost more than is allowed. Below
-        `MIN_SAMPLES_FOR_ONE_SPLIT` samples it takes five descents in the place of one.
+        `MIN_SAMPLES_FOR_ONE_SPLIT` samples it takes five descents instead of one.
         """
         is_open = self.spec.heads is None and self.spec.may_learn
         if not is_open or self.n_distinct < MIN_SAMPLES_FOR_ONE_SPLIT:
