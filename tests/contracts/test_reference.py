@@ -35,7 +35,7 @@ CHOSEN = {
     "keyhole.export": "to_torch to_onnx save_onnx",
     "keyhole.lab.displays": "LeftOutDisplay ReliabilityDisplay CoverageDisplay",
     "keyhole.textbook": "draw_heads extend attention_weights features kernel stack arc_cosine "
-    "relu_moment ridge_inverse ridge predict contributions jackknife_interval "
+    "relu_moment ridge_inverse ridge logistic predict contributions jackknife_interval "
     "norm_ball_objective norms",
 }
 ALIASES = {"keyhole.tokens": "data.tokens", "keyhole.datasets": "data.datasets"} | {

@@ -7,7 +7,7 @@ from layers import fit_layer
 
 import keyhole as kh
 from keyhole.data.sets import first_occurrences
-from keyhole.estimators.uncertainty import _left_out_losses
+from keyhole.estimators.uncertainty import _sample_losses, _scores_without_itself
 from keyhole.lab.displays import CoverageDisplay, LeftOutDisplay, ReliabilityDisplay
 
 mpl.use("Agg")
@@ -64,7 +64,9 @@ def test_importance_is_the_error_of_refits_on_permuted_samples(grouped, rng):
     changed = kh.SetBatch([k[:, ::-1] for k in keys], sets.query, sets.extras)[rows]
     ready = model.tokens_.apply(sets)
     unit = groups if grouped else first_occurrences(ready, y[:, None])
-    losses = _left_out_losses(model.training_.refits(), model.tokens_.apply(changed), 2**30)
+    refits = model.training_.refits()
+    scores = _scores_without_itself([refits], model.tokens_.apply(changed), 2**30)
+    losses = _sample_losses(refits.outputs, scores, is_logistic=False)
     for i, loss in zip(rows, losses, strict=True):
         rest = np.flatnonzero(unit != unit[i])
         fit = fit_layer(ready[rest], y[rest, None], model.layer_.heads, np.array([0.1]))
