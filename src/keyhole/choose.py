@@ -36,7 +36,7 @@ from keyhole.attention.descent import DescentSettings
 from keyhole.attention.features import attention_features
 from keyhole.attention.head_error import improvement
 from keyhole.attention.heads import GaussianHeads, HeadDistribution, HeadDraw
-from keyhole.attention.hops import Ages, Start
+from keyhole.attention.hops import Ages, Start, UsedCoordinates
 from keyhole.attention.kernels import attention_kernel
 from keyhole.attention.learned import LearnedHeads
 from keyhole.attention.search import MIN_SAMPLES_FOR_ONE_SPLIT, SCREENING_STEPS
@@ -858,10 +858,15 @@ class CandidateSearch:
         part = self.part[order]
         ready = part.with_samples(self.token_rule(spec).apply(part.samples))
 
+        # descents cost what the coordinates cost that are not zero throughout
+        sets = ready.samples.sets
+        coordinates = UsedCoordinates.of(sets, Ages.of(sets))
+        in_use = ready.with_samples(ready.samples.with_sets(coordinates.of_sets(sets)))
+
         # as many samples a step as all short descents together are allowed to take
         for max_samples in SCREENING_SAMPLES:
             settings = DescentSettings(max_samples=max_samples)
-            if self.screening_seconds(ready, settings) <= self.size.budget.screening:
+            if self.screening_seconds(in_use, settings) <= self.size.budget.screening:
                 break
         else:
             return None
@@ -886,7 +891,7 @@ class CandidateSearch:
         starts: list[Start] = []
         seconds = 0.0
         for start in screening.starts:
-            seconds += self.descent_seconds(ready, start.hops, heads.max_iter, DescentSettings())
+            seconds += self.descent_seconds(in_use, start.hops, heads.max_iter, DescentSettings())
             if seconds <= self.size.budget.expensive:
                 starts.append(start)
         if not starts:
