@@ -182,7 +182,7 @@ class LearnedHeads(UnfittedHeads):
 
     A part of the training set that no descent sees says which start, how many hops and how many
     steps are best, and whether to keep the result at all. Then all samples take a few more steps.
-    Below 250 samples several descents leave out a part each, so that every sample is held out once,
+    Below 300 samples several descents leave out a part each, so that every sample is held out once,
     and all samples descend anew.
 
     Parameters
@@ -191,7 +191,7 @@ class LearnedHeads(UnfittedHeads):
         K, the number of means that the heads share out among themselves.
     hops : int or "auto"
         Hops. "auto" tries 1, 2 and 3 and keeps the fewest that nothing else beats by more than one
-        standard error on the held-out part, two below 250 samples. Without a query there is one.
+        standard error on the held-out part, two below 300 samples. Without a query there is one.
     patterns : int
         P, what each hop before the last finds at a time.
     scale : float

@@ -40,7 +40,7 @@ MIN_SAMPLES_TO_DESCEND = 50
 distribution from a worse.
 """
 
-MIN_SAMPLES_FOR_ONE_SPLIT = 250
+MIN_SAMPLES_FOR_ONE_SPLIT = 300
 """Samples below which every one is held out in turn: a fifth of fewer could not judge alone."""
 
 STANDARD_ERRORS_TO_LEARN = 2
