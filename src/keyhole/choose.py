@@ -352,6 +352,7 @@ def has_extras(spec: LayerSpec, data: TrainingSet) -> bool:
 def all_stages(search: CandidateSearch) -> Stage:
     """Setting after setting, each under the best of those before it."""
     best = yield from choose_scaling(search)
+    search.simplest = best
     for stage in (choose_pooling, choose_query, choose_head_mean, choose_activation, choose_loss):
         # a loss of nothing leaves nothing to gain
         if best.loss > search.negligible:
@@ -481,7 +482,10 @@ def choose_loss(search: CandidateSearch, best: Draft) -> Stage:
     """The log-loss instead of squared errors, for classes, if it is clearly better.
 
     It finds a linear rule for a rare class, which squared errors do not: they are dominated by the
-    other class. So statistics of the keys are tried anew.
+    other class. So statistics of the keys are tried anew. Where squared errors have left the
+    simplest settings already, the log-loss need not be clearly better than what they came to: it
+    must be so than the simplest, and lower than the best. What was best of many by squared errors
+    owes some of its loss to chance.
     """
     if not search.chooses_loss:
         return best
@@ -489,7 +493,11 @@ def choose_loss(search: CandidateSearch, best: Draft) -> Stage:
     drafts = [(yield CandidateTrial(base))]
     if "mean+statistics" in search.poolings[1:] and base.pooling != "mean+statistics":
         drafts.append((yield CandidateTrial(replace(base, pooling="mean+statistics"))))
-    return search.replaced(best, drafts)
+    leader = search.best(drafts)
+    assert search.simplest is not None
+    if search.is_lower(leader, best) and search.is_better(leader, search.simplest):
+        return leader
+    return best
 
 
 def choose_keys(search: CandidateSearch, best: Draft) -> Stage:
@@ -651,6 +659,8 @@ class CandidateSearch:
         Called with every candidate.
     candidates : list of Candidate
         What was tried so far.
+    simplest : Draft or None
+        The draft of the scaling that was chosen, with the simplest of everything else.
     """
 
     spec: LayerSpec
@@ -668,6 +678,7 @@ class CandidateSearch:
     loss_exponent: int = 0
     tell: Callable[[Candidate], None] | None = None
     candidates: list[Candidate] = field(default_factory=list)
+    simplest: Draft | None = field(default=None, repr=False)
     token_rules: dict[tuple[str, str, str], TokenRule] = field(default_factory=dict, repr=False)
 
     @classmethod
