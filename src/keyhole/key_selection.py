@@ -36,8 +36,10 @@ ALL_KEYS = "all"
 """The setting ``keys`` under which every key is seen."""
 
 SCORING_HEADS = 64
-"""Heads of the scoring layer. It ranks keys, and need not predict well. Compared were 32, 64 and 128
-on generated bags of needles."""
+"""Heads of the scoring layer. It ranks keys, and need not predict well.
+
+Compared were 32, 64 and 128, on generated bags of needles.
+"""
 
 SCORING_PENALTY = 0.01
 """The penalty of the scoring layer, in units of the mean eigenvalue of its Gram matrix. It is small

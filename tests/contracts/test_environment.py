@@ -26,7 +26,7 @@ import pytest
 from paper import paper_regressor
 
 import keyhole as kh
-from keyhole.attention import compiled as _fused
+from keyhole import _compiled
 from keyhole.data import write_parquet
 
 NOWHERE = "/dev/null/home"
@@ -67,14 +67,14 @@ def test_without_a_cache_loops_are_compiled_in_memory_and_one_line_says_so(tmp_p
 
 
 def test_a_disk_that_fills_while_the_cache_is_written_stops_no_fit(capsys, monkeypatch):
-    monkeypatch.setattr(_fused, "_SAID", set())
+    monkeypatch.setattr(_compiled, "_SAID", set())
     for step in ("load", "save"):
 
         def full(*_):
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(f"numba.core.caching.IndexDataCacheFile.{step}", full)
-    assert [_fused.cached_njit()(lambda x, k=k: x + k)(1) for k in range(2)] == [1, 2]
+    assert [_compiled.cached_njit()(lambda x, k=k: x + k)(1) for k in range(2)] == [1, 2]
     assert capsys.readouterr().err.count("No space left on device") == 1
 
 

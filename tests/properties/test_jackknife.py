@@ -321,7 +321,7 @@ def test_precision_of_features_and_penalties_at_the_edge(rng):
     )
     exact = kh.AttentionRegressor(60, alpha=0.0, random_state=0).fit(sets[:10], y[:10])
     assert exact.predict_interval(sets, 0.5).shape == (N, 2)
-    with pytest.raises(ValueError, match="above rounding: alpha is 0"):
+    with pytest.raises(ValueError, match="larger than rounding errors: alpha is 0"):
         exact.novelty(sets)
     few = double.fit(sets[:4], y[:4])
     assert np.isinf(

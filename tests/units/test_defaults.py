@@ -254,6 +254,7 @@ def test_heads_are_fewer_where_a_fit_would_take_long():
 
 def test_batches_without_settings_settle_on_the_first_samples_and_tell(bags, monkeypatch):
     monkeypatch.setattr(batches, "MAX_FEATURES", 40)
+    monkeypatch.setattr(batches, "MIN_AUTO_HEADS", 10)
     y = first_sign(bags)
     whole = kh.AttentionClassifier(random_state=0).fit_batches([(bags, y)])
     parts = kh.AttentionClassifier(random_state=0)
