@@ -10,7 +10,7 @@ from keyhole._lazy import lazy_names
 # a type checker takes it for true; `typing` itself would take longer to load than all of this
 TYPE_CHECKING = False
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # name → module that defines it, imported on first use
 _MODULES = {
