@@ -42,6 +42,22 @@ def padded(sets, dtype=np.float64):
     return keys, mask
 
 
+def selecting_model(sets, n_keys, **settings):
+    """A small regressor with two outputs that sees some keys of each set; nothing is open."""
+    rng = np.random.default_rng(0)
+    chosen = {
+        "activation": "relu",
+        "scaling": "standard",
+        "query": "given",
+        "pooling": "mean",
+        "extras_scale": 1.0,
+    }
+    model = kh.AttentionRegressor(
+        6, kh.GaussianHeads(), 0.1, keys=n_keys, random_state=0, **{**chosen, **settings}
+    )
+    return model.fit(sets, rng.normal(size=(len(sets), 2)))
+
+
 def scores_of(model, sets):
     if hasattr(model, "decision_function"):
         return model.decision_function(sets)

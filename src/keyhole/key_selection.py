@@ -54,6 +54,12 @@ SAMPLES_FOR_PENALTY = 1024
 MIN_FOLDS = 3
 """Folds at least that keys are judged by."""
 
+TIE_RESOLUTION = 2.0**-30
+"""Keys are equally relevant where they differ by less, in units of the largest contribution of the
+set. Sums in another order differ by some 1e-15 of it: which of two equal keys is kept must not
+depend on that, and be the same in `predict` and in every export.
+"""
+
 MAX_SAMPLES_AT_ONCE = 4096
 """Samples at most whose matrix of all pairs is made, from which every fold takes its part."""
 
@@ -267,7 +273,7 @@ def strongest_keys(
 
     Keys that speak for an output and keys that speak against it count alike: exchanging the two
     classes, or the sign of y, selects the same keys. Of several outputs the largest difference
-    counts.
+    counts. Of keys that differ by no more than rounding (`TIE_RESOLUTION`) the first are kept.
 
     Examples
     --------
@@ -281,8 +287,13 @@ def strongest_keys(
     means = np.add.reduceat(parts, offsets[:-1], axis=0) / lengths[:, None]
     relevance = np.abs(parts - means[set_of_key]).max(axis=1)
 
+    # relevance in whole steps, so that rounding decides nothing between equal keys
+    largest = np.maximum.reduceat(np.abs(parts).max(axis=1), offsets[:-1])
+    unit = np.where(largest > 0, largest, 1.0)
+    steps = np.round(relevance / unit[set_of_key] / TIE_RESOLUTION)
+
     # the place of each key in its set, the most relevant first; equal ones in their order
-    order = np.lexsort([-relevance, set_of_key])
+    order = np.lexsort([-steps, set_of_key])
     place = np.empty(len(order), int)
     place[order] = np.arange(len(order)) - np.repeat(offsets[:-1], lengths)
     return place < n_keys

@@ -1,12 +1,21 @@
 """`keyhole export`: a graph that onnxruntime runs, with the outputs of the model."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from exports import FINITE, FIXTURES, assert_close, padded, scores_of, stored_samples
+from exports import (
+    FINITE,
+    FIXTURES,
+    assert_close,
+    padded,
+    scores_of,
+    selecting_model,
+    stored_samples,
+)
 from paper import paper_classifier, paper_regressor
 from typer.testing import CliRunner
 
@@ -69,6 +78,65 @@ def test_every_activation(ragged, activation):
         4, kh.GaussianHeads(), 0.1, activation, scaling="sphere", query="mean", random_state=0
     ).fit(ragged, ragged.lengths.astype(float))
     assert_close(run(model, ragged)["prediction"], model.predict(ragged), 1e-12)
+
+
+@pytest.fixture
+def sets_with_query(seed):
+    """Of 1 to 8 keys, with queries of another dimension and extras."""
+    rng = np.random.default_rng([33, seed])
+    keys = [rng.normal(size=(rng.integers(1, 9), 3)) for _ in range(40)]
+    return kh.SetBatch(keys, rng.normal(size=(40, 2)), rng.normal(size=(40, 2)))
+
+
+@pytest.mark.parametrize("n_keys", [1, 3, 20])
+def test_a_graph_selects_the_keys_that_the_model_selects(sets_with_query, n_keys):
+    """Some sets have fewer keys than are kept; 20 is more than any has."""
+    model = selecting_model(sets_with_query, n_keys)
+    assert_close(run(model, sets_with_query)["prediction"], model.predict(sets_with_query), 1e-12)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "mean+size", "mean+statistics", "sum"])
+@pytest.mark.parametrize("query", ["given", "mean", "each"])
+def test_whatever_the_layer_makes_of_the_selected_keys(sets_with_query, query, pooling):
+    """Sizes and statistics are those of the selected keys; a query is always judged by."""
+    model = selecting_model(sets_with_query, 3, query=query, pooling=pooling)
+    assert_close(run(model, sets_with_query)["prediction"], model.predict(sets_with_query), 1e-11)
+
+
+@pytest.mark.parametrize(("dim", "longest"), [(1, 6), (2, 2)])
+def test_a_graph_breaks_ties_as_the_model_does(dim, longest, seed):
+    """Keys of one coordinate are ±1 to the scoring layer; two keys are equally far from their mean.
+
+    So the one key that is kept of each set is often chosen by its place.
+    """
+    rng = np.random.default_rng([34, seed])
+    lengths = rng.integers(1, longest + 1, size=60)
+    sets = kh.SetBatch([rng.normal(size=(length, dim)) for length in lengths])
+    model = selecting_model(sets, 1)
+    assert_close(run(model, sets)["prediction"], model.predict(sets), 1e-12)
+
+
+def test_a_float32_graph_selects_keys_in_float64(sets_with_query):
+    model = selecting_model(sets_with_query, 2, dtype="float32")
+    assert_close(run(model, sets_with_query)["prediction"], model.predict(sets_with_query), 1e-5)
+
+
+def test_a_classifier_with_automatic_keys(seed, monkeypatch):
+    """Labels and probabilities of what `keys="auto"` has chosen, 8 keys of 33 to 40."""
+    monkeypatch.setattr("keyhole.choose.improvement", lambda *_losses: (math.inf, 0.0))
+    rng = np.random.default_rng([35, seed])
+    labels = np.arange(60) % 2
+    bags = [rng.normal(size=(rng.integers(33, 41), 4)) for _ in labels]
+    for bag, label in zip(bags, labels, strict=True):
+        bag[:2] += 3.0 * label
+    model = kh.AttentionClassifier(16, kh.GaussianHeads(), activation="relu", random_state=0)
+    model.set_params(query="given", pooling="mean", loss="squared_error").fit(bags, labels)
+    assert model.key_selection_.n_keys == 8
+    short = [bag[: 1 + i % 40] for i, bag in enumerate(bags)]
+    outputs = run(model, kh.SetBatch(short))
+    assert outputs["label"].tolist() == model.predict(short).tolist()
+    assert_close(outputs["scores"], model.decision_function(short), 1e-11)
+    assert_close(outputs["probabilities"], model.predict_proba(short), 1e-10)
 
 
 @pytest.mark.parametrize("labels", [[False, True], [3, 7], ["ja", "nein"], [1.0, 2.0]])

@@ -4,7 +4,15 @@ import copy
 
 import numpy as np
 import pytest
-from exports import FINITE, FIXTURES, assert_close, padded, scores_of, stored_samples
+from exports import (
+    FINITE,
+    FIXTURES,
+    assert_close,
+    padded,
+    scores_of,
+    selecting_model,
+    stored_samples,
+)
 from paper import paper_classifier, paper_regressor
 from sklearn.exceptions import NotFittedError
 
@@ -88,6 +96,39 @@ def test_every_setting_comes_along(ragged, activation, scaling, query, pooling):
     module = model.to_torch()
     outputs = module(*module_inputs(module, ragged)).detach().numpy()
     assert_close(outputs, model.predict(ragged), 1e-11)
+
+
+@pytest.mark.parametrize("n_keys", [1, 3, 20])
+@pytest.mark.parametrize("query", ["given", "mean", "each"])
+def test_selected_keys_come_along(ragged, query, n_keys):
+    """In the module and in the plain steps; of two keys that are equally relevant, the first."""
+    model = selecting_model(ragged, n_keys, query=query, pooling="mean+statistics")
+    expected = model.predict(ragged)
+    module = model.to_torch()
+    outputs = module(*module_inputs(module, ragged)).detach().numpy()
+    assert_close(outputs, expected, 1e-11)
+    constants = LayerConstants.of(model, "a test")
+    for i in range(len(ragged)):
+        plain = predict_with(constants, ragged[i].tokens, ragged.query[i], ragged.extras[i])
+        assert_close(plain, expected[i], 1e-9)
+
+
+def test_equally_relevant_keys_are_kept_in_their_order(seed):
+    """Keys of one coordinate are ±1 to the scoring layer: most are equally relevant."""
+    rng = np.random.default_rng([36, seed])
+    sets = kh.SetBatch([rng.normal(size=(rng.integers(1, 60), 1)) for _ in range(40)])
+    model = selecting_model(sets, 4)
+    module = model.to_torch()
+    outputs = module(*module_inputs(module, sets)).detach().numpy()
+    assert_close(outputs, model.predict(sets), 1e-11)
+
+
+def test_a_query_that_only_the_selection_uses_must_be_passed(ragged):
+    model = selecting_model(ragged, 2, query="mean")
+    module = model.to_torch()
+    keys, mask, _, extras = module_inputs(module, ragged)
+    with pytest.raises(ValueError, match=r"`query` must have shape \(40, 3\)"):
+        module(keys, mask, None, extras)
 
 
 def test_ridge_has_left_the_gradient_of_the_values_at_zero(ragged):

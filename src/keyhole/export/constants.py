@@ -34,6 +34,7 @@ from keyhole.attention.heads import HeadDraw
 from keyhole.attention.kernels import attention_kernel
 from keyhole.ball_layer import PrunedLayer, draw_heads
 from keyhole.data.tokens import ADDS_FEATURES, TokenRule
+from keyhole.key_selection import strongest_keys
 from keyhole.solvers.layers import FiniteLayer, KernelLayer
 
 SIGMA: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -55,7 +56,10 @@ class SelectionConstants:
 
     Tokens become (x − centre) / spread, then have length one. What key i adds to output t of the
     scoring layer is c_it = M^{-1/2} (1/N) Σ_m ReLU(x~_0ᵀ W_m x~_i) <v_mt, x~_i>. The ``n_keys``
-    keys are kept whose largest |c_it − mean of the set| over the outputs is largest.
+    keys are kept whose largest |c_it − mean of the set| over the outputs is largest; this is
+    counted in whole steps of `keyhole.key_selection.TIE_RESOLUTION` times the largest |c_it| of the
+    set, and of keys with equally many steps the first are kept. All of it is done in float64,
+    whatever the precision of the layer.
 
     Attributes
     ----------
@@ -98,6 +102,11 @@ class SelectionConstants:
             query_spread=query_spread,
         )
 
+    @property
+    def uses_query(self) -> bool:
+        """Whether keys are judged in view of the query of their set."""
+        return self.query_centre is not None
+
 
 @dataclass(frozen=True)
 class LayerConstants:
@@ -109,7 +118,8 @@ class LayerConstants:
         As the estimator used them.
     dtype : "float64" or "float32"
     dim, query_dim, n_extras : int
-        Of keys, of the queries that are passed (0: none), and sample-level features.
+        Of keys, of the queries that are passed (0: none), and sample-level features. A query that
+        the layer does not use is passed where keys are selected by it.
     centre, spread : arrays (d,) or None
         For scaling="standard": x becomes (x − centre)/spread.
     query_centre, query_spread : arrays (d_q,) or None
@@ -192,9 +202,12 @@ class LayerConstants:
         query_dim = 0
         query_centre = None
         query_spread = None
-        uses_query = bool(model.has_query_) and rule.query == "given"
-        if uses_query:
+        selection = SelectionConstants.of(model)
+        layer_uses_query = bool(model.has_query_) and rule.query == "given"
+        selection_uses_query = selection is not None and selection.uses_query
+        if layer_uses_query or selection_uses_query:
             query_dim = int(model.n_query_features_in_)
+        if layer_uses_query:
             query_centre = rule.centre if rule.query_centre is None else rule.query_centre
             query_spread = rule.spread if rule.query_spread is None else rule.query_spread
 
@@ -231,7 +244,7 @@ class LayerConstants:
             class_has_weight=getattr(model, "class_has_weight_", None),
             temperature=_temperature(model),
             first_of_two=0.0 if isinstance(layer, PrunedLayer) else -1.0,
-            selection=SelectionConstants.of(model),
+            selection=selection,
         )
 
     @property
@@ -399,10 +412,7 @@ def _kept_keys(
     scores = np.einsum("f,mfe,ke->mk", extended_query, selection.W, extended_keys)
     parts = np.einsum("mk,met,ke->kt", np.maximum(scores, 0.0), selection.v, extended_keys)
     parts = parts / (len(keys) * math.sqrt(len(selection.W)))
-    relevance = np.abs(parts - parts.mean(axis=0)).max(axis=1)
-    kept = np.zeros(len(keys), bool)
-    kept[np.argsort(-relevance, kind="stable")[: selection.n_keys]] = True
-    return kept
+    return strongest_keys(parts, np.array([0, len(keys)]), selection.n_keys)
 
 
 def predict_with(
@@ -421,7 +431,7 @@ def predict_with(
         given = np.zeros(0) if extras is None else extras
         extras = np.concatenate([given, _set_features(constants.pooling, keys)])
     keys = _scaled(constants.scaling, keys, constants.centre, constants.spread)
-    if query is not None:
+    if query is not None and constants.query == "given":
         query = _scaled(
             constants.scaling, query[None], constants.query_centre, constants.query_spread
         )[0]

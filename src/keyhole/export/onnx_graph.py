@@ -7,6 +7,7 @@ other: a method per operator, named as the operator, that returns the name of it
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from keyhole._files import write_whole
 from keyhole.data.tokens import ADDS_FEATURES
-from keyhole.export.constants import LayerConstants
+from keyhole.export.constants import LayerConstants, SelectionConstants
+from keyhole.key_selection import TIE_RESOLUTION
 
 OPSET = 17
 """Version of the standard operators (default domain)."""
@@ -31,18 +33,16 @@ def to_onnx(model: Any) -> onnx.ModelProto:
     them ``query`` (n, d_q) and ``extras`` (n, c); numbers are float64, or float32 if the estimator
     was fitted with ``dtype="float32"``. Outputs are ``prediction`` of a regressor; of a classifier
     ``label``, ``scores`` (its ``decision_function``) and, where it has any, ``probabilities`` in
-    the order of ``classes_``.
+    the order of ``classes_``. A model that selects keys (``key_selection_``) does so in the graph,
+    and takes the query that keys are judged by even if its layer does not use it.
     """
     constants = LayerConstants.of(model, "ONNX export")
-    if constants.selection is not None:
-        raise ValueError(
-            "ONNX export has no step that selects keys, and this model sees "
-            f"{constants.selection.n_keys} keys of each set. Use model.to_torch(), which has one; "
-            "or fit with keys='all'."
-        )
     graph = Graph(constants.dtype)
     inputs = _inputs(constants, graph.number)
-    scores = _write_layer(graph, constants)
+    sets = PaddedSets(keys="keys", mask="mask")
+    if constants.selection is not None:
+        sets = _selected_keys(graph, constants.selection, sets)
+    scores = _write_layer(graph, constants, sets)
     outputs = _write_outputs(graph, constants, scores)
     document = helper.make_model(
         helper.make_graph(graph.nodes, "keyhole", inputs, outputs, graph.initializers),
@@ -75,6 +75,13 @@ class Graph:
         self.number = TensorProto.DOUBLE if dtype == "float64" else TensorProto.FLOAT
         self.nodes: list[Any] = []
         self.initializers: list[Any] = []
+
+    def in_precision(self, dtype: str) -> Graph:
+        """The same graph, of which the constants that are added from here have another type."""
+        other = Graph(dtype)
+        other.nodes = self.nodes
+        other.initializers = self.initializers
+        return other
 
     def node(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         """Add a node; its result is named after it, or as given."""
@@ -114,9 +121,24 @@ class Graph:
         """0 keeps an axis, −1 is what remains."""
         return self.node("Reshape", value, self.integers(*shape))
 
+    def top_places(self, value: str, count: str) -> str:
+        """Places of the largest entries along the last axis, the largest first."""
+        name = f"places_{len(self.nodes)}"
+        outputs = [f"{name}_values", name]
+        self.nodes.append(helper.make_node("TopK", [value, count], outputs, axis=-1))
+        return name
+
     def join(self, *values: str, axis: int) -> str:
         """Values one after the other along an axis."""
         return self.node("Concat", *values, axis=axis)
+
+
+@dataclass(frozen=True)
+class PaddedSets:
+    """Names of keys (n, N, d), padded with anything, and of the mask (n, N) of those there are."""
+
+    keys: str
+    mask: str
 
 
 def _inputs(constants: LayerConstants, number: int) -> list[Any]:
@@ -136,14 +158,90 @@ def _inputs(constants: LayerConstants, number: int) -> list[Any]:
     return inputs
 
 
-def _write_layer(graph: Graph, constants: LayerConstants) -> str:
-    """Nodes from the inputs to f of every sample, (n, t)."""
+def _selected_keys(graph: Graph, selection: SelectionConstants, sets: PaddedSets) -> PaddedSets:
+    """The keys of every set that the layer sees, those that matter most first.
+
+    At most ``n_keys`` of each: (n, min(N, n_keys), d). Sets that have fewer are padded still. What
+    is done is written at `keyhole.export.constants.SelectionConstants`, and done in float64.
+    """
+    graph = graph.in_precision("float64")
+    parts = _scoring_contributions(graph, selection, sets)
+
+    # how far each key is from the mean of its set, in the output where it is farthest: (n, k)
+    number_of_mask = graph.node("Cast", sets.mask, to=graph.number)
+    counts = graph.unsqueeze(graph.sum(number_of_mask, 1, keepdims=True), 2)  # (n, 1, 1)
+    means = graph.node("Div", graph.sum(parts, 1, keepdims=True), counts)
+    distances = graph.node("Abs", graph.node("Sub", parts, means))
+    relevance = graph.node("ReduceMax", distances, axes=[2], keepdims=0)
+
+    # in whole steps, so that rounding decides nothing between equal keys; −1 where there is no key
+    magnitudes = graph.node("Abs", parts)
+    largest = graph.node("ReduceMax", magnitudes, axes=[1, 2], keepdims=0)
+    unit = graph.unsqueeze(_one_for_zero(graph, largest), 1)  # (n, 1)
+    shares = graph.node("Div", relevance, unit)
+    steps_per_unit = graph.constant("steps_per_unit", 1.0 / TIE_RESOLUTION)
+    steps = graph.node("Round", graph.node("Mul", shares, steps_per_unit))
+    steps = graph.where(sets.mask, steps, -1.0)
+
+    # as many keys as are kept, or as the longest set has; of equal ones TopK takes the first
+    n_padded = graph.node("Shape", sets.mask, start=1, end=2)
+    n_kept = graph.node("Min", n_padded, graph.integers(selection.n_keys))
+    places = graph.top_places(steps, n_kept)
+    rows = graph.unsqueeze(places, 2)
+    return PaddedSets(
+        keys=graph.node("GatherND", sets.keys, rows, batch_dims=1),
+        mask=graph.node("GatherND", sets.mask, rows, batch_dims=1),
+    )
+
+
+def _scoring_contributions(graph: Graph, selection: SelectionConstants, sets: PaddedSets) -> str:
+    """What each key adds to each output of the scoring layer, (n, k, t), and 0 where there is none.
+
+    The factor M^{-1/2} / N is left out: it is the same for all keys of a set.
+    """
+    # tokens standardised and of length one, with a one appended
+    mask_of_tokens = graph.unsqueeze(sets.mask, 2)
+    keys = graph.node("Cast", sets.keys, to=graph.number)
+    keys = graph.where(mask_of_tokens, keys, 0.0)
+    keys = _scaled(graph, "standard", keys, selection.centre, selection.spread)
+    keys = _scaled(graph, "sphere", keys, None, None)
+    extended_keys = graph.join(keys, _ones_like(graph, mask_of_tokens), axis=2)  # (n, k, e)
+
+    # directions x~_0ᵀ W_m of every head: of the query, or the same for all sets
+    n_heads, query_width, width = selection.W.shape
+    side_by_side = selection.W.transpose(1, 0, 2).reshape(query_width, n_heads * width)
+    if selection.uses_query:
+        query = graph.node("Cast", "query", to=graph.number)
+        query = _scaled(graph, "standard", query, selection.query_centre, selection.query_spread)
+        query = _scaled(graph, "sphere", query, None, None)
+        W = graph.constant("scoring_W", side_by_side[:-1])
+        last_row = graph.constant("scoring_W_last", side_by_side[-1])
+        directions = graph.node("Add", graph.node("MatMul", query, W), last_row)
+        directions = graph.reshape(directions, -1, n_heads, width)  # (n, m, e)
+    else:
+        # the constant query [0; √2] meets the last rows alone: (1, m, e)
+        of_all_sets = math.sqrt(2.0) * side_by_side.reshape(1, n_heads, width)
+        directions = graph.constant("scoring_directions", of_all_sets)
+
+    # weights ReLU(x~_0ᵀ W_m x~_i), (n, k, m), times <v_mt, x~_i>, (n, k, m, t), over all heads
+    directions_last = graph.transpose(directions, 0, 2, 1)
+    weights = graph.node("Relu", graph.node("MatMul", extended_keys, directions_last))
+    n_outputs = selection.v.shape[2]
+    values = selection.v.transpose(1, 0, 2).reshape(width, n_heads * n_outputs)
+    of_values = graph.node("MatMul", extended_keys, graph.constant("scoring_v", values))
+    of_values = graph.reshape(of_values, 0, 0, n_heads, n_outputs)
+    parts = graph.sum(graph.node("Mul", graph.unsqueeze(weights, 3), of_values), 2)
+    return graph.where(mask_of_tokens, parts, 0.0)
+
+
+def _write_layer(graph: Graph, constants: LayerConstants, sets: PaddedSets) -> str:
+    """Nodes from the keys that are seen, and the other inputs, to f of every sample, (n, t)."""
     # 1. scaled tokens, each with a one appended; zeros where there is no key
-    mask_of_tokens = graph.unsqueeze("mask", 2)
-    keys = graph.where(mask_of_tokens, "keys", 0.0)
+    mask_of_tokens = graph.unsqueeze(sets.mask, 2)
+    keys = graph.where(mask_of_tokens, sets.keys, 0.0)
     keys = _scaled(graph, constants.scaling, keys, constants.centre, constants.spread)
     keys = graph.where(mask_of_tokens, keys, 0.0)
-    mask_as_numbers = graph.node("Cast", "mask", to=graph.number)
+    mask_as_numbers = graph.node("Cast", sets.mask, to=graph.number)
     counts = graph.sum(mask_as_numbers, 1, keepdims=True)  # (n, 1)
     extended_keys = graph.join(keys, _ones_like(graph, mask_of_tokens), axis=2)  # (n, k, e)
     keys_last = graph.transpose(extended_keys, 0, 2, 1)  # (n, e, k)
@@ -151,7 +249,7 @@ def _write_layer(graph: Graph, constants: LayerConstants) -> str:
     # 2. and 3. queries x~_0, (n, j, f), extended by the hops
     queries = _queries(graph, constants, keys, extended_keys, counts)
     for hop in constants.hops:
-        queries = _after_hop(graph, constants, hop, queries, keys, keys_last)
+        queries = _after_hop(graph, constants, hop, queries, keys, keys_last, sets.mask)
 
     # 4. scores of all heads, (n, j·m, k): x~_0ᵀ W_m x~_i, the matrices side by side
     n_heads, query_width, width = constants.W.shape
@@ -159,7 +257,7 @@ def _write_layer(graph: Graph, constants: LayerConstants) -> str:
     directions = graph.node("MatMul", queries, graph.constant("W", side_by_side))
     directions = graph.reshape(directions, 0, -1, width)
     scores = graph.node("MatMul", directions, keys_last)
-    key_mask = graph.unsqueeze("mask", 1)
+    key_mask = graph.unsqueeze(sets.mask, 1)
     if constants.activation == "softmax":
         scores = graph.where(key_mask, scores, -math.inf)
         weights = graph.node("Softmax", scores, axis=-1)
@@ -188,13 +286,13 @@ def _write_layer(graph: Graph, constants: LayerConstants) -> str:
     if constants.extras_values is not None and constants.extras_spread is not None:
         centre = graph.constant("extras_centre", constants.extras_centre)
         coefficients = constants.extras_values / constants.extras_spread[:, None]
-        centred = graph.node("Sub", _extras(graph, constants, counts), centre)
+        centred = graph.node("Sub", _extras(graph, constants, sets, counts), centre)
         of_extras = graph.node("MatMul", centred, graph.constant("extras_values", coefficients))
         outputs = graph.node("Add", outputs, of_extras)
     return outputs
 
 
-def _extras(graph: Graph, constants: LayerConstants, counts: str) -> str:
+def _extras(graph: Graph, constants: LayerConstants, sets: PaddedSets, counts: str) -> str:
     """The sample-level features that are given, and those that the pooling makes of the keys."""
     parts = []
     if constants.n_extras:
@@ -202,16 +300,16 @@ def _extras(graph: Graph, constants: LayerConstants, counts: str) -> str:
     if constants.pooling in ADDS_FEATURES:
         parts.append(counts)
     if constants.pooling == "mean+statistics":
-        is_key = graph.unsqueeze("mask", 2)
-        keys = graph.where(is_key, "keys", 0.0)
+        is_key = graph.unsqueeze(sets.mask, 2)
+        keys = graph.where(is_key, sets.keys, 0.0)
         mean = graph.node("Div", graph.sum(keys, 1), counts)
         deviations = graph.node("Sub", keys, graph.unsqueeze(mean, 1))
         deviations = graph.where(is_key, deviations, 0.0)
         squares = graph.sum(graph.node("Mul", deviations, deviations), 1)
         spread = graph.node("Sqrt", graph.node("Div", squares, counts))
-        below = graph.where(is_key, "keys", math.inf)
+        below = graph.where(is_key, sets.keys, math.inf)
         least = graph.node("ReduceMin", below, axes=[1], keepdims=0)
-        above = graph.where(is_key, "keys", -math.inf)
+        above = graph.where(is_key, sets.keys, -math.inf)
         largest = graph.node("ReduceMax", above, axes=[1], keepdims=0)
         parts += [mean, spread, least, largest]
     if len(parts) == 1:
@@ -254,6 +352,7 @@ def _after_hop(
     queries: str,
     keys: str,
     keys_last: str,
+    mask: str,
 ) -> str:
     """[x_0; o_1; …; o_P; 1] with what the P patterns of a hop find, rounded to float32."""
     n_patterns, query_width, width = hop.shape
@@ -261,7 +360,7 @@ def _after_hop(
     directions = graph.node("MatMul", queries, graph.constant("U", side_by_side))
     directions = graph.reshape(directions, 0, n_patterns, width)
     scores = graph.node("MatMul", directions, keys_last)
-    scores = graph.where(graph.unsqueeze("mask", 1), scores, -math.inf)
+    scores = graph.where(graph.unsqueeze(mask, 1), scores, -math.inf)
     found = graph.node("MatMul", graph.node("Softmax", scores, axis=-1), keys)
     found = graph.reshape(found, 0, 1, n_patterns * constants.dim)
     found = graph.node("Cast", found, to=TensorProto.FLOAT)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from keyhole.export.constants import LayerConstants, SelectionConstants
+from keyhole.key_selection import TIE_RESOLUTION
 
 
 def to_torch(model: Any) -> AttentionModule:
@@ -87,7 +88,7 @@ class AttentionModule(nn.Module):
         # which keys are seen
         self.selector: KeySelector | None = None
         if constants.selection is not None:
-            self.selector = KeySelector(constants.selection, dtype)
+            self.selector = KeySelector(constants.selection)
 
         # what is trained
         self.W = nn.Parameter(tensor(constants.W))
@@ -318,7 +319,9 @@ class AttentionModule(nn.Module):
 class KeySelector(nn.Module):
     """Which keys of padded sets the layer sees; see `keyhole.export.constants.SelectionConstants`.
 
-    Nothing of it is trained: a choice of keys has no gradient.
+    Nothing of it is trained: a choice of keys has no gradient. It computes in float64 whatever the
+    precision of the module, as the estimator does, so that both choose the same keys;
+    ``module.float()`` makes it compute in float32.
     """
 
     W: Tensor
@@ -328,7 +331,7 @@ class KeySelector(nn.Module):
     query_centre: Tensor | None
     query_spread: Tensor | None
 
-    def __init__(self, constants: SelectionConstants, dtype: torch.dtype) -> None:
+    def __init__(self, constants: SelectionConstants) -> None:
         super().__init__()
         self.n_keys = constants.n_keys
         buffers = {
@@ -342,7 +345,7 @@ class KeySelector(nn.Module):
         for name, array in buffers.items():
             tensor = None
             if array is not None:
-                tensor = torch.tensor(np.asarray(array, dtype=np.float64), dtype=dtype)
+                tensor = torch.tensor(np.asarray(array, dtype=np.float64))
             self.register_buffer(name, tensor)
 
     @torch.no_grad()
@@ -350,29 +353,33 @@ class KeySelector(nn.Module):
         """The mask of the keys that are kept: (n, N)."""
         # tokens standardised and of length one, with a one appended
         is_key = mask[:, :, None]
-        keys = keys.masked_fill(~is_key, 0.0)
+        keys = keys.masked_fill(~is_key, 0.0).to(self.W.dtype)
         keys = _on_sphere((keys - self.centre) / self.spread)
         extended_keys = torch.cat([keys, keys.new_ones((*keys.shape[:2], 1))], dim=2)  # n k e
         one = keys.new_ones((len(keys), 1))
         if query is not None and self.query_centre is not None and self.query_spread is not None:
-            query = _on_sphere((query - self.query_centre) / self.query_spread)
+            query = _on_sphere((query.to(self.W.dtype) - self.query_centre) / self.query_spread)
             extended_query = torch.cat([query, one], dim=1)
         else:
             extended_query = math.sqrt(2.0) * one
 
-        # what each key adds to each output, (n, k, t)
+        # what each key adds to each output, (n, k, t), up to a factor that a set has in common
         directions = torch.einsum("nf,mfe->nme", extended_query, self.W)
         scores = torch.einsum("nme,nke->nmk", directions, extended_keys).relu()
         of_values = torch.einsum("met,nke->nmkt", self.v, extended_keys)
-        counts = mask.sum(dim=1).to(keys.dtype)[:, None, None]
-        parts = torch.einsum("nmk,nmkt->nkt", scores, of_values)
-        parts = parts / (counts * math.sqrt(len(self.W)))
+        parts = torch.einsum("nmk,nmkt->nkt", scores, of_values).masked_fill(~is_key, 0.0)
 
-        # the keys that differ most from the mean of their set
-        means = parts.masked_fill(~is_key, 0.0).sum(dim=1, keepdim=True) / counts
-        relevance = (parts - means).abs().amax(dim=2).masked_fill(~mask, -1.0)
-        n_kept = min(self.n_keys, keys.shape[1])
-        strongest = relevance.topk(n_kept, dim=1).indices
+        # how far each is from the mean of its set, in whole steps: rounding decides nothing
+        counts = mask.sum(dim=1).to(keys.dtype)[:, None, None]
+        means = parts.sum(dim=1, keepdim=True) / counts
+        relevance = (parts - means).abs().amax(dim=2)
+        largest = parts.abs().amax(dim=(1, 2))[:, None]
+        unit = torch.where(largest > 0, largest, 1.0)
+        steps = (relevance / unit / TIE_RESOLUTION).round().masked_fill(~mask, -1.0)
+
+        # the keys that are farthest away; of equal ones the first, which topk does not promise
+        order = steps.argsort(dim=1, descending=True, stable=True)
+        strongest = order[:, : self.n_keys]
         kept = torch.zeros_like(mask).scatter(1, strongest, True)
         return kept & mask
 
