@@ -8,6 +8,7 @@ catches all errors while it loads.
 from __future__ import annotations
 
 import _thread
+import atexit
 import os
 import signal
 import sys
@@ -36,10 +37,11 @@ class Interrupts:
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             return
         signal.signal(signal.SIGINT, self._press)
+        # Python calls what was registered first last: all other callbacks can be interrupted
+        atexit.register(self._ignore)
         sys.unraisablehook = self._retry_ignored
-        if hasattr(
-            signal, "pthread_sigmask"
-        ):  # who starts a process may hold the signal back until now
+        # whoever starts a process may hold the signal back until now
+        if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def begin_command(self) -> None:
@@ -54,6 +56,16 @@ class Interrupts:
         except (OSError, ValueError):  # whoever read the output may be gone
             pass
         self._unwinds = False
+
+    @staticmethod
+    def _ignore() -> None:
+        """Let the process end with its own exit code: all that it had to do is done.
+
+        While Python takes itself down it removes our handler, and an interrupt would kill the
+        process by the signal, without a line and with exit code -2. A signal that is ignored
+        stays ignored.
+        """
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _press(self, signum: int, frame: object) -> None:
         if not self._unwinds:

@@ -159,6 +159,19 @@ def test_an_interrupt_at_the_very_end():
     assert run_command(body) == (130, "done\n", "interrupted.\n")
 
 
+def test_an_interrupt_while_python_takes_itself_down():
+    """Our handler is gone by then; without care the process dies of the signal, code -2."""
+    body = (
+        "class Last:\n"
+        "    def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGINT):\n"
+        "        kill(process, number)\n"
+        # what sys.modules holds is destroyed after the callbacks of atexit and the handlers
+        "sys.modules['last'] = Last()\n"
+        "print('done')"
+    )
+    assert run_command(body) == (0, "done\n", "")
+
+
 def test_a_process_that_was_told_to_ignore_interrupts_does():
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + COMMAND.format(
         body=f"    {PRESS}\n    time.sleep(0.05)\n    print('done')"
