@@ -3,6 +3,12 @@
     python benchmarks/stories.py                      # one question of every family
     python benchmarks/stories.py --run held-back      # the table of docs/benchmarks/stories.md
 
+The line that release 0.1.0 documented needs the code of that time, which a clone of the commit
+before 4a63a3f has. Its rows are added to those of the first run:
+
+    PYTHONPATH=CLONE/src python benchmarks/stories.py --run held-back \
+        --methods "documented line of 0.1.0"
+
 Learned heads were once tuned on tasks that everybody could see. These tasks are drawn instead:
 `draw_task(k)` is task k of 50, the same for everybody. Tasks 0 to 29 are for choosing a design.
 Tasks 30 to 49 are looked at once, at the end.
@@ -28,6 +34,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import inspect
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -406,34 +414,52 @@ def tokens_of(questions: list[Question]) -> Dataset:
 PAPER_LAYER = {"activation": "softmax", "pooling": "mean", "scaling": "none", "query": "given"}
 
 
-def attention(heads: Any, **options: Any) -> Any:
+LEARNED_LAYER = {**PAPER_LAYER, "n_heads": 256, "dtype": "float32"}
+
+DOCUMENTED_LINE = {
+    "n_means": 2,
+    "steps": 300,
+    "learning_rate": 0.05,
+    "max_samples": 1000,
+    "hops": "auto",
+}
+"""Options of `kh.LearnedHeads` that release 0.1.0 documented; only the code of then has them."""
+
+TRANSFORMER_SECONDS = 180.0
+"""The limit of a transformer encoder: on a busy core 60 s were over before it stopped by itself."""
+
+
+def attention(seed: int, heads: Any, **options: Any) -> Any:
     """An attention classifier with a head distribution."""
-    return kh.AttentionClassifier(heads=heads, random_state=0, **options)
+    return kh.AttentionClassifier(heads=heads, random_state=seed, **options)
 
 
-def methods() -> dict[str, Callable[[], Any]]:
+def methods(seed: int = 0) -> dict[str, Callable[[], Any]]:
     """What is compared; the networks are those of benchmarks/rivals.py."""
     from rivals import MemoryNetwork, Network
 
-    return {
-        "default settings": lambda: attention(None),
-        "LearnedHeads()": lambda: attention(
-            kh.LearnedHeads(), n_heads=256, dtype="float32", **PAPER_LAYER
+    compared: dict[str, Callable[[], Any]] = {
+        "default settings": lambda: attention(seed, None),
+        "LearnedHeads()": lambda: attention(seed, kh.LearnedHeads(), **LEARNED_LAYER),
+        "zero-mean heads": lambda: attention(seed, kh.GaussianHeads(), **LEARNED_LAYER),
+        "memory network": lambda: MemoryNetwork(seed),
+        "transformer encoder": lambda: Network(
+            "transformer", False, seed, seconds=TRANSFORMER_SECONDS
         ),
-        "zero-mean heads": lambda: attention(
-            kh.GaussianHeads(), n_heads=256, dtype="float32", **PAPER_LAYER
-        ),
-        "memory network": lambda: MemoryNetwork(0),
-        "transformer encoder": lambda: Network("transformer", False, 0),
     }
+    if "steps" in inspect.signature(kh.LearnedHeads).parameters:
+        compared["documented line of 0.1.0"] = lambda: attention(
+            seed, kh.LearnedHeads(**DOCUMENTED_LINE), **LEARNED_LAYER
+        )
+    return compared
 
 
-FIELDS = ("task", "method", "accuracy", "seconds", "heads")
+FIELDS = ("task", "method", "seed", "accuracy", "seconds", "heads")
 
 
-def measure(task: StoryTask, method: str) -> dict[str, str]:
+def measure(task: StoryTask, method: str, seed: int) -> dict[str, str]:
     """Fit one method to one task; seconds are process time, of all threads."""
-    model = methods()[method]()
+    model = methods(seed)[method]()
     sets, answers = task.train()
     began = time.process_time()
     # networks take numbers in the place of answers
@@ -450,25 +476,26 @@ def measure(task: StoryTask, method: str) -> dict[str, str]:
     return {
         "task": task.name,
         "method": method,
+        "seed": str(seed),
         "accuracy": f"{100 * np.mean(predicted == test_answers):.1f}",
         "seconds": f"{seconds:.1f}",
         "heads": getattr(getattr(model, "heads_", None), "reason", ""),
     }
 
 
-def run(numbers: range | list[int], chosen_methods: list[str], out: Path) -> None:
+def run(numbers: list[int], chosen_methods: list[str], seeds: list[int], out: Path) -> None:
     """Measure every method on every task; rows that ``out`` already has are not measured again."""
     rows: list[dict[str, str]] = []
     if out.exists():
         with out.open(newline="") as file:
             rows = list(csv.DictReader(file))
-    done = {(row["task"], row["method"]) for row in rows}
-    for number in numbers:
+    done = {(row["task"], row["method"], row["seed"]) for row in rows}
+    for number, seed in itertools.product(numbers, seeds):
         task = draw_task(number)
         for method in chosen_methods:
-            if (task.name, method) in done:
+            if (task.name, method, str(seed)) in done:
                 continue
-            rows.append(measure(task, method))
+            rows.append(measure(task, method, seed))
             print(rows[-1], flush=True)
             with out.open("w", newline="") as file:
                 writer = csv.DictWriter(file, FIELDS)
@@ -481,7 +508,7 @@ def picture(path: Path) -> None:
     from matplotlib.figure import Figure
 
     task = draw_task(1)
-    model = attention(kh.LearnedHeads(hops=2), n_heads=256, dtype="float32", **PAPER_LAYER)
+    model = attention(0, kh.LearnedHeads(hops=2), **LEARNED_LAYER)
     model.fit(*task.train())
 
     # a question that is answered rightly, whose two facts stand in different sentences
@@ -521,6 +548,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--run", choices=("tuning", "held-back"), help="tasks to measure")
     parser.add_argument("--tasks", type=int, nargs="*", help="only these tasks, by number")
     parser.add_argument("--methods", nargs="*", help="only these methods")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="random states")
     parser.add_argument("--out", type=Path, default=Path("out/stories.csv"))
     parser.add_argument("--picture", type=Path, help="draw what hops look at into this file")
     options = parser.parse_args(arguments)
@@ -531,7 +559,7 @@ def main(arguments: list[str]) -> None:
         if options.tasks:
             numbers = [number for number in numbers if number in options.tasks]
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        run(numbers, options.methods or list(methods()), options.out)
+        run(numbers, options.methods or list(methods()), options.seeds, options.out)
     else:
         show_one_of_each()
 
