@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import keyhole
+from keyhole import _compiled
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 # `kh.tokens` is the module keyhole.data.tokens: pages use the name that users type
@@ -106,6 +107,9 @@ autosummary_context = {
     },
 }
 
+# the line that says that loops are being compiled is not output of an example
+_compiled._say = lambda words: None
+
 # the gallery: scripts of examples/ that run offline are run, the others are shown
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
@@ -150,6 +154,21 @@ def _mathml(translator: Any, node: Any) -> None:
     raise nodes.SkipNode
 
 
+def _strip_code(app: Any, doctree: Any) -> None:
+    """Drop the empty line that ends a code block.
+
+    doctest needs one between the expected output and the closing fence; readers do not.
+    """
+    nodes = import_module("docutils.nodes")
+    for block in doctree.findall(nodes.literal_block):
+        stripped = block.astext().rstrip("\n")
+        block.rawsource = stripped
+        if len(block.children) == 1 and isinstance(block.children[0], nodes.Text):
+            block.children[0] = nodes.Text(stripped)
+            block.children[0].parent = block
+
+
 def setup(app: Any) -> None:  # noqa: D103
     app.add_html_math_renderer("mathml", (_mathml, None), (_mathml, None))
     app.connect("autodoc-process-docstring", _clean_docstring, priority=100)
+    app.connect("doctree-read", _strip_code)

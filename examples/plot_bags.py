@@ -40,7 +40,10 @@ pd.DataFrame(lots[1], columns=["width", "depth"]).round(2)
 X_train, X_test, y_train, y_test = train_test_split(X, failed, random_state=0)
 model = kh.AttentionClassifier(random_state=0).fit(X_train, y_train)
 print(f"accuracy on new lots: {model.score(X_test, y_test):.3f}")
-print(model.summary())
+
+# %%
+# These settings were chosen. ``print(model.summary())`` lists what was tried as well.
+pd.Series(model.chosen_params_).to_frame("chosen")
 
 # %%
 # A baseline: logistic regression on the mean and the largest value of each measurement.
@@ -58,12 +61,13 @@ accuracy = baseline.score(aggregates(X_test), y_test)
 print(f"accuracy of logistic regression on aggregates: {accuracy:.3f}")
 
 # %%
-# On this problem the largest values tell nearly all, and the baseline is as good. It
-# cannot say which part is to blame.
+# Here the largest values tell nearly everything, so the baseline is about as good. But
+# it cannot say which part is to blame.
 #
 # Which part mattered?
 # --------------------
-# The score of a lot is a sum over its parts. Red parts speak for failure.
+# The score of a lot is a sum over its parts. Red parts raise the score: they count
+# towards failure.
 rows = np.flatnonzero(y_test == 1)[:4]
 contributions = model.contributions(X_test[rows])
 figure, axes = plt.subplots(1, 4, figsize=(10, 2.6), sharey=True, layout="constrained")

@@ -1,6 +1,6 @@
 """
-Large bags: slides whose label hangs on one key in fifty
-========================================================
+Large bags: slides with few keys that matter
+============================================
 
 A pathology slide is a bag of thousands of patch embeddings, and has one label. A few of
 its patches explain the label. Here are synthetic slides of which we know these patches.
@@ -57,8 +57,8 @@ train, test = np.sort(order[: len(order) // 2]), np.sort(order[len(order) // 2 :
 # %%
 # Fitting
 # -------
-# Heads that are learned find keys that an average over hundreds hides. The baseline is
-# a logistic regression on the mean of all keys, which says little about a few of them.
+# Learned heads find the few keys that an average over hundreds of keys hides. The
+# baseline is a logistic regression on the mean of all keys.
 
 model = kh.AttentionClassifier(heads=kh.LearnedHeads(), random_state=0)
 model.fit(bags.sets[train], bags.target[train])
@@ -101,4 +101,4 @@ if "--save" in sys.argv:
 # Give ``read_bags`` the folder of your feature extractor and the table of your labels,
 # and name its columns with ``bag=``, ``label=`` and ``group=``, the patient of a slide.
 # Pass ``groups=bags.groups`` to ``fit``, so that all slides of a patient are left out
-# together. Where most keys of a slide say the same, leave ``heads`` out.
+# together. Leave ``heads`` out if the label depends on most keys of a slide.

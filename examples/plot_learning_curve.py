@@ -82,6 +82,9 @@ for n_heads, colour in ((20, "tab:orange"), (math.inf, "tab:blue")):
 ax.set(
     xscale="log", yscale="log", xlabel="training sets n", ylabel="test error / variance"
 )
+ax.minorticks_off()
+ax.set_xticks(sizes, sizes)
+ax.set_yticks([0.2, 0.5, 1.0], ["0.2", "0.5", "1"])
 ax.legend()
 plt.show()
 

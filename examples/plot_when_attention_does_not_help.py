@@ -2,8 +2,8 @@
 When attention does not help
 ============================
 
-If the mean of the keys tells all, a linear model on the mean is as good and simpler.
-The lens finds out before you build anything. The data is generated.
+If the mean of the keys tells everything, a linear model on the mean is as good and
+simpler. The lens finds out before you build anything. The data is generated.
 """
 
 # %%
@@ -11,6 +11,8 @@ The lens finds out before you build anything. The data is generated.
 # ----------------------------
 # The first is the mean of a coordinate, which pooling keeps. The second is the value of
 # the key that is most like the query, which pooling loses.
+import textwrap
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -37,14 +39,17 @@ pd.DataFrame(keys[0], columns=["x", "y", "z"]).round(2)
 # ------------
 # It fits baselines on pooled input and attention layers on the same folds. ``keyhole
 # lens DATA`` does the same for a file, and writes a report.
-found = {name: kh.lens(sets, y, budget=5.0, n_heads=64) for name, y in targets.items()}
-for name, findings in found.items():
+reports = {
+    name: kh.lens(sets, y, budget=5.0, n_heads=64) for name, y in targets.items()
+}
+for name, findings in reports.items():
     answer = findings.answers["attention"]
-    print(f"{name}: does attention pay? {answer.says}. {answer.sentence}")
+    print(f"Target: {name}. Does attention pay?")
+    print(textwrap.fill(answer.sentence, width=84), end="\n\n")
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(10, 3), layout="constrained", sharex=True)
-for ax, (name, findings) in zip(axes, found.items(), strict=True):
+for ax, (name, findings) in zip(axes, reports.items(), strict=True):
     table = pd.DataFrame(findings.table).iloc[:-1]
     is_attention = table["learner"].str.contains("attention|learned")
     colours = np.where(is_attention, "tab:red", "0.5")

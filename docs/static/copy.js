@@ -11,6 +11,25 @@ function codeWithoutPrompts(text) {
     .join("\n");
 }
 
+// Pages served without encryption have no clipboard object, and a browser may refuse to use it:
+// then the text of a hidden field is copied.
+async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return;
+  } catch {
+    // go on with the hidden field
+  }
+  const field = document.createElement("textarea");
+  field.value = text;
+  field.style.position = "fixed";
+  field.style.opacity = "0";
+  document.body.append(field);
+  field.select();
+  document.execCommand("copy");
+  field.remove();
+}
+
 document.addEventListener("DOMContentLoaded", () => {
   for (const block of document.querySelectorAll("div.highlight > pre")) {
     const button = document.createElement("button");
@@ -19,7 +38,7 @@ document.addEventListener("DOMContentLoaded", () => {
     button.textContent = "Copy";
     button.setAttribute("aria-label", "Copy this code");
     button.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(codeWithoutPrompts(block.innerText));
+      await copyText(codeWithoutPrompts(block.innerText));
       button.textContent = "Copied";
       setTimeout(() => (button.textContent = "Copy"), 1500);
     });

@@ -51,7 +51,7 @@ def documented_names() -> set[str]:
         for line in page.read_text().splitlines():
             if line.startswith(".. currentmodule::"):
                 module = line.split()[-1]
-            entry = re.fullmatch(r"   ([A-Za-z_][\w.]*)", line)
+            entry = re.fullmatch(r"(?:   |\.\. data:: )([A-Za-z_][\w.]*)", line)
             if entry:
                 names.add(f"{module}.{entry[1]}")
     return names

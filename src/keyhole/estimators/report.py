@@ -37,15 +37,15 @@ def summary_of(model: Any) -> str:
         return "\n".join(lines)
 
     lines.append(
-        "That loss is of the settings chosen, and too low by what choosing found by luck: "
+        "This loss is optimistic, because the same samples chose the settings.\n"
         "procedure_loss() repeats the choice on held-out folds."
     )
 
     # the candidates in the order in which they were tried
     lines += [
         "",
-        f"{len(model.candidates_)} candidates, with their loss on the same samples by fits without "
-        "one sample, or one fold, at a time:",
+        f"{len(model.candidates_)} candidates, and their losses on the same samples, by "
+        "leave-one-out or by folds:",
     ]
     rows: list[tuple[str, ...]] = [COLUMNS]
     rows += [candidate_cells(candidate) for candidate in model.candidates_]
