@@ -107,9 +107,6 @@ autosummary_context = {
     },
 }
 
-# the line that says that loops are being compiled is not output of an example
-_compiled._say = lambda words: None
-
 # the gallery: scripts of examples/ that run offline are run, the others are shown
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
@@ -169,6 +166,9 @@ def _strip_code(app: Any, doctree: Any) -> None:
 
 
 def setup(app: Any) -> None:  # noqa: D103
+    # The line that says that loops are being compiled is not output of an example. It is silenced
+    # while pages are built, and not where this file is only imported, as pytest does.
+    _compiled._say = lambda words: None
     app.add_html_math_renderer("mathml", (_mathml, None), (_mathml, None))
     app.connect("autodoc-process-docstring", _clean_docstring, priority=100)
     app.connect("doctree-read", _strip_code)
