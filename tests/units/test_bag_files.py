@@ -1,7 +1,6 @@
 """Bags in files: read when they are asked for, refused by name where they are wrong."""
 
 import sys
-import types
 
 import numpy as np
 import pandas as pd
@@ -68,27 +67,95 @@ def test_every_format_gives_keys_and_their_coordinates(tmp_path, bags, suffix):
     np.testing.assert_array_equal(read.sets[[2]].tokens, bags.sets[2].tokens)
 
 
-def test_hdf5_is_read_through_h5py(tmp_path, bags, monkeypatch):
-    """A stand-in has what is used of h5py: a file of named arrays that is closed after use."""
-    content = {"features": bags.sets.keys_of(0), "coords": bags.coordinates[0]}
+@pytest.fixture
+def h5py():
+    return pytest.importorskip("h5py", reason="HDF5 is read by h5py")
 
-    class File(dict):
-        def __init__(self, path, mode):
-            super().__init__(content)
 
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            return None
-
-    (tmp_path / "slide.h5").write_bytes(b"stands for a file")
-    monkeypatch.setitem(sys.modules, "h5py", types.SimpleNamespace(File=File))
+def test_hdf5_is_read_as_slides_have_it(tmp_path, bags, h5py):
+    """Compressed in chunks that end between rows which are asked for, beside other data sets."""
+    for i in range(4):
+        with h5py.File(tmp_path / f"slide {i}.h5", "w") as file:
+            file.create_dataset(
+                "features", data=bags.sets.keys_of(i), chunks=(7, 2), compression="gzip"
+            )
+            file["coords"] = bags.coordinates[i].astype(np.int64)
+            file["magnification"] = 20
     read = kh.read_bags(tmp_path)
-    np.testing.assert_array_equal(read.sets.tokens, bags.sets[0].tokens)
-    np.testing.assert_array_equal(read.coordinates[0], bags.coordinates[0])
+    assert read.sets.is_on_disk
+    assert read.sets.dtype == np.float32
+    np.testing.assert_array_equal(read.sets.tokens, bags.sets[:4].tokens)
+    np.testing.assert_array_equal(read.sets[[2]].tokens, bags.sets[2].tokens)
+    for i in range(4):
+        np.testing.assert_array_equal(read.coordinates[i], bags.coordinates[i].astype(np.int64))
+
+
+def test_a_data_set_of_hdf5_may_have_any_name_if_it_is_alone(tmp_path, h5py):
+    keys = np.arange(6.0).reshape(3, 2).astype(np.float16)
+    with h5py.File(tmp_path / "slide.hdf5", "w") as file:
+        file["embeddings"] = keys
+    read = kh.read_bags(tmp_path)
+    np.testing.assert_array_equal(read.sets.tokens, keys)
+    assert read.sets.dtype == np.float32  # half precision is widened
+    assert read.coordinates is None
+
+
+def test_a_fit_to_hdf5_is_the_fit_in_memory(tmp_path, bags, h5py):
+    for i in range(20):
+        with h5py.File(tmp_path / f"{i:02}.h5", "w") as file:
+            file["features"] = bags.sets.keys_of(i)
+    read = kh.read_bags(tmp_path, {f"{i:02}": bags.target[i] for i in range(20)})
+    model = kh.AttentionClassifier(heads=kh.GaussianHeads(), random_state=0)
+    from_files = model.fit(read.sets, read.target).decision_function(read.sets)
+    in_memory = model.fit(bags.sets, bags.target).decision_function(bags.sets)
+    np.testing.assert_allclose(from_files, in_memory, rtol=1e-9)
+
+
+def write_group(h5py, path):
+    """A group where a data set is expected."""
+    with h5py.File(path, "w") as file:
+        file["features/of/a/slide"] = np.ones((3, 2))
+
+
+def write_other_names(h5py, path):
+    with h5py.File(path, "w") as file:
+        file["a"] = np.ones((3, 2))
+        file["b"] = np.ones((3, 2))
+
+
+def write_text(h5py, path):
+    with h5py.File(path, "w") as file:
+        file["features"] = np.full((3, 2), b"x")
+
+
+def write_half(h5py, path):
+    """A file that ends in the middle."""
+    with h5py.File(path, "w") as file:
+        file["features"] = np.ones((300, 20))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (write_group, "must be readable"),
+        (write_other_names, "features"),
+        (write_text, "must be numbers"),
+        (write_half, "must be readable.*truncated"),
+        (lambda _, path: path.write_bytes(b"no HDF5"), "must be readable"),
+    ],
+)
+def test_a_wrong_hdf5_file_is_named(tmp_path, h5py, write, message):
+    write(h5py, tmp_path / "slide.h5")
+    with pytest.raises(ValueError, match=message) as caught:
+        kh.read_bags(tmp_path)
+    assert str(tmp_path / "slide.h5") in str(caught.value)
+
+
+def test_hdf5_without_h5py_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "slide.h5").write_bytes(b"stands for a file")
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ImportError, match=r"slide\.h5.*not installed"):
+    with pytest.raises(ImportError, match=r"slide\.h5.*pip install 'keyhole\[hdf5\]'"):
         kh.read_bags(tmp_path)
 
 

@@ -193,11 +193,11 @@ class Hdf5Bag(BagFile):
 
     def _opened(self) -> Any:
         try:
-            import h5py  # type: ignore[import-not-found, import-untyped, unused-ignore]
+            import h5py
         except ImportError:
             raise ImportError(
                 f"an HDF5 file such as {self.path.name!r} is read by h5py, which is not installed. "
-                "Install h5py, or write the bags as .npy files."
+                "pip install 'keyhole[hdf5]', or write the bags as .npy files."
             ) from None
         return h5py.File(self.path, "r")
 
