@@ -16,7 +16,7 @@ def to_torch(model: Any) -> Any:
 
     It has the outputs of the estimator, to rounding, and parameters that can be trained.
     """
-    _require("torch", "to_torch", "keyhole[gpu]")
+    _require("torch", "to_torch", "gpu")
     from keyhole.export import torch_module
 
     return torch_module.to_torch(model)
@@ -28,7 +28,7 @@ def to_onnx(model: Any) -> Any:
     Its inputs are ``keys``, ``mask`` and, where the estimator was fitted to them, ``query`` and
     ``extras``; its outputs ``prediction``, or ``label``, ``scores`` and ``probabilities``.
     """
-    _require("onnx", "to_onnx", "keyhole[onnx]")
+    _require("onnx", "to_onnx", "onnx")
     from keyhole.export import onnx_graph
 
     return onnx_graph.to_onnx(model)
@@ -36,7 +36,7 @@ def to_onnx(model: Any) -> Any:
 
 def save_onnx(model: Any, path: str | Path, *, overwrite: bool = False) -> None:
     """Write `to_onnx` of a fitted estimator to a file that ends in .onnx."""
-    _require("onnx", "save_onnx", "keyhole[onnx]")
+    _require("onnx", "save_onnx", "onnx")
     from keyhole.export import onnx_graph
 
     onnx_graph.save_onnx(model, path, overwrite=overwrite)
@@ -46,5 +46,6 @@ def _require(package: str, purpose: str, extra: str) -> None:
     """Raise where a package is not installed."""
     if importlib.util.find_spec(package) is None:
         raise ImportError(
-            f"{purpose} takes the package {package}, which is not installed. Install {extra}."
+            f"{purpose} needs the package {package}, which is not installed: "
+            f"pip install 'keyhole[{extra}]', or in a clone pip install '.[{extra}]'."
         )
