@@ -35,7 +35,9 @@ ARITHMETIC = {
     "fixed": 1,
     "absolute": 3,
     "huber": 3,
-    **dict.fromkeys(TASK_LEARNERS, 1),
+    "task": 2,
+    "task-theory": 1,
+    "sensitivity": 1,
 }
 """Version of the computation behind each learner, part of every key.
 

@@ -72,12 +72,7 @@ class Config:
     learners: tuple[str, ...] = COLUMNS
     sizes: tuple[int, ...] = (50, 100, 200, 400, 800)
     repetitions: int = 5
-    """Of learners in closed form."""
-    trained_repetitions: int = 3
-    """Of trained attention."""
-    slow_repetitions: int = 2
-    """Of learned heads and DeepSets, which take longest, and of two hops on their own task; two
-    hops have one repetition on the others."""
+    """Of every learner, predictions apart."""
     descent_sizes: tuple[int, ...] = (50, 100, 200, 400)
     """Of learned heads and two hops."""
     network_sizes: tuple[int, ...] = (100, 800, 6400)
@@ -113,11 +108,9 @@ class Config:
         networks = ", ".join(map(str, self.network_sizes))
         return (
             f"Our settings: n = {sizes}; learned heads n = {learned}; networks n = {networks}. "
-            f"Repetitions: {self.repetitions} in closed form, {self.trained_repetitions} of "
-            f"trained attention, {self.slow_repetitions} of learned heads, DeepSets and two hops "
-            "on their own task, 1 of two hops elsewhere. "
-            f"{self.n_test} test sets and {self.n_heads} heads. Penalties, means (1, 3 or 10 times "
-            "the identity) and scales of softmax heads (0.5 or 3) are chosen by leave-one-out. "
+            f"{self.repetitions} repetitions of every learner, {self.n_test} test sets and "
+            f"{self.n_heads} heads. Penalties, means (1, 3 or 10 times the identity) and scales of "
+            "softmax heads (0.5 or 3) are chosen by leave-one-out. "
             "Learned heads and networks stop by samples that they hold out of their training "
             f"samples. A task is learned where the error is at most {LEVEL:g} Var y above its "
             "floor."
@@ -144,17 +137,9 @@ class Config:
             sizes = self.descent_sizes
         else:
             sizes = self.sizes
-        if learner == "two-hops" and task != "two-hops":
-            repetitions = 1
-        elif learner in ("learned", "two-hops", "deep-sets"):
-            repetitions = self.slow_repetitions
-        elif learner == "trained":
-            repetitions = self.trained_repetitions
-        else:
-            repetitions = self.repetitions
         largest = max(sizes[-1], self.sizes[-1])
         cell = self._cell(task, learner, "task", largest, self.n_test)
-        return CellSweep.over(cell, "n_samples", sizes, repetitions)
+        return CellSweep.over(cell, "n_samples", sizes, self.repetitions)
 
     def theory_sweep(self, task: str, learner: str) -> CellSweep:
         """What theory predicts of a learner against n: one curve."""
