@@ -175,3 +175,19 @@ def test_features_that_do_not_vary_give_the_base_rate() -> None:
 def test_a_penalty_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="positive penalty: got alpha = 0"):
         LogisticProblem.of(np.array([[1.0], [-1.0]]), [1.0, 0.0])
+
+
+def test_rounding_does_not_decide_how_far_a_path_of_penalties_goes(seed: int) -> None:
+    """The order of the samples moves the trace of a Gram matrix by rounding.
+
+    Dividing the largest penalty by ten, seven times, and multiplying it by 1e-7 differ by as much.
+    """
+    rng = np.random.default_rng([51, seed])
+    features = rng.standard_normal((6, 2))
+    problem = LogisticProblem.of(np.where(features[:, :1] > 0, 1.0, -1.0))
+    system = GramSystem(features @ features.T, problem, rounding=1e-16)
+    lengths = []
+    for factor in rng.uniform(0.1, 1.0, size=200):
+        system.largest = factor
+        lengths.append(len(problem.decades(system)))
+    assert lengths == [8] * 200

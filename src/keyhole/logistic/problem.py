@@ -219,10 +219,9 @@ class LogisticProblem:
             for alpha in np.sort(self.alphas)[::-1]:
                 path.add(float(alpha))
         else:
-            highest = self.largest_penalty(system)
-            lowest = max(LEAST_ALPHA * highest, 2 * system.floor)
-            alpha = highest
-            while alpha >= lowest and not path.is_over:
+            for alpha in self.decades(system):
+                if path.is_over:
+                    break
                 try:
                     path.add(alpha)
                 except SingularStepError:
@@ -230,13 +229,23 @@ class LogisticProblem:
                     if not path.alphas:
                         raise
                     break
-                alpha /= 10
             if not self.draft:
                 middle = path.best_alpha
                 path.add(middle * math.sqrt(10.0))
                 if middle / math.sqrt(10.0) >= min(path.alphas):
                     path.add(middle / math.sqrt(10.0))
         return path.result()
+
+    def decades(self, system: WeightedRidge) -> list[float]:
+        """The penalties that an automatic path may go down, a decade apart.
+
+        Their number is counted with a leeway, because the order of the samples moves the largest
+        penalty by rounding: it must not decide whether the last decade is reached.
+        """
+        highest = self.largest_penalty(system)
+        lowest = max(LEAST_ALPHA * highest, 2 * system.floor)
+        n_decades = max(0, math.floor(math.log10(highest / lowest) + 1e-6))
+        return [highest / 10**decade for decade in range(n_decades + 1)]
 
     def largest_penalty(self, system: WeightedRidge) -> float:
         """Where an automatic path starts: the trace of the Hessian at the fit of constants.
