@@ -214,8 +214,8 @@ def choose(
        units of their own, tokens are standardised unless another scaling is clearly better.
     2. Features are added up instead of averages, or the number of keys, or statistics of the
        keys, become sample-level features, if that is clearly better.
-    3. The mean of the keys becomes the query if its loss is less; each key in turn, where that is
-       affordable, if it is clearly better.
+    3. The mean of the keys becomes the query, under any scaling, if its loss is less; each key in
+       turn, where that is affordable, if it is clearly better.
     4. The mean of the heads becomes a multiple of the identity if that is clearly better. Multiples
        grow until one is no better than the one before.
     5. Softmax, under heads, a scaling, a pooling and a query of its own, takes the place of ReLU if
@@ -401,8 +401,14 @@ def choose_pooling(search: CandidateSearch, best: Draft) -> Stage:
 def choose_query(search: CandidateSearch, best: Draft) -> Stage:
     """The mean of the keys, or each key in turn, as the query."""
     if "mean" in search.queries[1:]:
+        # products of means need lengths of tokens, which the scaling that was best without a query
+        # may have removed
+        drafts = []
+        for scaling in search.scalings_from(best.spec.scaling):
+            spec = replace(best.spec, query="mean", scaling=scaling)
+            drafts.append((yield CandidateTrial(spec)))
         # as simple as the constant query, so that it need not be better by a standard error
-        draft = yield CandidateTrial(replace(best.spec, query="mean"))
+        draft = search.best(drafts)
         if search.is_lower(draft, best):
             best = draft
     each = replace(best.spec, query="each")
@@ -642,8 +648,8 @@ class CandidateSearch:
     spec : LayerSpec
         What was asked for.
     first : LayerSpec
-        What is tried first of everything, as drafts are fitted: an automatic grid of penalties, the
-        direct solver, extras of scale one.
+        What is tried first of everything, as drafts are fitted: `draft_penalties`, the direct
+        solver, extras of scale one.
     size : DraftSize
     data, part : TrainingSet
         All samples, and those that drafts are fitted to.
@@ -710,6 +716,8 @@ class CandidateSearch:
         # the number of drafts to pay for; multiples of the identity and scales of softmax are
         # counted as far as they usually go, because they end with the first that is no better
         n_drafts = len(scalings) + len(queries) - 1
+        if "mean" in queries[1:]:
+            n_drafts += len(scalings) - 1
         if "sum" in poolings[1:]:
             n_drafts += len(scalings)
         n_drafts += len([pooling for pooling in poolings[1:] if pooling in ADDS_FEATURES])
@@ -742,7 +750,12 @@ class CandidateSearch:
             part = drawn_part(spec, part, order, size.n_samples)
         return cls(
             spec=spec,
-            first=replace(first_settings(spec), alphas=None, solver="direct", extras_scale=1.0),
+            first=replace(
+                first_settings(spec),
+                alphas=draft_penalties(spec, data, part),
+                solver="direct",
+                extras_scale=1.0,
+            ),
             size=size,
             data=data,
             part=part,
@@ -785,6 +798,10 @@ class CandidateSearch:
         if has_units:
             return LOSS_ROUNDING * float(self.variances[0])
         return LOSS_ROUNDING
+
+    def scalings_from(self, first: str) -> tuple[str, ...]:
+        """The scalings to try, one of them first: of several that are as good it is kept."""
+        return (first, *[scaling for scaling in self.scalings if scaling != first])
 
     def is_lower(self, new: Draft, old: Draft) -> bool:
         """Whether the loss of a draft is lower by more than is negligible."""
@@ -1181,6 +1198,21 @@ def drawn_part(
     factors = np.divide(shares, drawn_shares, out=np.ones(len(shares)), where=n_drawn > 0)
     part = data[drawn]
     return replace(part, weights=part.weights_or_ones() * factors[labels[drawn]])
+
+
+def draft_penalties(
+    spec: LayerSpec, data: TrainingSet, part: TrainingSet
+) -> Float[np.ndarray, " a"] | None:
+    """The penalties that drafts are fitted with; None for an automatic grid.
+
+    Settings are chosen for the penalties that the user gave. These stand beside a sum of squares
+    over all samples, and a draft sums over a part of them: it has the same share of the penalty.
+    Without a penalty (alpha = 0) some drafts have no leave-one-out loss: so the grid is automatic.
+    """
+    if spec.alphas is None or spec.alphas.min() == 0:
+        return None
+    share = part.weights_or_ones().sum() / data.weights_or_ones().sum()
+    return spec.alphas * share
 
 
 def open_scalings(spec: LayerSpec) -> tuple[str, ...]:

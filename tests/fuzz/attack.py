@@ -234,8 +234,8 @@ def of_error(error: BaseException, case: Any) -> Verdict:
         link = link.__cause__ or link.__context__
     words = f"{type(error).__name__}: {error}"[:600]
     memory = next((e for e in chain if isinstance(e, MemoryError)), None)
-    plenty = resource.getrlimit(resource.RLIMIT_AS)[0] > pages(0) + 2 * MEMORY
-    if memory is not None and not (plenty and isinstance(error, ALLOWED)):
+    had_plenty = GRANTED.get("memory", 0) > MEMORY
+    if memory is not None and not (had_plenty and isinstance(error, ALLOWED)):
         return Verdict("memory", words, f"{case.reader} {origin(memory)}")
     if isinstance(error, LateError) and error.__cause__ is not None:
         return Verdict(
@@ -296,7 +296,12 @@ def pages(which: int) -> int:
     return int(Path("/proc/self/statm").read_text().split()[which]) * resource.getpagesize()
 
 
+GRANTED: dict[str, int] = {}
+"""Bytes of address space that this child was granted beside what it had: "memory"."""
+
+
 def limit(memory: int) -> None:
+    GRANTED["memory"] = memory
     size = pages(0) + memory
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
@@ -343,7 +348,7 @@ def in_child(
             os._exit(status)
     os.close(writes)
     done, rest = [], b""
-    deadline = time.monotonic() + len(cases) * 4 * SECONDS + 20
+    deadline = time.monotonic() + len(cases) * 20 * SECONDS + 20
     while True:
         ready, _, _ = select.select([reads], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
@@ -395,7 +400,7 @@ def _run_all(
         if alone:  # whoever reads our last words wants to know
             Path(folder / "stderr").write_text(f"reader {case.reader}\n")
         # alone, only its own seconds count: the machine may be busy with others
-        arm(SECONDS, 4 * SECONDS if alone else SECONDS)
+        arm(SECONDS, 20 * SECONDS if alone else SECONDS)
         verdict = judge(case, part, watch)
         arm(0, 0)
         shutil.rmtree(part)

@@ -71,21 +71,25 @@ def test_what_is_tried_in_which_order(bags, monkeypatch):
     y = np.abs(bags.tokens[bags.offsets[:-1], 0])
     model = kh.AttentionRegressor(16, heads=kh.GaussianHeads(), random_state=0).fit(bags, y)
     tried = [(c.activation, c.pooling, c.scaling, c.query) for c in model.candidates_]
+    first_scaling = tried[3][2]
     scaling = model.tokens_.scaling
     query = model.tokens_.query
+    others = [other for other in ("none", "sphere", "standard") if other != first_scaling]
     assert tried == [
         # scalings
         ("relu", "mean", "none", "given"),
         ("relu", "mean", "sphere", "given"),
         ("relu", "mean", "standard", "given"),
         # poolings; sums under every scaling
-        ("relu", "mean+size", scaling, "given"),
-        ("relu", "mean+statistics", scaling, "given"),
+        ("relu", "mean+size", first_scaling, "given"),
+        ("relu", "mean+statistics", first_scaling, "given"),
         ("relu", "sum", "none", "given"),
         ("relu", "sum", "sphere", "given"),
         ("relu", "sum", "standard", "given"),
-        # queries
-        ("relu", "mean", scaling, "mean"),
+        # queries; the mean of the keys under every scaling
+        ("relu", "mean", first_scaling, "mean"),
+        ("relu", "mean", others[0], "mean"),
+        ("relu", "mean", others[1], "mean"),
         ("relu", "mean", scaling, "each"),
         # the activation
         ("softmax", "mean", scaling, query),
@@ -128,6 +132,25 @@ def test_sums_are_found_where_the_target_is_one(bags):
     y = np.add.reduceat(np.square(bags.tokens).sum(axis=1), bags.offsets[:-1])
     model = kh.AttentionRegressor(random_state=0).fit(bags, y)
     assert model.tokens_.pooling in ("sum", "mean+size")
+
+
+def test_the_mean_of_the_keys_is_tried_as_a_query_under_every_scaling(seed):
+    """A product of means needs the lengths of tokens, and without a query no scaling is better."""
+    rng = np.random.default_rng([61, seed])
+    clouds = [rng.normal(size=(rng.integers(5, 40), 3)) for _ in range(500)]
+    y = np.array([cloud[:, 0].mean() * cloud[:, 1].mean() for cloud in clouds])
+    model = kh.AttentionRegressor(random_state=0).fit(clouds[:300], y[:300])
+    assert model.score(clouds[300:], y[300:]) > 0.9
+
+
+def test_settings_are_chosen_for_the_penalty_that_was_given(rng):
+    """A draft of half of the samples has half of the penalty."""
+    y = rng.normal(size=(40, 1))
+    samples = kh.SetBatch(rng.normal(size=(40, 3, 2)))
+    data = TrainingSet(samples=samples, outputs=y)
+    spec = LayerSpec(alphas=np.array([0.3, 2.0]))
+    np.testing.assert_allclose(chooser.draft_penalties(spec, data, data[:20]), [0.15, 1.0])
+    assert chooser.draft_penalties(LayerSpec(), data, data) is None
 
 
 def test_sets_of_one_size_have_no_sums_to_try(rng):
