@@ -442,6 +442,21 @@ def test_a_client_that_does_not_read_is_left(server, monkeypatch):
         wait_until(lambda: len(server.server.server_state.connections) == 0)
 
 
+def test_answers_are_sent_at_once(server):
+    """Without TCP_NODELAY the body of an answer waits 40 ms for the acknowledgement of its head."""
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n")  # so that the connection is there, and stays
+        address = client.getsockname()
+
+        def ours():
+            connections = list(server.server.server_state.connections)
+            return [each for each in connections if each.client == address]
+
+        wait_until(ours)
+        accepted = ours()[0].transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+
 def test_a_client_that_leaves_is_no_error(server, logged_errors):
     """During an upload, and during an answer that takes a while."""
     for text in (
