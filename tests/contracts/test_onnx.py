@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from exports import (
     FINITE,
@@ -177,10 +178,57 @@ def test_the_command_and_a_scorer_without_keyhole(ragged, tmp_path):
     assert_close(np.load(tmp_path / "out.npy"), model.predict(ragged), 1e-12)
 
 
+@pytest.fixture
+def shop(seed):
+    """Samples with a city and an age, and what they bought."""
+    rng = np.random.default_rng([37, seed])
+    people = pd.DataFrame(
+        {
+            "user": range(30),
+            "age": rng.integers(20, 70, 30),
+            "city": ["Bonn", "Ulm"] * 15,
+            "target": rng.normal(size=30),
+        }
+    )
+    bought = pd.DataFrame(
+        {
+            "user": np.repeat(np.arange(30), 2),
+            "price": rng.gamma(2, size=60),
+            "kind": ["a", "b"] * 30,
+        }
+    )
+    return people, bought
+
+
+def test_the_command_says_which_number_stands_where(shop, tmp_path):
+    people, bought = shop
+    data = kh.read_table(
+        people, tokens=bought, set_id="user", query=["city", "age"], extras=["age", "city"]
+    )
+    model = paper_regressor(3, alpha=0.1, random_state=0).fit(data.sets, data.target)
+    kh.save(model, tmp_path / "model.keyhole", schema=data.schema)
+    lines = export(tmp_path / "model.keyhole", tmp_path / "model.onnx").splitlines()
+    assert lines[1:] == [
+        "keys (samples, keys, 3): price, kind=a, kind=b",
+        "mask (samples, keys)",
+        "query (samples, 3): city=Bonn, city=Ulm, age",
+        "extras (samples, 3): age, city=Bonn, city=Ulm",
+    ]
+
+
+def test_a_query_among_the_rows_of_keys_has_their_names():
+    table = pd.DataFrame({"set": [0, 0, 1, 1], "role": ["query", "key"] * 2, "x": [1.0, 2, 3, 4]})
+    schema = kh.read_table(table.assign(y=[0.0, 0.0, 1.0, 1.0])).schema
+    assert schema.names_of("query") == schema.names == ("x",)
+    assert schema.names_of("extras") == ()
+
+
 def test_what_cannot_be_exported_is_refused(ragged, tmp_path):
     y = ragged.lengths.astype(float)
     kh.save(paper_regressor(3, alpha=0.1).fit(ragged, y), tmp_path / "model")
-    assert "ends in .onnx" in export(tmp_path / "model", tmp_path / "out.pt", code=2)
+    assert "ends in .onnx: got 'out.pt'. Use 'out.onnx'" in export(
+        tmp_path / "model", tmp_path / "out.pt", code=2
+    )
     (tmp_path / "out.onnx").write_text("precious")
     assert "--overwrite" in export(tmp_path / "model", tmp_path / "out.onnx", code=2)
     assert (tmp_path / "out.onnx").read_text() == "precious"

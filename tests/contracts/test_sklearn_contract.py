@@ -102,7 +102,7 @@ def test_a_notebook_shows_the_parameters(model, frame):
 
 
 def test_what_puts_predictions_beside_columns_needs_a_table(ragged, y, frame):
-    """Documented in docs/howto/deploy.md: sets have no columns, tables have."""
+    """Documented in docs/howto/tune.md: sets have no columns, tables have."""
     base = [("attention", paper_regressor(3, alpha=0.1, random_state=0))]
     stacked = StackingRegressor(base, Ridge(), passthrough=True, cv=3)
     with pytest.raises((TypeError, ValueError)):

@@ -207,20 +207,34 @@ def test_infinitely_many_heads_say_how_many_would_do(seed):
     exact = paper_regressor(float("inf"), alpha=0.05).fit(sets, y)
     with pytest.raises(ValueError, match=r"exact kernel of its 120 .*Fit with n_heads=\d+") as info:
         exact.to_torch()
-    n_heads = int(str(info.value).split("n_heads=")[1].split(":")[0])
+    n_heads = int(str(info.value).split("--n-heads ")[1].split(")")[0])
     finite = paper_regressor(n_heads, alpha=0.05, random_state=1).fit(sets, y)
     new = kh.targets.sphere_sets(200, n_keys=4, dim=3, seed=seed + 1000)
     difference = np.sqrt(np.mean((finite.predict(new) - exact.predict(new)) ** 2))
     assert difference < np.sqrt(exact.loo_error_)
 
 
-def test_samples_of_several_sets_are_refused_with_a_remedy(seed, tmp_path):
+@pytest.mark.parametrize("pooling", ["mean", "sum", "mean+size", "mean+statistics"])
+@pytest.mark.parametrize("query", ["given", "mean", "each"])
+def test_whatever_the_exact_kernel_has_beside_it(ragged, query, pooling):
+    """Training sets are stored without their sample-level features, which heads do not touch."""
+    settings = {"scaling": "standard", "query": query, "pooling": pooling}
+    exact = kh.AttentionRegressor(float("inf"), kh.GaussianHeads(), 0.1, "relu", **settings)
+    exact.fit(ragged, ragged.query[:, 0])
+    with pytest.raises(ValueError, match=r"exact kernel of its 40 .*Fit with n_heads=\d+"):
+        exact.to_torch()
+
+
+@pytest.mark.parametrize("n_heads", [4, float("inf")])
+def test_samples_of_several_sets_are_refused_with_a_remedy(seed, tmp_path, n_heads):
+    """Infinitely many heads too: finitely many of them would not help."""
     rng = np.random.default_rng(seed)
     groups = kh.SetGroups(kh.SetBatch(rng.normal(size=(40, 3, 2))), np.full(20, 2))
-    model = paper_regressor(4, random_state=0).fit(groups, rng.normal(size=20))
+    model = paper_regressor(n_heads, random_state=0).fit(groups, rng.normal(size=20))
     kh.save(model, tmp_path / "model.keyhole")
     for exported in (model, kh.load(tmp_path / "model.keyhole")):
         with pytest.raises(ValueError, match=r"one set each.*SetGroups.*Predict with keyhole"):
             exported.to_torch()
     # fitted again to samples of one set each, it is exported
+    model.set_params(n_heads=4)
     assert model.fit(groups.sets, rng.normal(size=40)).to_torch() is not None

@@ -30,11 +30,25 @@ def export(
     try:
         saved = read_model(model)
         save_onnx(saved.estimator, out, overwrite=overwrite)
-    except (ValueError, TypeError, ImportError, OSError) as error:
+    except (ValueError, TypeError, ImportError, FileExistsError) as error:
         refuse(str(error).replace("overwrite=True", "--overwrite"))
+    import onnx
+
     from keyhole.export.onnx_graph import OPSET
 
-    names = saved.schema.names
-    echo(f"wrote {out}: ONNX, opset {OPSET}; keys have {saved.schema.dim} coordinates")
-    if names:
-        echo(f"coordinates of a key, in this order: {', '.join(names)}")
+    # what was written, and which number stands where
+    echo(f"wrote {out}: ONNX, opset {OPSET}")
+    schema = saved.schema
+    names_of_inputs = {
+        "keys": schema.names,
+        "query": schema.names_of("query"),
+        "extras": schema.names_of("extras"),
+    }
+    for tensor in onnx.load(out).graph.input:
+        axes = tensor.type.tensor_type.shape.dim
+        sizes = ", ".join(axis.dim_param or str(axis.dim_value) for axis in axes)
+        line = f"{tensor.name} ({sizes})"
+        names = names_of_inputs.get(tensor.name)
+        if names:
+            line = f"{line}: {', '.join(names)}"
+        echo(line)

@@ -44,7 +44,7 @@ from keyhole.data.columns import (
     time_zone,
     unlisted,
 )
-from keyhole.data.schema import Coding, Schema
+from keyhole.data.schema import Coding, Schema, names_of_coordinates
 from keyhole.data.sets import SetBatch, SetGroups
 
 SET_NAMES = ("set", "set_id", "bag", "bag_id", "id", "group")
@@ -787,14 +787,7 @@ class Layout:
 
     def _names_of(self, columns: Sequence[str]) -> tuple[str, ...]:
         """Names of the coordinates that columns become."""
-        codings = {coding.column: coding for coding in self.codings}
-        names: list[str] = []
-        for column in columns:
-            if column in codings:
-                names.extend(codings[column].names)
-            else:
-                names.append(column)
-        return tuple(names)
+        return names_of_coordinates(columns, self.codings)
 
     def _dataset(
         self,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from keyhole.data.sets import SetBatch, SetGroups
 
@@ -95,6 +96,18 @@ class Coding:
         return cls(column=column, kind=kind, categories=tuple(categories), start=start, fill=fill)
 
 
+def names_of_coordinates(columns: Sequence[str], codings: Sequence[Coding]) -> tuple[str, ...]:
+    """Names of the coordinates that columns become, in their order."""
+    coding_of = {coding.column: coding for coding in codings}
+    names: list[str] = []
+    for column in columns:
+        if column in coding_of:
+            names.extend(coding_of[column].names)
+        else:
+            names.append(column)
+    return tuple(names)
+
+
 @dataclass(frozen=True)
 class Schema:
     """The input of a model, and how its table was read.
@@ -181,6 +194,19 @@ class Schema:
         ).whole()
         self.check(data.sets, data.names)
         return data
+
+    def names_of(self, role: Literal["query", "extras"]) -> tuple[str, ...]:
+        """Names of the coordinates of the query, or of the sample-level features.
+
+        A column of lists has one name for all its coordinates; without a table there are none.
+        """
+        columns = dict(self.columns).get(role)
+        if columns is not None:
+            return names_of_coordinates(columns, self.codings)
+        if role == "query" and self.has_query:
+            # a row among those of the keys is the query
+            return self.names
+        return ()
 
     def check(self, sets: SetBatch | SetGroups, names: Any = ()) -> None:
         """Raise unless ``sets`` are like the training sets.

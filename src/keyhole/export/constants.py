@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -183,14 +183,14 @@ class LayerConstants:
                 f"{purpose} takes a fitted regressor or classifier: this "
                 f"{type(model).__name__} has no layer that predicts."
             )
-        if isinstance(layer, KernelLayer):
-            raise ValueError(_message_of_infinitely_many(model, layer, purpose))
         if getattr(model, "has_set_groups_", False):
             raise ValueError(
                 f"{purpose} takes samples of one set each, and this model was fitted to samples of "
                 "several sets (SetGroups). Predict with keyhole; or fit to samples of one set, "
                 "which hold the keys of all sets of a sample."
             )
+        if isinstance(layer, KernelLayer):
+            raise ValueError(_message_of_infinitely_many(model, layer, purpose))
         rule: TokenRule = model.tokens_
         _check_supported(rule, layer.activation, purpose)
 
@@ -328,12 +328,13 @@ def _message_of_infinitely_many(model: Any, layer: KernelLayer, purpose: str) ->
     if n_heads is None:
         return (
             f"{reason} {MOST_HEADS} heads are not enough to predict the same within "
-            f"{SHARE_OF_ERROR:.0%} of its error. Fit with n_heads={MOST_HEADS}, and compare "
-            "loo_error_."
+            f"{SHARE_OF_ERROR:.0%} of its error. Fit with n_heads={MOST_HEADS} (--n-heads "
+            f"{MOST_HEADS}), and compare loo_error_."
         )
     return (
-        f"{reason} Fit with n_heads={n_heads}: half of its training sets, predicted from the other "
-        f"half, then come out the same within {SHARE_OF_ERROR:.0%} of their error."
+        f"{reason} Fit with n_heads={n_heads} (--n-heads {n_heads}): half of its training sets, "
+        "predicted from the other half, then come out the same within "
+        f"{SHARE_OF_ERROR:.0%} of their error."
     )
 
 
@@ -341,8 +342,12 @@ def heads_that_do(layer: KernelLayer, alpha: float) -> int | None:
     """The least power of two of heads that predict as infinitely many do; None if none does.
 
     Some training sets are fitted with infinitely and with finitely many heads, and predict some
-    others. Their outputs are known from the fit: y = f(x) + α a.
+    others. Their outputs are known from the fit: y = f(x) + α a. Of f and y the part of
+    sample-level features is left out: it does not depend on heads, and training sets are stored
+    without them.
     """
+    layer = replace(layer, extras_values=None)
+
     # every other one of at most 400 training sets is fitted, the others are predicted
     step = -(-len(layer.sets) // MAX_SAMPLES_TO_JUDGE)
     rows = np.arange(0, len(layer.sets), step)

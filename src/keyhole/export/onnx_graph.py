@@ -60,10 +60,14 @@ def save_onnx(model: Any, path: str | Path, *, overwrite: bool = False) -> None:
     path = Path(path)
     if path.suffix.lower() != ".onnx":
         raise ValueError(
-            f"an ONNX model is written under a name that ends in .onnx: got {path.name!r}."
+            f"an ONNX model is written under a name that ends in .onnx: got {path.name!r}. Use "
+            f"{path.with_suffix('.onnx').name!r}."
         )
     if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists. Choose another name, or pass overwrite=True.")
+        raise FileExistsError(
+            f"a file is not replaced unless asked: {path.name!r} exists. Choose another name, or "
+            "pass overwrite=True."
+        )
     write_whole(to_onnx(model).SerializeToString(), path)
 
 
