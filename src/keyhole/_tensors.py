@@ -75,6 +75,23 @@ def concatenate(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([t.to(dtype) for t in tensors])
 
 
+def weighted_sums(
+    matrix: torch.Tensor, weights: np.ndarray, offsets: np.ndarray, axis: int = 0
+) -> torch.Tensor:
+    """Σ_j w_j x_j over the rows, or columns, of each run; the matrix is overwritten.
+
+    The runs begin at ``offsets``, and none is empty.
+    """
+    if axis == 1:
+        return weighted_sums(matrix.T, weights, offsets).T
+    matrix *= as_tensor(weights, matrix, matrix.dtype)[:, None]
+    lengths = np.diff(offsets)
+    if (lengths == 1).all():
+        return matrix
+    there = as_tensor(lengths, matrix)
+    return torch.segment_reduce(matrix.contiguous(), "sum", lengths=there, axis=0)
+
+
 def astype(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """The tensor as "float32" or "float64"; itself if it is that."""
     return tensor.to(_dtype_of(name))
@@ -180,6 +197,11 @@ def free_bytes(device: str) -> int:
     cached = torch.cuda.memory_reserved(target) - torch.cuda.memory_allocated(target)
     free, _ = torch.cuda.mem_get_info(target)
     return int(free + cached)
+
+
+def empty(n: int, m: int, device: torch.device) -> torch.Tensor:
+    """A float64 matrix on a device, yet to be filled."""
+    return torch.empty(n, m, dtype=torch.float64, device=device)
 
 
 def zeros(n: int, m: int, device: str) -> torch.Tensor:

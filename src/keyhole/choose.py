@@ -1248,9 +1248,6 @@ def open_poolings(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples)
         return ("mean",)
     if same_lengths and same_counts:
         return ("mean", "mean+statistics")
-    # devices know means only
-    if spec.device is not None:
-        return ("mean", *ADDS_FEATURES)
     return POOLINGS
 
 
@@ -1264,7 +1261,7 @@ def open_queries(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples) 
 
     # each key in turn, where that does not cost much more. Hops extend a query, and cannot then
     has_hops = spec.learns_heads or bool(getattr(spec.heads, "hops_", ()))
-    if not samples.is_plain or spec.device is not None or has_hops:
+    if not samples.is_plain or has_hops:
         return ("given", "mean")
     counts = samples.token_counts[distinct.rows]
 

@@ -25,6 +25,22 @@ def sets(rng):
     return kh.SetBatch(keys, query=rng.standard_normal((20, 3)))
 
 
+POOLED = {
+    "sets": lambda sets: sets,
+    "sums": lambda sets: sets.pooled("sum"),
+    "every key as a query": lambda sets: sets.pooled("mean", each=True),
+    "sums over queries too": lambda sets: sets.pooled("sum", each=True),
+    "groups": lambda sets: kh.SetGroups(sets, np.repeat([1, 2, 3], [6, 4, 2])),
+    "sums of groups": lambda sets: POOLED["groups"](sets).pooled("sum"),
+}
+"""Samples of every kind, made of 20 sets."""
+
+
+@pytest.fixture(params=POOLED)
+def samples(sets, request):
+    return POOLED[request.param](sets)
+
+
 @pytest.fixture
 def extras(rng):
     return rng.standard_normal((20, 2))
@@ -64,9 +80,12 @@ def test_a_backend_offers_every_operation(host, device):
     assert backend_for(device).device == device
 
 
-def test_features_agree(sets, host, device):
-    there = backend_for(device).features(sets.to(device), draw(), "relu", None)
-    here = host.features(sets, draw(), "relu", None)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_features_agree(samples, host, device, activation, monkeypatch):
+    # little memory, so that heads, sets and queries come in several blocks
+    monkeypatch.setattr("keyhole.attention.torch_backend.MEMORY_BUDGET", 1000)
+    there = backend_for(device).features(samples.to(device), draw(), activation, None)
+    here = host.features(samples, draw(), activation, None)
     np.testing.assert_allclose(as_array(there), here, rtol=1e-10, atol=1e-12)
 
 
@@ -78,23 +97,34 @@ def test_kernels_agree(sets, host, device):
     np.testing.assert_allclose(as_array(there), here, rtol=1e-10)
 
 
-def test_outputs_agree(sets, rng, host, device):
-    values = rng.standard_normal((9, 4, 2))
-    here, there = both(
-        "outputs", host, device, sets, draw(), values, "relu", dtype="float64", memory_budget=BUDGET
+def test_kernels_of_pooled_samples_agree(samples, device):
+    moved = samples.to(device)
+    here = kh.attention_kernel(samples, samples[:7], HEADS)
+    there = kh.attention_kernel(moved, moved[:7], HEADS)
+    np.testing.assert_allclose(as_array(there), here, rtol=1e-10)
+    np.testing.assert_allclose(
+        as_array(kh.attention_kernel(moved, None, HEADS)),
+        kh.attention_kernel(samples, None, HEADS),
+        rtol=1e-10,
     )
+
+
+def test_outputs_agree(samples, rng, host, device):
+    values = rng.standard_normal((9, 4, 2))
+    options = {"dtype": "float64", "memory_budget": BUDGET}
+    here, there = both("outputs", host, device, samples, draw(), values, "relu", **options)
     np.testing.assert_allclose(there, here, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("n_outputs", [1, 3])
-def test_contributions_agree(sets, rng, host, device, activation, n_outputs):
+def test_contributions_agree(samples, rng, host, device, activation, n_outputs):
     values = rng.standard_normal((9, 4, n_outputs))
     here, there = both(
         "contributions",
         host,
         device,
-        sets,
+        samples,
         draw(),
         values,
         activation,
@@ -104,14 +134,14 @@ def test_contributions_agree(sets, rng, host, device, activation, n_outputs):
     np.testing.assert_allclose(there, here, rtol=1e-9, atol=1e-12)
 
 
-def test_outputs_of_kernels_agree(sets, rng, host, device):
+def test_outputs_of_kernels_agree(samples, rng, host, device):
     dual = rng.standard_normal((7, 2))
     here, there = both(
         "kernel_outputs",
         host,
         device,
-        sets,
-        sets[:7],
+        samples,
+        samples[:7],
         dual,
         HEADS,
         "relu",
@@ -121,19 +151,21 @@ def test_outputs_of_kernels_agree(sets, rng, host, device):
     np.testing.assert_allclose(there, here, rtol=1e-10, atol=1e-12)
 
 
-def test_products_with_features_agree(sets, extras, rng, host, device):
+def test_products_with_features_agree(samples, rng, host, device):
+    n = len(samples)
+    extras = rng.standard_normal((n, 2))
     options = {
         "dtype": "float64",
         "memory_budget": BUDGET,
         "centre": None,
         "centred_rows": None,
     }
-    here, there = both("products", host, device, sets, draw(), "relu", **options)
+    here, there = both("products", host, device, samples, draw(), "relu", **options)
     assert isinstance(here, FeatureProducts)
     assert isinstance(there, FeatureProducts)
     gram = here.gram(extras, both_triangles=True)
     np.testing.assert_allclose(as_array(there.gram(extras, both_triangles=True)), gram, rtol=1e-10)
-    dual = rng.standard_normal((20, 2))
+    dual = rng.standard_normal((n, 2))
     np.testing.assert_allclose(there.values(dual), here.values(dual), rtol=1e-10, atol=1e-12)
 
 

@@ -323,15 +323,30 @@ def test_several_outputs_on_a_device(rng, n_heads):
     )
 
 
-@pytest.mark.parametrize("options", [{"pooling": "sum"}, {"query": "each"}])
-def test_a_device_knows_plain_sets_only(rng, options):
-    model = kh.AttentionRegressor(
-        **{"n_heads": 8, "device": "cpu", "scaling": "none", "query": "given", **options}
+@pytest.mark.parametrize("n_heads", [8, math.inf])
+@pytest.mark.parametrize(
+    "options", [{"pooling": "sum"}, {"query": "each"}, {"pooling": "sum", "query": "each"}]
+)
+def test_a_device_pools_as_the_host_does(rng, n_heads, options):
+    sets, y = draw_sets(rng, n=12), rng.standard_normal(12)
+    settings = {**PAPER_LAYER, "alpha": 0.1, "random_state": 0, **options}
+    here, there = (
+        kh.AttentionRegressor(**{**settings, "n_heads": n_heads}, device=device).fit(sets, y)
+        for device in (None, "cpu")
     )
-    with pytest.raises(
-        ValueError, match="a device takes one set per sample and the mean over its keys"
-    ):
-        model.fit(draw_sets(rng, n=12), np.arange(12.0))
+    np.testing.assert_allclose(there.predict(sets), here.predict(sets), rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(there.loo_predictions_, here.loo_predictions_, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("n_heads", [8, math.inf])
+def test_a_device_takes_groups_of_sets(rng, n_heads):
+    groups = kh.SetGroups(draw_sets(rng, n=24), np.repeat([1, 2, 3], 4))
+    y = rng.standard_normal(12)
+    settings = {**PAPER_LAYER, "n_heads": n_heads, "alpha": 0.1, "random_state": 0}
+    here, there = (
+        kh.AttentionRegressor(**settings, device=device).fit(groups, y) for device in (None, "cpu")
+    )
+    np.testing.assert_allclose(there.predict(groups), here.predict(groups), rtol=1e-7, atol=1e-9)
 
 
 def test_classifier_follows_its_tensors(rng):
@@ -429,11 +444,12 @@ def test_norm_balls_and_batches_take_tensors_to_the_host(rng):
 def test_heads_may_be_tensors_wherever_the_sets_are(rng):
     batch, heads = draw_sets(rng, n=8), kh.GaussianHeads().sample(5, 3, 0)
     groups = kh.SetGroups(batch, [2, 6])
-    for sets in (batch, groups, kh.SetGroups(batch.to("cpu"), [2, 6])):
-        np.testing.assert_array_equal(
-            kh.attention_features(sets, torch.tensor(heads)),
-            kh.attention_features(sets.numpy(), heads),
-        )
+    for sets in (batch, groups):
+        by_numpy = kh.attention_features(sets, heads)
+        np.testing.assert_array_equal(kh.attention_features(sets, torch.tensor(heads)), by_numpy)
+        by_torch = kh.attention_features(sets.to("cpu"), torch.tensor(heads))
+        assert isinstance(by_torch, torch.Tensor)
+        np.testing.assert_allclose(by_torch, by_numpy, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("n_heads", [3, 30])

@@ -52,8 +52,8 @@ class Backend(Protocol):
 
     # features of finitely many heads, and the kernel of infinitely many
 
-    def features(self, batch: SetBatch, heads: Any, activation: str, dtype: Any) -> Any:
-        """Φ (n, M·D), where the batch lives."""
+    def features(self, batch: SampleBatch, heads: Any, activation: str, dtype: Any) -> Any:
+        """Φ (n, M·D), where the batch lives, pooled over the sets of a sample."""
         ...
 
     def kernel(

@@ -15,17 +15,18 @@ import torch
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks
 from keyhole._checks import FeatureOverflowError
-from keyhole._tensors import as_tensor
+from keyhole._tensors import as_tensor, weighted_sums
 from keyhole.attention.heads import DRAWN_BYTES, HeadArray, HeadDraw
 from keyhole.attention.torch_loops import (
     TensorPanel,
     fill_features,
     fill_gram,
+    mean_weights,
     prepare_panel,
     seen_query,
     weigh,
 )
-from keyhole.data.sets import SetBatch
+from keyhole.data.sets import SampleBatch, SetBatch
 
 _FUSED_HOST = 2**31
 """Bytes of a panel of K on the device while K itself goes to the host."""
@@ -111,9 +112,26 @@ def _stream(
 
 
 def attention_features(
-    batch: SetBatch, heads: HeadDraw | HeadArray, activation: str, memory_budget: int
+    samples: SampleBatch, heads: HeadDraw | HeadArray, activation: str, memory_budget: int
 ) -> torch.Tensor:
-    """Φ (n, M·D) in the type and on the device of the tokens, block by block of heads."""
+    """Φ (n, M·D) in the type and on the device of the tokens, pooled over the sets of a sample."""
+    features = _features_of_sets(samples.sets, heads, activation, memory_budget, each=samples.each)
+    if samples.is_plain:
+        return features
+
+    # Σ_j c_j φ(set j) over the sets of a sample
+    return weighted_sums(features, samples.set_coefficients, samples.unpooled.set_offsets)
+
+
+def _features_of_sets(
+    batch: SetBatch,
+    heads: HeadDraw | HeadArray,
+    activation: str,
+    memory_budget: int,
+    *,
+    each: bool,
+) -> torch.Tensor:
+    """Φ of sets, block by block of heads; with ``each``, every key is the query in turn."""
     tokens = batch.tokens
     width = batch.dim + 1
     out = torch.empty(len(batch), len(heads) * width, dtype=tokens.dtype, device=tokens.device)
@@ -121,7 +139,7 @@ def attention_features(
     for part, block in heads.blocks(block_size(DRAWN_BYTES * heads.entries, memory_budget)):
         columns = out[:, part.start * width : part.stop * width]
         weights = as_tensor(block, tokens)
-        if is_fused(tokens, activation):
+        if is_fused(tokens, activation) and not each:
             from keyhole.attention.triton_loops import fill_relu_features
 
             fill_relu_features(tokens, batch.offsets, batch.query, weights, scale, columns)
@@ -135,6 +153,7 @@ def attention_features(
                 scale=scale,
                 out=columns,
                 memory_budget=memory_budget,
+                each=each,
             )
 
     # the activations that grow faster than their scores
@@ -147,11 +166,17 @@ def attention_features(
 
 
 def key_contributions(
-    batch: SetBatch, heads: HeadDraw | HeadArray, values: np.ndarray, activation: str
+    batch: SetBatch,
+    heads: HeadDraw | HeadArray,
+    values: np.ndarray,
+    activation: str,
+    *,
+    each: bool = False,
 ) -> torch.Tensor:
     """What every key adds to Φ·values (k, t), set by set: M^{-1/2} Σ_m w_mi <v_m, x~_i>.
 
-    The plain version is `keyhole.textbook.contributions`. Values (M, D, t).
+    The plain version is `keyhole.textbook.contributions`. Values (M, D, t). With ``each``, every
+    key is the query in turn, and the weights are means over these queries.
     """
     tokens = batch.tokens
     keys = torch.nn.functional.pad(tokens, (0, 1), value=1.0)
@@ -167,9 +192,17 @@ def key_contributions(
         flat = drawn.permute(1, 0, 2).reshape(drawn.shape[1], -1)
         for i in range(len(batch)):
             rows = slice(int(batch.offsets[i]), int(batch.offsets[i + 1]))
-            projected = (queries[i] @ flat).view(len(drawn), width)
-            present = torch.ones(1, rows.stop - rows.start, dtype=torch.bool, device=keys.device)
-            weights = weigh(activation, (projected @ keys[rows].T)[None], present)[0]
+            n_keys = rows.stop - rows.start
+            present = torch.ones(1, n_keys, dtype=torch.bool, device=keys.device)
+            if each:
+                bytes_per_query = 8 * 3 * (width + n_keys) * len(drawn)
+                queries_at_once = block_size(bytes_per_query, MEMORY_BUDGET)
+                weights = mean_weights(
+                    activation, keys[rows][None], present, drawn, queries_at_once
+                )[0]
+            else:
+                projected = (queries[i] @ flat).view(len(drawn), width)
+                weights = weigh(activation, (projected @ keys[rows].T)[None], present)[0]
             parts = (keys[rows] @ table).view(-1, len(drawn), n_outputs)
             out[rows] += torch.einsum("mk,kmt->kt", weights, parts)
     return out / math.sqrt(n_heads)

@@ -496,8 +496,7 @@ def attention_features(
     ----------
     batch : SetBatch
         n sets of keys of dimension d. Sets without a query have the constant query x~_0 = [0; √2].
-        For `SetGroups` the features of a sample are the mean of those of its sets, by NumPy
-        wherever they live.
+        For `SetGroups` the features of a sample are the mean of those of its sets.
     heads : array (M, D_q, D) or HeadDraw
         The frozen W_m, D = d + 1 and D_q = d_q + 1, D where there is no query. A ``HeadDraw`` is
         regenerated block by block, never stored whole.
@@ -530,11 +529,7 @@ def attention_features(
     (2, 40)
     """
     check_samples(batch, "batch")
-    if batch.is_plain:
-        return backend_for(batch.device).features(batch.sets, heads, activation, dtype)
-
-    # samples of several sets: the mean of the features of their sets
-    return _pooled_features(batch, heads_seen_by(batch, heads), activation, dtype)
+    return backend_for(batch.device).features(batch, heads, activation, dtype)
 
 
 def heads_seen_by(
@@ -553,10 +548,10 @@ _TOKENS = 200_000
 """Tokens of pooled samples written out at a time: enough to occupy every thread, little memory."""
 
 
-def _pooled_features(
+def pooled_features(
     batch: SampleBatch, heads: HeadDraw | HeadArray, activation: str, dtype: Any
 ) -> Float[np.ndarray, "n p"]:
-    """Φ_i = Σ_j c_j φ(set j) over the sets of sample i.
+    """Φ_i = Σ_j c_j φ(set j) over the sets of sample i, by NumPy.
 
     These are written out for a few samples at a time.
     """

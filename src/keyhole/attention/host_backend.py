@@ -20,11 +20,12 @@ from keyhole.attention.features import (
     feature_blocks,
     heads_seen_by,
     key_contributions,
+    pooled_features,
 )
 from keyhole.attention.head_error import Judgement, Task
 from keyhole.attention.heads import FittedHeads, HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel, host_kernel
-from keyhole.data.sets import SampleBatch, SetBatch
+from keyhole.data.sets import SampleBatch
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.matrices import add_outer, mirror_lower
 
@@ -53,11 +54,13 @@ class HostBackend:
         return self
 
     def features(
-        self, batch: SetBatch, heads: Any, activation: str, dtype: Any
+        self, batch: SampleBatch, heads: Any, activation: str, dtype: Any
     ) -> Float[np.ndarray, "n p"]:
         """Φ (n, M·D), block by block of heads."""
         heads = heads_seen_by(batch, heads)
-        layer = TiledLayer.of(batch, heads, activation, dtype)
+        if not batch.is_plain:
+            return pooled_features(batch, heads, activation, dtype)
+        layer = TiledLayer.of(batch.sets, heads, activation, dtype)
         out = np.empty((len(batch), len(heads) * layer.width), layer.dtype)
         for part, block in layer.head_blocks(MEMORY_BUDGET):
             layer.write(out, part.start * layer.width, block, slice(0, len(batch)))

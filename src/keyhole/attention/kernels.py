@@ -16,6 +16,7 @@ from keyhole.attention.activations import POINTWISE, check_pointwise
 from keyhole.attention.backends import backend_for
 from keyhole.attention.features import check_equal_lengths, flatten_sets
 from keyhole.attention.heads import GaussianHeads, HeadDistribution
+from keyhole.data.arrays import astype, empty_matrix
 from keyhole.data.sets import SampleBatch, SetBatch, check_samples, check_sets
 
 if TYPE_CHECKING:
@@ -191,15 +192,14 @@ def _pooled_kernel(
     heads: HeadDistribution | None,
     activation: str,
     memory_budget: int,
-) -> Float[np.ndarray, "n m"]:
+) -> Float[Any, "n m"]:
     """K_ij = Σ c_s c_t K(set s, set t) over the sets s of sample i and t of sample j.
 
-    All of these are evaluated.
+    All of these are evaluated, and summed in float64.
     """
     symmetric = b is None
-    a = a.numpy()
-    column_samples = a if b is None else b.numpy()
-    out = np.empty((len(a), len(column_samples)))
+    column_samples = a if b is None else b
+    out = empty_matrix(len(a), len(column_samples), a.sets.stored)
 
     # A tile of samples needs a matrix of all pairs of their sets, within a part of the budget.
     sets_per_sample = max(int(a.set_counts.max()), int(column_samples.set_counts.max()))
@@ -218,6 +218,7 @@ def _pooled_kernel(
             else:
                 right = column_samples[columns].written_out()
                 pairs = _sets_kernel(left.sets, right.sets, heads, activation, memory_budget)
+            pairs = astype(pairs, np.float64)
             tile = right.pool(left.pool(pairs), axis=1)
             out[rows, columns] = tile
             if symmetric:

@@ -25,7 +25,7 @@ from keyhole.attention.head_error import Judgement, Task
 from keyhole.attention.heads import FittedHeads, HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel, tensor_kernel
 from keyhole.attention.torch_heads import DeviceTask, judge_on_device
-from keyhole.data.sets import SampleBatch, SetBatch
+from keyhole.data.sets import SampleBatch
 from keyhole.ridge.device import ridge_device
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.problem import EPS, RidgeFit, RidgeProblem
@@ -48,9 +48,9 @@ class DeviceBackend:
 
     kernel = staticmethod(dispatch.attention_gram)
 
-    def checked(self, samples: SampleBatch) -> SetBatch:
-        """The samples in host memory, from where parts of them are moved; they must be plain."""
-        return _plain_sets(samples).numpy()
+    def checked(self, samples: SampleBatch) -> Any:
+        """The samples in host memory, from where parts of them are moved."""
+        return samples.numpy()
 
     def with_room_for(self, n: int) -> Backend:
         """Itself, or the host: a solve takes about three n × n matrices of float64."""
@@ -58,7 +58,7 @@ class DeviceBackend:
             return backend_for(None)
         return self
 
-    def features(self, batch: SetBatch, heads: Any, activation: str, dtype: Any) -> torch.Tensor:
+    def features(self, batch: SampleBatch, heads: Any, activation: str, dtype: Any) -> torch.Tensor:
         """Φ (n, M·D), by torch or triton."""
         heads = heads_seen_by(batch, heads, keep_tensor=True)
         if dtype is not None:
@@ -77,12 +77,11 @@ class DeviceBackend:
         dtype: str,
         memory_budget: int,
     ) -> np.ndarray:
-        """Φ·values, in blocks of sets."""
-        batch = _plain_sets(samples)
+        """Φ·values, in blocks of samples."""
         table = to_device(values.reshape(-1, values.shape[2]), self.device)
-        outputs = np.empty((len(batch), table.shape[1]))
-        for rows in blocks(len(batch), block_size(16 * len(table), memory_budget)):
-            part = batch[rows].numpy().to(self.device, dtype)
+        outputs = np.empty((len(samples), table.shape[1]))
+        for rows in blocks(len(samples), block_size(16 * len(table), memory_budget)):
+            part = samples[rows].numpy().to(self.device, dtype)
             features = attention_features(part, heads, activation)
             outputs[rows] = as_array(features.to(table.dtype) @ table)
         return outputs
@@ -98,14 +97,17 @@ class DeviceBackend:
         memory_budget: int,
     ) -> np.ndarray:
         """What every key adds to Φ·values, in blocks of sets."""
-        batch = _plain_sets(samples)
-        drawn = heads_seen_by(batch, heads)
-        key_bytes = 8 * len(drawn) * (2 + 2 * values.shape[2]) + 16 * (batch.dim + 1)
+        sets = samples.sets
+        drawn = heads_seen_by(samples, heads)
+        key_bytes = 8 * len(drawn) * (2 + 2 * values.shape[2]) + 16 * (sets.dim + 1)
         parts = []
-        for rows in set_blocks(batch.offsets, block_size(key_bytes, memory_budget)):
-            part = batch[rows].numpy().to(self.device, dtype)
-            parts.append(as_array(dispatch.key_contributions(part, drawn, values, activation)))
+        for rows in set_blocks(sets.offsets, block_size(key_bytes, memory_budget)):
+            part = sets[rows].numpy().to(self.device, dtype)
+            of_keys = dispatch.key_contributions(part, drawn, values, activation, each=samples.each)
+            parts.append(as_array(of_keys))
         contributions = np.concatenate(parts).astype(np.float64)
+        # sets that are not averaged have coefficients of their own
+        contributions *= np.repeat(samples.set_coefficients, sets.lengths)[:, None]
         if not np.isfinite(contributions).all():
             raise FeatureOverflowError(
                 f"contributions must be finite: some overflow {dtype} under activation "
@@ -125,14 +127,13 @@ class DeviceBackend:
         memory_budget: int,
     ) -> np.ndarray:
         """K·dual, in blocks of rows of the kernel."""
-        batch = _plain_sets(samples)
-        training_sets = _plain_sets(training_samples).to(self.device, dtype)
+        training_there = training_samples.to(self.device, dtype)
         dual_there = to_device(dual, self.device)
-        outputs = np.empty((len(batch), dual.shape[1]))
-        for rows in blocks(len(batch), block_size(16 * len(training_sets), memory_budget)):
-            part = batch[rows].numpy().to(self.device, dtype)
+        outputs = np.empty((len(samples), dual.shape[1]))
+        for rows in blocks(len(samples), block_size(16 * len(training_there), memory_budget)):
+            part = samples[rows].numpy().to(self.device, dtype)
             kernel = attention_kernel(
-                part, training_sets, heads, activation, memory_budget=memory_budget
+                part, training_there, heads, activation, memory_budget=memory_budget
             )
             outputs[rows] = as_array(kernel.to(dual_there.dtype) @ dual_there)
         return outputs
@@ -152,7 +153,7 @@ class DeviceBackend:
         assert centre is None
         assert centred_rows is None
         return DeviceProducts(
-            sets=batch.sets,
+            samples=batch,
             dtype=dtype,
             heads=heads,
             activation=activation,
@@ -171,8 +172,13 @@ class DeviceBackend:
         memory_budget: int,
     ) -> torch.Tensor:
         """K + ZZᵀ: K computed in ``dtype``, stored in float64."""
-        sets = batch.sets.to(self.device, dtype)
-        gram: torch.Tensor = tensor_kernel(sets, heads, activation, "float64", memory_budget)
+        there = batch.to(self.device, dtype)
+        gram: torch.Tensor
+        if there.is_plain:
+            gram = tensor_kernel(there.sets, heads, activation, "float64", memory_budget)
+        else:
+            # pooled kernels are summed in float64
+            gram = attention_kernel(there, None, heads, activation, memory_budget=memory_budget)
         _add_outer(gram, extras)
         return gram
 
@@ -237,8 +243,8 @@ class DeviceBackend:
 class DeviceProducts:
     """Φ of training samples on a device, made block by block of heads and cast to float64.
 
-    The sets move to the device once. Sets that would take more than half of what is free there are
-    streamed through it instead, once for every block of heads.
+    The samples move to the device once. Those that would take more than half of what is free there
+    are streamed through it instead, once for every block of heads.
     """
 
     rounding = EPS
@@ -247,23 +253,24 @@ class DeviceProducts:
     def __init__(
         self,
         *,
-        sets: SetBatch,
+        samples: SampleBatch,
         dtype: str,
         heads: HeadDraw,
         activation: str,
         device: str,
         memory_budget: int,
     ) -> None:
-        n_bytes = sets.n_tokens * sets.dim * np.dtype(dtype).itemsize
-        self.parts = [slice(0, len(sets))]
-        self.sets = sets
+        key_bytes = samples.dim * np.dtype(dtype).itemsize
+        self.parts = [slice(0, len(samples))]
+        self.samples = samples
         room = free_bytes(device) // SHARE_OF_SETS
-        self.is_streamed = n_bytes > room
+        self.is_streamed = samples.sets.n_tokens * key_bytes > room
         if not self.is_streamed:
-            self.sets = sets.to(device, dtype)
+            self.samples = samples.to(device, dtype)
         else:
-            keys_at_once = block_size(sets.dim * np.dtype(dtype).itemsize, room // 2)
-            self.parts = set_blocks(sets.offsets, keys_at_once)
+            # runs of samples, by the keys that they hold
+            offsets = samples.sets.offsets[samples.unpooled.set_offsets]
+            self.parts = set_blocks(offsets, block_size(key_bytes, room // 2))
         self.dtype = dtype
         self.heads = heads
         self.activation = activation
@@ -276,7 +283,7 @@ class DeviceProducts:
         """Blocks of heads with their features in float64."""
         n_heads = self.heads.n_heads
         budget = max(self.memory_budget, free_bytes(self.device) // 8)
-        for part in blocks(n_heads, block_size(16 * len(self.sets) * self.width, budget)):
+        for part in blocks(n_heads, block_size(16 * len(self.samples) * self.width, budget)):
             block = self.heads.block(part.start, part.stop)
             features = self._features(block)
             # the scale M^{-1/2} is that of all heads, not of the block
@@ -284,10 +291,10 @@ class DeviceProducts:
             yield part, astype(features, "float64").mul_(share**0.5)
 
     def _features(self, block: np.ndarray) -> torch.Tensor:
-        """Φ of a block of heads, of sets that are on the device or move there part by part."""
+        """Φ of a block of heads, of samples that are on the device or move there part by part."""
         parts = []
         for rows in self.parts:
-            part = self.sets[rows]
+            part = self.samples[rows]
             if self.is_streamed:
                 part = part.to(self.device, self.dtype)
             parts.append(attention_features(part, block, self.activation))
@@ -297,7 +304,7 @@ class DeviceProducts:
 
     def gram(self, extras: np.ndarray, *, both_triangles: bool) -> torch.Tensor:
         """ΦΦᵀ + ZZᵀ, both triangles always."""
-        n = len(self.sets)
+        n = len(self.samples)
         gram = zeros(n, n, self.device)
         for part, features in self.blocks():
             # a block of all heads is kept for v = Φᵀa
@@ -322,16 +329,3 @@ def _add_outer(gram: torch.Tensor, extras: np.ndarray) -> None:
     if extras.shape[1]:
         columns = to_device(np.ascontiguousarray(extras), str(gram.device))
         gram.addmm_(columns, columns.T)
-
-
-def _plain_sets(samples: SampleBatch) -> SetBatch:
-    """The sets of samples that are one set each, averaged over its keys.
-
-    Raise for any other samples: devices know no other pooling.
-    """
-    if not samples.is_plain:
-        raise ValueError(
-            "a device takes one set per sample and the mean over its keys: pooling='sum', "
-            "query='each' and SetGroups are computed by NumPy. Leave `device` out."
-        )
-    return samples.sets

@@ -53,13 +53,16 @@ def fill_features(
     scale: float,
     out: torch.Tensor,
     memory_budget: int,
+    *,
+    each: bool = False,
 ) -> torch.Tensor:
     """Fill ``out`` (n, M·D) with scale · Σ_i weight_i x~_i, all in the type of ``out``.
 
-    Heads (M, D_q, D).
+    Heads (M, D_q, D). With ``each``, every key is the query in turn, and the weights are means over
+    these queries.
 
     Cost: 2MD_qD + 4MD·L operations for a set in a block whose longest set has L keys; blocks hold
-    sets of similar length.
+    sets of similar length. With ``each`` 2MD²L + 2MD·L² + 2MD·L.
     """
     n_sets = len(offsets) - 1
     n_heads, _, width = heads.shape
@@ -84,7 +87,11 @@ def fill_features(
         # A set takes its projected queries, scores and weights for each head of a block.
         bytes_per_head = 8 * 3 * (width + longest)
         heads_at_once = min(n_heads, block_size(bytes_per_head, memory_budget))
-        sets_at_once = block_size(bytes_per_head * heads_at_once, memory_budget)
+        bytes_per_query = bytes_per_head * heads_at_once
+        queries_at_once = 1
+        if each:
+            queries_at_once = min(longest, block_size(bytes_per_query, memory_budget))
+        sets_at_once = block_size(bytes_per_query * queries_at_once, memory_budget)
         for part in blocks(len(group), sets_at_once):
             _fill_block(
                 tokens=tokens,
@@ -97,6 +104,8 @@ def fill_features(
                 rows=group[part],
                 longest=longest,
                 heads_at_once=heads_at_once,
+                queries_at_once=queries_at_once,
+                each=each,
             )
         start = stop
     return out
@@ -113,6 +122,8 @@ def _fill_block(
     rows: np.ndarray,
     longest: int,
     heads_at_once: int,
+    queries_at_once: int,
+    each: bool,
 ) -> None:
     """Fill the rows ``rows`` of ``out``: sets of at most ``longest`` keys, padded to that."""
     width = heads.shape[2]
@@ -128,11 +139,41 @@ def _fill_block(
     where = as_tensor(rows, tokens)
     for part in blocks(len(heads), heads_at_once):
         block = heads[part]
-        flat = block.permute(1, 0, 2).reshape(block.shape[1], -1)
-        projected = (queries[where] @ flat).view(len(rows), len(block), width)
-        weights = weigh(activation, projected @ keys.transpose(1, 2), present)
+        if each:
+            weights = mean_weights(activation, keys, present, block, queries_at_once)
+        else:
+            flat = block.permute(1, 0, 2).reshape(block.shape[1], -1)
+            projected = (queries[where] @ flat).view(len(rows), len(block), width)
+            weights = weigh(activation, projected @ keys.transpose(1, 2), present)
         features = (weights @ keys).mul_(scale)
         out[where, part.start * width : part.stop * width] = features.reshape(len(rows), -1)
+
+
+def mean_weights(
+    activation: str,
+    keys: torch.Tensor,
+    present: torch.Tensor,
+    heads: torch.Tensor,
+    queries_at_once: int,
+) -> torch.Tensor:
+    """Weights (n, m, k) of the keys, averaged over all keys of their set as queries.
+
+    Extended keys (n, k, D), of which ``present`` (n, k) are there, heads (m, D, D). Features are
+    linear in the weights, so that their mean over queries takes one product with the keys, not one
+    for every query. The plain version is a loop over queries with `keyhole.textbook.features`.
+    """
+    n_sets, longest, width = keys.shape
+    n_heads = len(heads)
+    flat = heads.permute(1, 0, 2).reshape(width, -1)
+    shares = present.to(keys.dtype) / present.sum(dim=1, keepdim=True)
+    total = torch.zeros(n_sets, n_heads, longest, dtype=keys.dtype, device=keys.device)
+    for part in blocks(longest, queries_at_once):
+        # x~_qᵀ W_m of some queries q, their scores with all keys, and the weights of these
+        projected = (keys[:, part] @ flat).view(n_sets, -1, width)
+        weights = weigh(activation, projected @ keys.transpose(1, 2), present)
+        weights = weights.view(n_sets, -1, n_heads, longest)
+        total += torch.einsum("nqmk,nq->nmk", weights, shares[:, part])
+    return total
 
 
 FAR = 0.9

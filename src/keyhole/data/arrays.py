@@ -145,6 +145,30 @@ def with_columns(array: Any, columns: np.ndarray) -> Any:
     return np.concatenate([array, columns], axis=1)
 
 
+def weighted_sums(
+    matrix: Any, weights: Float[np.ndarray, " a"], offsets: Int[np.ndarray, " o"], axis: int
+) -> Any:
+    """Σ_j w_j x_j over the rows, or columns, of each run; the matrix is overwritten."""
+    if is_tensor(matrix):
+        return _of_tensors().weighted_sums(matrix, weights, offsets, axis)
+    matrix *= np.expand_dims(weights.astype(matrix.dtype), 1 - axis)
+    return np.add.reduceat(matrix, offsets[:-1], axis=axis)
+
+
+def empty_matrix(n: int, m: int, other: Any) -> Any:
+    """A float64 matrix that is yet to be filled, on the device of ``other`` if that is a tensor."""
+    if is_tensor(other):
+        return _of_tensors().empty(n, m, other.device)
+    return np.empty((n, m))
+
+
+def on_host(array: Any) -> np.ndarray:
+    """A NumPy array in host memory; itself if it is one."""
+    if is_tensor(array):
+        return np.asarray(_of_tensors().as_array(array))
+    return np.asarray(array)
+
+
 def check_sizes(n: int, lengths: np.ndarray, dim: int, name: str) -> None:
     """Raise unless there are sets, all with keys, and coordinates."""
     if n == 0:

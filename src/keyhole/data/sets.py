@@ -148,6 +148,19 @@ class SampleBatch:
         """Return the samples in float32 or float64."""
         return self.with_sets(self.sets.astype(dtype))
 
+    def to(self, device: str, dtype: Any = None) -> Any:
+        """Return the samples as torch tensors on a device, in float32 or float64 if given."""
+        return self.with_sets(self.sets.to(device, dtype))
+
+    @property
+    def set_coefficients(self) -> Float[np.ndarray, " s"]:
+        """c_j of every set that is held: the features of a sample are Σ_j c_j φ(set j).
+
+        φ is a mean over keys; where every key is a query, over these too.
+        """
+        counts = self.set_counts
+        return np.repeat(1.0 / counts, counts)
+
     def pooled(self, pooling: str, *, each: bool = False) -> Any:
         """The samples as a layer sees them, sets where that is all they are.
 
@@ -264,13 +277,12 @@ class WrittenSets:
     turn.
     """
 
-    def pool(self, numbers: Float[np.ndarray, "a b"], axis: int = 0) -> Float[np.ndarray, "c e"]:
+    def pool(self, numbers: Float[Any, "a b"], axis: int = 0) -> Float[Any, "c e"]:
         """Numbers of sets along ``axis``, which are overwritten, as numbers of samples.
 
         Σ_j c_j x_j.
         """
-        numbers *= np.expand_dims(self.coefficients.astype(numbers.dtype), 1 - axis)
-        return np.add.reduceat(numbers, self.offsets[:-1], axis=axis)
+        return arrays.weighted_sums(numbers, self.coefficients, self.offsets, axis)
 
     def spread(self, numbers: Float[np.ndarray, "n p"]) -> Float[np.ndarray, "s p"]:
         """The transpose of `pool`: rows of samples as rows of their sets, c_j x_i."""
@@ -1538,6 +1550,17 @@ class PooledSets(SampleBatch):
         return WrittenSets(
             sets=sets, offsets=offsets, coefficients=coefficients, repeated=self.each
         )
+
+    @property
+    def set_coefficients(self) -> Float[np.ndarray, " s"]:
+        """c_j of every set that is held, for features that are means over keys and queries."""
+        if self.pooling == "mean":
+            return self.base.set_coefficients
+        # means times how much they are means of: keys, and queries if each key is one
+        lengths = self.sets.lengths.astype(np.float64)
+        if self.each:
+            return np.square(lengths)
+        return lengths
 
     def signature(self) -> SetBatch:
         """That of the samples before they are pooled."""

@@ -74,7 +74,7 @@ class FiniteLayer:
         exponents = unit_exponent(self.values, axis=(0, 1))
         # short sets are too little work for a device, one after the other
         sets = samples.sets
-        has_long_sets = samples.is_plain and sets.n_tokens >= LONG_SET * len(sets)
+        has_long_sets = sets.n_tokens >= LONG_SET * len(sets)
         device = self.device if has_long_sets else None
         parts = backend_for(device).contributions(
             samples,
