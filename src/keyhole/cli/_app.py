@@ -259,30 +259,34 @@ def check_folder(folder: Path, *, overwrite: bool = True) -> None:
 
 
 KEYS_HELP = (
-    "Columns of the coordinates of a key, with commas [default: column keys, or all columns left]."
+    "Columns that are the coordinates of a key, separated by commas [default: the column keys, or "
+    "all columns that no other option names]."
 )
 QUERY_HELP = (
-    "Columns of the query, with commas [default: column query, or rows whose role is query]."
+    "Columns that are the query, separated by commas [default: the column query, or rows whose "
+    "column role says query]."
 )
 EXTRAS_HELP = (
-    "Columns of sample-level features, with commas: numbers that belong to the sample and to no "
-    "key, such as a user's mean rating [default: column extras]."
+    "Columns of sample-level features, separated by commas: numbers that belong to the sample and "
+    "to no key, such as a user's mean rating [default: the column extras]."
 )
 TARGET_HELP = "Column to predict [default: target, label, class or y]."
 SET_HELP = (
-    "Column that says which set a row belongs to, where a row is a token [default: set, bag, id, "
-    "…]."
+    "Column that says which set a row belongs to, in tables with one row per token [default: set, "
+    "bag, id, …]."
 )
 TOKENS_HELP = (
-    "A table with one row per token, where DATA has one row per sample; joined by the column of "
-    "--set."
+    "A second table with one row per token, if the first has one row per sample. The column that "
+    "names the set joins them."
 )
 Data = Annotated[
     str,
     typer.Argument(
+        metavar="DATA",
         help=(
-            "A table of sets (Parquet, Arrow, CSV, npz), .ts or a folder of such, .xyz, or: digits."
-        )
+            "A table of sets (Parquet, Arrow, CSV, npz), a .ts file or a folder of them, an .xyz "
+            "file, or the name digits."
+        ),
     ),
 ]
 Tokens = Annotated[str | None, typer.Option(help=TOKENS_HELP)]
@@ -294,42 +298,55 @@ SetId = Annotated[str | None, typer.Option("--set", help=SET_HELP)]
 Missing = Annotated[
     str,
     typer.Option(
-        help="Missing values: error, drop tokens with one, or impute (mean, or a category)."
+        help=(
+            "What to do with missing values: error, drop (leave out such tokens), or impute (fill "
+            "in the mean, or for text a category of its own)."
+        )
     ),
 ]
 MISSING_HELP = (
-    "Missing values: error, drop tokens with one (a set without tokens gets one of zeros), or "
-    "impute as the model was fitted [default: as the model was fitted]."
+    "What to do with missing values: error, drop (leave out such tokens; a set without tokens gets "
+    "one of zeros), or impute [default: as the model was fitted]."
 )
 MissingAsFitted = Annotated[str | None, typer.Option(help=MISSING_HELP)]
 Unknown = Annotated[
     str,
-    typer.Option(help="Categories that the model does not know: error, or ignore (none of them)."),
+    typer.Option(
+        help=(
+            "What to do with categories that the model does not know: error, or ignore (the value "
+            "then is in no category)."
+        )
+    ),
 ]
 Groups = Annotated[
     str | None,
-    typer.Option(help="Column of groups (a patient, a story), each held out as a whole."),
+    typer.Option(help="Column of groups, such as patients: each is held out as a whole."),
 ]
 Time = Annotated[
-    str | None, typer.Option(help="Column of dates or numbers: what is newer is kept for testing.")
+    str | None,
+    typer.Option(help="Column of dates or numbers: the newest samples are kept for testing."),
 ]
 ReferenceDate = Annotated[
     str | None,
     typer.Option(
         help=(
-            "Column with the date of each sample: dates become days before it, instead of "
-            "days after the first one."
+            "Column with the date of each sample. Other dates then become days before it, "
+            "instead of days after the first date of the table."
         )
     ),
 ]
 Split = Annotated[
-    str | None, typer.Option(help="Column that says train or test (or 0 or 1) of every sample.")
+    str | None, typer.Option(help="Column that says train or test (or 0 or 1) for every sample.")
 ]
 Dim = Annotated[
     int | None,
-    typer.Option(help="Coordinates of a key, if its column is flat.", min=1, max=MAX_COUNT),
+    typer.Option(
+        help="Number of coordinates of a key, if one list column holds all keys of a set in a row.",
+        min=1,
+        max=MAX_COUNT,
+    ),
 ]
-Task = Annotated[str, typer.Option(help="auto, regression or classification.")]
+Task = Annotated[str, typer.Option(help="What to fit: auto, regression or classification.")]
 
 
 def read_data(data: str, tokens: str | None, options: TableOptions) -> Dataset:

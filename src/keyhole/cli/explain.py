@@ -23,8 +23,12 @@ from keyhole.cli._output import echo, refuse
 
 @app.command()
 def explain(
-    model: Annotated[Path, typer.Argument(help="A model written by kh.save or keyhole fit.")],
-    data: Annotated[str, typer.Argument(help="Data like that the model was fitted to.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A model written by kh.save or keyhole fit.")
+    ],
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="Data in the form that the model was fitted to.")
+    ],
     tokens: Tokens = None,
     *,
     chosen: Annotated[
@@ -32,7 +36,7 @@ def explain(
     ],
     out: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("out/explain"),
     coverage: Annotated[
-        float, typer.Option(help="Share of outcomes that the interval should hold.")
+        float, typer.Option(help="Share of outcomes that the interval should contain.")
     ] = 0.9,
     missing: MissingAsFitted = None,
     unknown: Unknown = "error",
@@ -40,9 +44,10 @@ def explain(
         bool, typer.Option("--overwrite", help="Replace the page in OUT.")
     ] = False,
 ) -> None:
-    """Take one prediction apart.
+    """Explain one prediction.
 
-    A page with what each key adds to it, the query, the interval and the novelty.
+    Writes a page that shows what each key adds to the prediction, the query, the interval and the
+    novelty.
     """
     check_folder(out, overwrite=overwrite)
     from keyhole.data.datasets import holds_series, load_data

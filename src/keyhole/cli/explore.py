@@ -18,19 +18,19 @@ from keyhole.cli._output import echo, refuse
 def explore(
     port: Annotated[
         int,
-        typer.Option(help="Port on the loopback address; 0 is any that is free.", min=0, max=65535),
+        typer.Option(help="Port on the loopback address; 0 means any free one.", min=0, max=65535),
     ] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
     out: Annotated[
-        Path, typer.Option(help="Folder of the store of finished cells, shared with reproduce.")
+        Path, typer.Option(help="Folder of the finished results, shared with keyhole reproduce.")
     ] = Path("out/reproduce"),
 ) -> None:
     """Theory and experiment on one page.
 
-    Turn sizes, head distribution and target, see the curves move, measure on top of them.
+    Change sizes, head distribution and target, see the predicted curves, and measure them.
 
-    The first line of output is the address of the page, which nobody can reach but programs on this
-    machine that know it. Measured points are kept in OUT/cells.sqlite. Stop with Ctrl-C.
+    The first line of output is the address of the page. Only programs on this machine that know
+    the address can open it. Measured points are kept in OUT/cells.sqlite. Stop with Ctrl-C.
     """
     # refuse before any work; the server needs packages that the rest of keyhole does not
     check_folder(out)

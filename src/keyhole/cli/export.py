@@ -13,7 +13,9 @@ from keyhole.cli._output import echo, refuse
 
 @app.command(short_help="Write a model as an ONNX graph.")
 def export(
-    model: Annotated[Path, typer.Argument(help="A model written by kh.save or keyhole fit.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A model written by kh.save or keyhole fit.")
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write: NAME.onnx.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
 ) -> None:

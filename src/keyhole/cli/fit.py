@@ -40,10 +40,11 @@ from keyhole.lab.report.html import number
 
 _HELP = """Fit one attention layer to a table of sets and save it.
 
-DATA is a table with one row per set (list columns) or one row per token, or a name that comes with
-keyhole, such as digits. Text, dates and booleans become numbers. MODEL is the file to write, for
-kh.load and keyhole predict; how the table was read is stored in it. The leave-one-out error is
-printed, and the error of what --time or --split sets apart.
+DATA is a table with one row per token, or with one row per set and list columns. Text, dates and
+booleans become numbers. MODEL is the file to write, for kh.load and keyhole predict. It also stores
+how the table was read. Settings that you do not pass are chosen on the training samples. The
+command prints the leave-one-out error, and the error on the samples that --time or --split holds
+out.
 """
 HEADS = ("auto", "zero-mean", "biased", "identity", "learned")
 
@@ -51,7 +52,7 @@ HEADS = ("auto", "zero-mean", "biased", "identity", "learned")
 @app.command(help=_HELP)
 def fit(
     data: Data,
-    model: Annotated[Path, typer.Argument(help="The file to write.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The file to write.")],
     tokens: Tokens = None,
     keys: Keys = None,
     query: Query = None,
@@ -66,30 +67,47 @@ def fit(
     reference_date: ReferenceDate = None,
     task: Task = "auto",
     n_heads: Annotated[
-        str | None, typer.Option(help="Heads M: a number, inf for the exact kernel, or auto.")
+        str | None,
+        typer.Option(help="Number of heads, or inf for the exact kernel, or auto [default: auto]."),
     ] = None,
     heads: Annotated[
         str | None,
         typer.Option(
             help=(
-                "Head distribution: auto, zero-mean, biased, identity (its strength chosen) or "
-                "learned."
+                "Head distribution: auto, zero-mean, biased, identity (with a strength that is "
+                "chosen) or learned [default: auto]."
             )
         ),
     ] = None,
-    alpha: Annotated[str | None, typer.Option(help="Ridge penalty, a number or loo.")] = None,
+    alpha: Annotated[
+        str | None,
+        typer.Option(help="Ridge penalty: a number, or loo for leave-one-out [default: loo]."),
+    ] = None,
     activation: Annotated[
-        str | None, typer.Option(help="relu, softmax, linear, square, step or exp.")
+        str | None,
+        typer.Option(help="auto, relu, softmax, linear, square, step or exp [default: auto]."),
     ] = None,
     pooling: Annotated[
-        str | None, typer.Option(help="mean, or sum for targets that grow with the set.")
+        str | None,
+        typer.Option(
+            help=(
+                "How keys are combined: auto, mean, mean+size, mean+statistics, or sum for targets "
+                "that grow with the set [default: auto]."
+            )
+        ),
     ] = None,
     scaling: Annotated[
-        str | None, typer.Option(help="Of tokens: none, sphere, standard or auto.")
+        str | None,
+        typer.Option(help="Scaling of tokens: auto, none, sphere or standard [default: auto]."),
     ] = None,
     make_query: Annotated[
         str | None,
-        typer.Option(help="given; mean of the keys; each key in turn; auto tries given and mean."),
+        typer.Option(
+            help=(
+                "Query of sets: given, mean (of the keys), each (every key in turn) or auto "
+                "[default: auto]."
+            )
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the heads.", min=0, max=MAX_SEED)] = 0,
     overwrite: Annotated[bool, typer.Option(help="Replace MODEL if it is there.")] = False,

@@ -16,18 +16,22 @@ from keyhole.cli._output import echo, echo_json, say, show_table
 _HELP = """How far the heads of a trained transformer lean towards the identity.
 
 CHECKPOINT is a safetensors file, or a folder with one, of a BERT-, GPT-, Llama- or T5-like model.
-For each head W = QᵀK is held against chance, a random rotation between queries and keys: z counts
-standard errors.
+For each head, the trace of W = QᵀK is compared with what a random rotation between queries and keys
+would give: z counts standard errors.
 """
 
 
 @app.command(help=_HELP, short_help="Measure the heads of a trained transformer.")
 def heads(
-    checkpoint: Annotated[Path, typer.Argument(help="A safetensors file, or a folder with one.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="A safetensors file, or a folder with one.")
+    ],
     n_heads: Annotated[
         int | None,
         typer.Option(
-            help="Heads per layer [default: from config.json beside it].", min=1, max=MAX_COUNT
+            help="Heads per layer [default: from config.json in the same folder].",
+            min=1,
+            max=MAX_COUNT,
         ),
     ] = None,
     out: Annotated[
@@ -35,7 +39,7 @@ def heads(
     ] = None,
     fold_norm: Annotated[
         bool,
-        typer.Option(help="Fold in the scale of the layer norm that attention's input comes from."),
+        typer.Option(help="Multiply W by the scale of the layer norm in front of attention."),
     ] = True,
     overwrite: Annotated[
         bool, typer.Option(help="Replace a report in the folder of --out.")

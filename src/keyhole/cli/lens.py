@@ -37,10 +37,10 @@ from keyhole.cli._output import echo, echo_json, refuse, say, show_table
 
 _HELP = """What can one attention layer learn from this data?
 
-DATA is a table of sets (Parquet, Arrow, CSV with one row per token, npz), or a name that comes with
-keyhole: digits. Fits learners on pooled input and attention layers side by side, as many as a
-budget of predicted seconds allows, and says in plain words whether attention pays, whether the
-query matters, and whether more data or more heads would help.
+DATA is a table of sets (Parquet, Arrow, CSV with one row per token, npz), or the name digits, which
+comes with keyhole. The command fits learners on pooled input and attention layers side by side, as
+many as the budget allows. It says whether attention pays, whether the query matters, and whether
+more data or more heads would help.
 """
 
 
@@ -61,10 +61,16 @@ def lens(
     reference_date: ReferenceDate = None,
     task: Task = "auto",
     budget: Annotated[
-        float, typer.Option(help="Seconds, predicted from sizes.", min=5.0, max=86400.0)
+        float,
+        typer.Option(
+            help="Seconds that all fits together may take, predicted from the sizes of the data.",
+            min=5.0,
+            max=86400.0,
+        ),
     ] = 60.0,
     n_heads: Annotated[
-        int, typer.Option(help="Heads of the finite layers.", min=1, max=100_000)
+        int,
+        typer.Option(help="Number of heads of the layers with finitely many.", min=1, max=100_000),
     ] = 256,
     activation: Annotated[
         str, typer.Option(help="auto, or relu, softmax, linear, square, step, exp.")
@@ -80,7 +86,9 @@ def lens(
     overwrite: Annotated[
         bool, typer.Option(help="Replace a report in the folder of --out.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of everything.", min=0, max=MAX_SEED)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of everything that is drawn.", min=0, max=MAX_SEED)
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Look, print, write."""

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 
 @app.command(short_help="Predict every set of a file.")
 def predict(
-    model: Annotated[Path, typer.Argument(help="A model written by kh.save.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A model written by kh.save or keyhole fit.")
+    ],
     source: Annotated[
         Path,
         typer.Argument(
@@ -72,20 +74,26 @@ def predict(
     ] = False,
     interval: Annotated[
         float | None,
-        typer.Option(help="Coverage, such as 0.9: adds intervals, or sets of labels, and novelty."),
+        typer.Option(
+            help="Coverage, such as 0.9. Adds intervals or sets of labels, and the novelty."
+        ),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Add what each key says for the prediction.")
+        bool, typer.Option("--explain", help="Add what each key adds to the prediction.")
     ] = False,
     key_id: Annotated[
         str | None,
         typer.Option(
-            "--key-id", help="Column that names the keys: copied as lists in their order."
+            "--key-id", help="Column that names the keys. OUT gets it as lists, in their order."
         ),
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(help="Sets at a time [default: some 32 MiB].", min=1, max=MAX_COUNT),
+        typer.Option(
+            help="Sets that are predicted at a time [default: about 32 MiB of them].",
+            min=1,
+            max=MAX_COUNT,
+        ),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace OUT, and start over.")
@@ -93,10 +101,11 @@ def predict(
 ) -> None:
     """Predict every set of IN with a saved model, row group by row group.
 
-    An interrupted run goes on where it was.
+    An interrupted run continues where it stopped.
 
-    IN is read as the data that the model was fitted to unless said otherwise; dimension, queries
-    and names are checked. With one row per token, OUT says which set each prediction is for.
+    IN is read like the data that the model was fitted to, unless options say otherwise. Its
+    columns, dimension and queries are checked. With one row per token, OUT has a column that says
+    which set each prediction is for.
     """
     inputs = [model, source]
     if tokens is not None:

@@ -44,7 +44,7 @@ def reproduce(
     ] = "quick",
     out: Annotated[
         Path,
-        typer.Option(help="Folder for the report, the tables and the store of finished cells."),
+        typer.Option(help="Folder for the report, the tables and the finished results."),
     ] = Path("out/reproduce"),
     seed: Annotated[
         int, typer.Option(help="Seed of everything that is drawn.", min=0, max=MAX_SEED)
@@ -69,8 +69,8 @@ def reproduce(
 ) -> None:
     """Redraw every claim of the paper: figures, predictions and verdicts in one HTML report.
 
-    Finished cells are kept in OUT/cells.sqlite: stop at any time, and the same command goes on from
-    there.
+    Finished results are kept in OUT/cells.sqlite: stop at any time, and the same command continues
+    from there.
     """
     from keyhole.lab.cells import Store, StoreError, export
     from keyhole.lab.jobs import Plan, RunError, check_scheduler

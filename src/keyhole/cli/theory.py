@@ -16,15 +16,15 @@ from keyhole.lab.report.html import number
 if TYPE_CHECKING:
     from keyhole.lab.theory_report import TheoryQuestion
 
-_THEORY_HELP = """What the theory says of a target before any data.
+_THEORY_HELP = """What the theory says about a target, before any data.
 
-How hard it is, how many samples and how many heads it takes.
+Prints how hard it is, and how many samples and heads it needs.
 
-A target is a function of the query x_0 and one key x_i, averaged over the keys. It is written with
+A target is a function of the query x_0 and one key x_i, averaged over the keys. Write it with
+numbers, + - * / ^, brackets, and these names:
 
-corr = <x_0, x_i>; token = <β, x_i>; query = <β, x_0>; rotated(gamma) = <x_0, S x_i> with S =
-(1−gamma) I + gamma P, P a random rotation (rotated(gamma, seed) for another one); numbers; + - * /
-^ and brackets.
+corr = <x_0, x_i>; token = <β, x_i>; query = <β, x_0>; rotated(gamma) = <x_0, S x_i>, where S =
+(1−gamma) I + gamma P and P is a random rotation (rotated(gamma, seed) draws another one).
 
 Examples: "token^2", "corr^3 * token", "rotated(0.5)^3 * token", "corr * token - 0.5 * query^2 + 1".
 """
@@ -38,19 +38,23 @@ def theory(
     dim: Annotated[int, typer.Option(help="Token dimension d.", min=1, max=1_000_000)] = 16,
     keys: Annotated[int, typer.Option(help="Keys per set N.", min=1, max=MAX_COUNT)] = 16,
     samples: Annotated[
-        str, typer.Option(help="Numbers of training sets n, with commas.")
+        str, typer.Option(help="Numbers of training sets n, separated by commas.")
     ] = "100,1000,10000,100000",
     n_heads: Annotated[
         str, typer.Option(help="Heads M, a number or inf; the MLP gets width M(d+1).")
     ] = "inf",
-    ridge: Annotated[float, typer.Option(help="Ridge λ (alpha = nλ).", min=0.0)] = 1e-5,
+    ridge: Annotated[
+        float, typer.Option(help="Ridge penalty per sample λ (alpha = nλ).", min=0.0)
+    ] = 1e-5,
     noise: Annotated[
         float, typer.Option(help="Variance of the noise in the labels.", min=0.0)
     ] = 0.0,
     model: Annotated[str, typer.Option(help="attention, mlp or both.")] = "both",
     error: Annotated[
         float | None,
-        typer.Option(help="Squared error for the sizes needed [default: a tenth of Var f*]."),
+        typer.Option(
+            help="Squared error that samples and heads are to reach [default: a tenth of Var f*]."
+        ),
     ] = None,
     bias: Annotated[
         float, typer.Option(help="Mean c of the attention heads, times the identity.")
@@ -65,7 +69,7 @@ def theory(
         bool,
         typer.Option(
             "--activations",
-            help="Compare all activations at equal n, for targets with semicolons between.",
+            help="Compare all activations at the same n; separate several targets by semicolons.",
         ),
     ] = False,
     time_limit: Annotated[
