@@ -151,7 +151,8 @@ class Candidate:
 
     ``n_heads`` are those of the draft, ``seconds`` what it took, by the clock, and ``objective`` is
     what its values minimise: "squared_error" or "log_loss". ``held_out`` is what was left out at a
-    time, "samples" or "folds": losses of the one kind are not compared with losses of the other.
+    time, "samples" or "folds", or "first folds" of a candidate that was given up: losses of the one
+    kind are not compared with losses of the other.
     """
 
     scaling: str
@@ -536,12 +537,13 @@ def choose_fitted(search: CandidateSearch, best: Draft, candidates: Sequence[Lay
 
     Every candidate is a complete specification, of which `keyhole.layer.fit` makes a whole
     procedure: it is fitted without each fold in turn. The best candidate of fixed features is
-    judged on the same folds, and the losses of the two are paired sample by sample.
+    judged on the same folds, and the losses of the two are paired sample by sample. A candidate
+    that is clearly worse on the first folds is not fitted for the others.
     """
     reference = yield CandidateTrial(best.spec, held_out="folds")
     drafts = []
     for candidate in candidates:
-        drafts.append((yield CandidateTrial(candidate, held_out="folds")))
+        drafts.append((yield CandidateTrial(candidate, held_out="folds", reference=reference)))
     winner = search.replaced(reference, drafts)
     if winner is reference:
         return best
@@ -554,11 +556,13 @@ class CandidateTrial:
 
     ``held_out`` is "samples", for exact leave-one-out of settings whose features do not depend on
     y; or "folds", for whole procedures, and for settings that they are compared with; or "part",
-    for the final fit itself, which predicts the samples that it holds out.
+    for the final fit itself, which predicts the samples that it holds out. ``reference`` is the
+    draft to beat on folds.
     """
 
     spec: LayerSpec
     held_out: Literal["samples", "folds", "part"] = "samples"
+    reference: Draft | None = None
 
 
 @dataclass(frozen=True)
@@ -577,7 +581,7 @@ class Draft:
     fitted : FittedLayer or None
         The fit to the draft's samples, where one fit gave all predictions.
     overflow : FeatureOverflowError or None
-    held_out : "samples", "folds" or "part"
+    held_out : "samples", "folds", "first folds" or "part"
         What was left out at a time. Predictions of a part are of all samples, not only of the
         draft's, and NaN for samples that were never held out.
     """
@@ -838,13 +842,17 @@ class CandidateSearch:
                 draft = replace(draft, fitted=fitted, predictions=predictions, loss=fitted.loss)
             elif trial.held_out == "part":
                 fitted = fit(spec, self.data, draft=not spec.learns_heads)
-                draft = replace(draft, fitted=fitted, predictions=fitted.predictions)
-                draft = replace(draft, loss=self.mean_loss_where_held_out(draft))
+                predictions = fitted.predictions
+                draft = replace(draft, fitted=fitted, predictions=predictions)
+                draft = replace(draft, loss=self.mean_loss_where_finite(self.data, predictions))
             else:
-                predictions = self.predictions_on_folds(spec)
-                losses = self.sample_losses(predictions)
-                mean_loss = float(np.average(losses, weights=self.part.weights_or_ones()))
-                draft = replace(draft, predictions=predictions, loss=mean_loss)
+                predictions = self.predictions_on_folds(spec, trial.reference)
+                draft = replace(draft, loss=self.mean_loss_where_finite(self.part, predictions))
+                if np.isfinite(predictions).all():
+                    draft = replace(draft, predictions=predictions)
+                else:
+                    # it was given up: it has a loss, and no predictions to compare
+                    draft = replace(draft, held_out="first folds")
         except FeatureOverflowError as error:
             draft = replace(draft, overflow=error)
         candidate = draft.candidate(self.loss_exponent, time.perf_counter() - began)
@@ -1002,14 +1010,15 @@ class CandidateSearch:
         )
         return gain > max(GUARD * standard_error, self.negligible)
 
-    def mean_loss_where_held_out(self, draft: Draft) -> float:
-        """The mean loss of all samples that were left out, or held out."""
-        assert draft.predictions is not None
-        rows = np.flatnonzero(np.isfinite(draft.predictions).all(axis=1))
+    def mean_loss_where_finite(
+        self, data: TrainingSet, predictions: Float[np.ndarray, "n t"]
+    ) -> float:
+        """The mean loss of all samples that were left out, or held out: others are NaN."""
+        rows = np.flatnonzero(np.isfinite(predictions).all(axis=1))
         if not len(rows):
             return math.inf
-        part = self.data[rows]
-        losses = self.losses_of(part, draft.predictions[rows])
+        part = data[rows]
+        losses = self.losses_of(part, predictions[rows])
         return float(np.average(losses, weights=part.weights_or_ones()))
 
     @cached_property
@@ -1017,20 +1026,42 @@ class CandidateSearch:
         """The folds that whole procedures are judged on."""
         return Folds.of(self.part, classifies=self.spec.classifies)
 
-    def predictions_on_folds(self, spec: LayerSpec) -> Float[np.ndarray, "n t"]:
+    def predictions_on_folds(
+        self, spec: LayerSpec, reference: Draft | None = None
+    ) -> Float[np.ndarray, "n t"]:
         """Predictions of the draft's samples by fits without the fold of each.
 
         Features that do not depend on y are made once: the exact formula for groups that are left
-        out together serves for folds. What is fitted to y is fitted anew for every fold.
+        out together serves for folds. What is fitted to y is fitted anew for every fold, as long as
+        it is not clearly worse than a reference; predictions of further folds are then NaN.
         """
         if not spec.learns_heads and not spec.selects_keys:
             in_folds = replace(self.part, groups=self.folds.numbers)
             return fit(spec, in_folds, tokens=self.token_rule(spec), draft=True).predictions
-        predictions = np.empty(self.part.outputs.shape)
+        predictions = np.full(self.part.outputs.shape, np.nan)
         for rest, held_out in self.folds.splits():
             fitted = fit(spec, self.part[rest], draft=True)
             predictions[held_out] = fitted.predict(self.part.samples[held_out])
+            if reference is not None and self.is_clearly_worse(predictions, reference):
+                break
         return predictions
+
+    def is_clearly_worse(self, predictions: Float[np.ndarray, "n t"], reference: Draft) -> bool:
+        """Whether predictions are worse than those of a reference by `GUARD` standard errors.
+
+        Samples whose predictions are NaN do not count.
+        """
+        if reference.predictions is None:
+            return False
+        rows = np.flatnonzero(np.isfinite(predictions).all(axis=1))
+        part = self.part[rows]
+        gain, standard_error = improvement(
+            self.losses_of(part, reference.predictions[rows]),
+            self.losses_of(part, predictions[rows]),
+            part.weights,
+            part.groups,
+        )
+        return gain < -max(GUARD * standard_error, self.negligible)
 
     def token_rule(self, spec: LayerSpec) -> TokenRule:
         """The token rule of a candidate; several candidates share one."""
