@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,11 +19,13 @@ from keyhole.attention.heads import FittedHeads, HeadDistribution, Step, standar
 from keyhole.attention.hops import CHAIN, SIMILAR, Start
 from keyhole.attention.search import (
     Descended,
+    RunningDescent,
     Split,
+    SplitView,
     TaskView,
     choose_identity,
-    descend,
     fewest_hops,
+    race_from_all_starts,
     starts_of,
 )
 
@@ -91,14 +94,27 @@ def test_few_samples_are_not_descended_on(task):
     [(80, 1.9, False), (80, 2.1, True), (310, 1.9, False), (310, 2.1, True)],
 )
 def test_learned_heads_are_kept_by_two_standard_errors(n, gain, learns, monkeypatch, seed):
-    def gains(start, view, split, base, alpha, incumbent):
+    def gains(start, view, split, base):
         return descended(start, view, split, base, error=0.5, gain=gain, doubt=1.0)
 
-    monkeypatch.setattr("keyhole.attention.search.descend", gains)
+    tell_descents(monkeypatch, gains)
     sets = kh.targets.sphere_sets(n, n_keys=2, dim=2, seed=seed)
     distribution = kh.LearnedHeads(**FAST).fit(sets, kh.targets.Correlation(2, 2)(sets))
     assert distribution.steps == (1 if learns else 0)
     assert distribution.reason.startswith("nothing learned by more than 2") is not learns
+
+
+def tell_descents(monkeypatch, result):
+    """Let every descent come to what a function of its start says, at once."""
+
+    class ToldDescent(RunningDescent):
+        def __init__(self, start, split_view, base, alpha, incumbent):
+            self.descended = result(start, split_view.view, split_view.split, base)
+
+        def go_on(self, share):
+            pass
+
+    monkeypatch.setattr("keyhole.attention.search.RunningDescent", ToldDescent)
 
 
 def descended(start, view, split, base, error, gain, doubt, best_step=1):
@@ -720,8 +736,10 @@ class Followed:
         return FittedHeads(np.zeros((1, 4, 4)), 0.5, steps=steps)
 
 
-def descent_that_finds(monkeypatch, task, errors, max_iter, parts=1, weights=None, groups=None):
-    """What `descend` makes of a descent with these held-out errors, from 2.0 without learning."""
+def descent_that_finds(
+    monkeypatch, task, errors, max_iter, parts=1, weights=None, groups=None, rounds=(1.0,)
+):
+    """What comes of a descent with these held-out errors, from 2.0 without learning."""
     told = Told(monkeypatch, errors)
     whole = Task.of(task[0], task[1][:, None], weights, "relu", True, groups)
     plan = plan_of(80, 3, hops=1, max_iter=max_iter)
@@ -741,7 +759,10 @@ def descent_that_finds(monkeypatch, task, errors, max_iter, parts=1, weights=Non
         errors_before = 2.0 + np.resize([-1.0, 1.0], len(part))
         incumbent.append(Judgement(np.full(len(seen), 0.5), errors_before, 1.0))
     assert told.errors
-    return descend(Start(1), view, split, base, 1.0, incumbent)
+    running = RunningDescent(Start(1), SplitView.of(view, split), base, 1.0, incumbent)
+    for share in rounds:
+        running.go_on(share)
+    return running.descended
 
 
 def test_a_descent_passes_a_plateau(monkeypatch, task):
@@ -767,6 +788,84 @@ def test_a_descent_is_checked_at_its_last_step(monkeypatch, task):
     found = descent_that_finds(monkeypatch, task, [2.0, 1.9, 1.8, 1.7], max_iter=12)
     assert [step.step for step in found.history] == [0, 5, 10, 12]
     assert found.gain == pytest.approx(0.3)
+
+
+def test_a_descent_in_rounds_is_the_same_as_in_one_go(monkeypatch, task):
+    errors = [2.0, 1.9, 2.1, 1.5, 1.7, 1.6]
+    at_once = descent_that_finds(monkeypatch, task, errors, max_iter=25)
+    in_rounds = descent_that_finds(monkeypatch, task, errors, max_iter=25, rounds=(0.2, 0.5, 1.0))
+    assert in_rounds.history == at_once.history
+    assert in_rounds.best.step == 15
+    # a round ends with the first check at or after its share of the steps
+    part = descent_that_finds(monkeypatch, task, errors, max_iter=25, rounds=(0.41,))
+    assert [step.step for step in part.history] == [0, 5, 10, 15]
+
+
+def race(monkeypatch, errors_of, rounds=(0.2, 0.4, 1.0)):
+    """The results of a race in which every start has one held-out error for each round."""
+
+    class ToldDescent:
+        def __init__(self, start, split_view, base, alpha, incumbent):
+            self.start = start
+            self.view = split_view.view
+            self.split = split_view.split
+            self.base = base
+            self.go_on(0.0)
+
+        def go_on(self, share):
+            error = errors_of[self.start][(0.0, *rounds).index(share)]
+            best_step = round(100 * share)
+            self.descended = descended(
+                self.start, self.view, self.split, self.base, error, 0.0, 0.0, best_step
+            )
+
+        def stop(self):
+            pass
+
+        @property
+        def has_solved(self):
+            return self.descended.best.held_out_error <= 0.02
+
+    monkeypatch.setattr("keyhole.attention.search.RunningDescent", ToldDescent)
+    sets = kh.targets.sphere_sets(60, n_keys=2, dim=2, seed=0)
+    whole = Task.of(sets, kh.targets.Correlation(2, 2)(sets)[:, None], None, "relu", True)
+    plan = replace(plan_of(60), starts=tuple(errors_of))
+    view = TaskView.of(whole, plan, ignores_ages=False)
+    split = Split.of(whole, plan)
+    base = FittedHeads(np.zeros((1, 3, 3)), 0.5)
+    return race_from_all_starts(whole, view, plan, split, base, 1.0, rounds)
+
+
+def test_the_better_half_of_the_descents_goes_on(monkeypatch):
+    """One that is behind after a few steps may win, if it is not among the worse half."""
+    errors_of = {
+        Start(1): [1.0, 0.9, 0.8, 0.7],
+        Start(2): [1.0, 0.7, 0.3, 0.1],
+        Start(3): [1.0, 0.5, 0.5, 0.5],
+        Start(2, CHAIN): [1.0, 0.6, 0.4, 0.4],
+        Start(3, CHAIN): [1.0, 0.95, 0.03, 0.03],
+    }
+    results = race(monkeypatch, errors_of)
+    assert [result.start for result in results] == list(errors_of)
+    assert [result.history[-1].step for result in results] == [20, 100, 40, 100, 20]
+    assert [result.finished for result in results] == [False, True, False, True, False]
+
+
+def test_two_descents_at_least_are_run_to_their_end(monkeypatch):
+    errors_of = {Start(1): [1.0, 0.9, 0.8, 0.1], Start(2): [1.0, 0.5, 0.4, 0.3]}
+    assert all(result.finished for result in race(monkeypatch, errors_of))
+
+
+def test_a_descent_that_has_solved_the_task_goes_on_alone(monkeypatch):
+    errors_of = {
+        Start(1): [1.0, 0.9, 0.5, 0.1],
+        Start(2): [1.0, 0.01, 0.005, 0.001],
+        Start(3): [1.0, 0.0, 0.0, 0.0],
+    }
+    results = race(monkeypatch, errors_of)
+    assert [result.start.hops for result in results] == [1, 2]
+    assert [result.finished for result in results] == [False, True]
+    assert results[1].best.held_out_error == 0.001
 
 
 def test_weights_groups_and_all_parts_count_in_a_check(monkeypatch, task, rng):
@@ -798,12 +897,12 @@ def test_every_number_of_hops_is_tried_from_several_starts():
 def test_no_further_start_is_tried_once_a_task_is_solved(monkeypatch, seed):
     starts = []
 
-    def solves_with_two_hops(start, view, split, base, alpha, incumbent):
+    def solves_with_two_hops(start, view, split, base):
         starts.append(start)
         error = 0.01 if start.hops == 2 else 0.5
         return descended(start, view, split, base, error=error, gain=1.0 - error, doubt=0.1)
 
-    monkeypatch.setattr("keyhole.attention.search.descend", solves_with_two_hops)
+    tell_descents(monkeypatch, solves_with_two_hops)
     sets = kh.targets.sphere_sets(60, n_keys=2, dim=2, seed=seed)
     distribution = kh.LearnedHeads(max_iter=6).fit(sets, kh.targets.Correlation(2, 2)(sets))
     assert starts == [Start(1), Start(2)]
@@ -951,12 +1050,12 @@ def test_few_samples_descend_anew_with_all_of_them(monkeypatch, task):
     sets, y = task
     seen = {}
 
-    def gains(start, view, split, base, alpha, incumbent):
+    def gains(start, view, split, base):
         seen["view"] = view
         seen["descended"] = descended(start, view, split, base, 0.5, 0.5, 0.1, best_step=3)
         return seen["descended"]
 
-    monkeypatch.setattr("keyhole.attention.search.descend", gains)
+    tell_descents(monkeypatch, gains)
     distribution = kh.LearnedHeads(**FAST).fit(sets, y, seed=1)
     assert (distribution.steps, distribution.chosen) == (3, "learned")
     assert distribution.history == seen["descended"].history
@@ -976,13 +1075,13 @@ def test_many_samples_go_on_from_the_heads_that_a_part_of_them_found(monkeypatch
     y = kh.targets.Correlation(2, 2)(sets)
     steps = []
 
-    def gains(start, view, split, base, alpha, incumbent):
+    def gains(start, view, split, base):
         return descended(start, view, split, base, 0.5, 0.5, 0.1, best_step=8)
 
     def step(descent):
         steps.append((len(descent.task), descent.steps_before))
 
-    monkeypatch.setattr("keyhole.attention.search.descend", gains)
+    tell_descents(monkeypatch, gains)
     monkeypatch.setattr("keyhole.attention.search.HeadDescent.step", step)
     assert kh.LearnedHeads(**FAST).fit(sets, y).steps == 8
     assert steps == [(310, 8), (310, 8)], "a quarter of the steps, with all samples"

@@ -1,10 +1,18 @@
 """Default settings learn heads where that pays, and only there; numbers are of samples unseen."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole import choose
+from keyhole.attention.head_error import improvement
 from keyhole.attention.heads import FittedHeads
+from keyhole.attention.hops import CHAIN, Start
+from keyhole.attention.search import Screening
+from keyhole.spec import LayerSpec
+from keyhole.training import TrainingSet
 
 
 def turned(seed, n):
@@ -113,3 +121,94 @@ def test_batches_with_default_settings_learn_nothing(pointed):
     model = kh.AttentionRegressor(random_state=0).partial_fit(sets[:400], y[:400])
     model.solve()
     assert all(type(c.heads) is not kh.LearnedHeads for c in model.candidates_)
+
+
+# ---- which starts are tried, and what is kept ----------------------------------------------------
+
+
+def search_of(sets, outputs, **options):
+    """A search for default settings, and the first draft that it would make."""
+    data = TrainingSet(samples=sets, outputs=outputs)
+    spec = LayerSpec(may_learn=True, **options)
+    search = choose.CandidateSearch.of(spec, data, data.distinct())
+    return search, search.draft(choose.CandidateTrial(search.first))
+
+
+def screening_that_says(monkeypatch, starts, *, gains, error=0.0):
+    """Let short descents come to this, whatever the samples."""
+    screening = Screening(starts=starts, gains=gains, error=error, rows=np.arange(40))
+    monkeypatch.setattr(kh.LearnedHeads, "screen", lambda *args, **kwargs: screening)
+
+
+STARTS = (Start(2, CHAIN), Start(3), Start(1), Start(2))
+
+
+def test_starts_that_did_not_gain_in_the_screening_are_tried_too(pointed, monkeypatch):
+    sets, y = pointed
+    search, draft = search_of(sets[:400], y[:400])
+    screening_that_says(monkeypatch, STARTS, gains=True)
+    assert search.screened_heads(draft).starts == STARTS
+
+
+def test_nothing_is_learned_unless_a_short_descent_gains_and_is_ahead(pointed, monkeypatch):
+    sets, y = pointed
+    search, draft = search_of(sets[:400], y[:400])
+    screening_that_says(monkeypatch, STARTS, gains=False)
+    assert search.screened_heads(draft) is None
+    screening_that_says(monkeypatch, STARTS, gains=True, error=10.0)
+    assert search.screened_heads(draft) is None
+
+
+@pytest.mark.parametrize(("seconds", "n_starts"), [(100.0, 4), (33.0, 3), (31.0, 2), (9.0, 0)])
+def test_as_many_starts_as_a_race_of_them_is_affordable(pointed, monkeypatch, seconds, n_starts):
+    """Descents of 15 s each: two run to their end cost 30 s, and a third 20 % of its steps."""
+    sets, y = pointed
+    search, draft = search_of(sets[:400], y[:400])
+    screening_that_says(monkeypatch, STARTS, gains=True)
+    monkeypatch.setattr(
+        choose.CandidateSearch, "descent_seconds", lambda self, ready, hops, n_steps, settings: 15.0
+    )
+    monkeypatch.setattr(choose.CandidateSearch, "screening_seconds", lambda *args: 0.0)
+    monkeypatch.setattr("keyhole.costs.EXPENSIVE_SECONDS", seconds)
+    candidate = search.screened_heads(draft)
+    starts = () if candidate is None else candidate.starts
+    assert starts == STARTS[:n_starts]
+
+
+def classes_and_predictions(seed, size_of_rare_mistakes):
+    """200 labels, four of them of a rare class, and predictions of two drafts.
+
+    The old one mistakes 36 samples and the new one 12, beside the rare ones that neither finds. The
+    mistakes of the new one at rare samples are so many times larger than any other.
+    """
+    labels = np.repeat([0, 1, 2], [110, 86, 4])
+    outputs = np.where(labels[:, None] == np.arange(3), 1.0, -1.0)
+    order = np.random.default_rng(seed).permutation(196)
+    predictions = []
+    for n_mistakes, size in ((36, 1.0), (12, size_of_rare_mistakes)):
+        mistakes = order[:n_mistakes]
+        scores = outputs.copy()
+        scores[mistakes] = outputs[mistakes][:, [1, 0, 2]]
+        scores[196:] = size * np.array([1.0, -1.0, -1.0])
+        predictions.append(scores)
+    return outputs, *predictions
+
+
+@pytest.mark.parametrize(("size_of_rare_mistakes", "is_kept"), [(6.0, True), (10.0, False)])
+def test_a_few_rare_samples_do_not_hide_a_gain(size_of_rare_mistakes, is_kept, seed):
+    """The Brier score must be better by two standard errors, and the log-loss lower.
+
+    By the log-loss alone, which is 13 at four samples, nothing could be told.
+    """
+    outputs, before, after = classes_and_predictions(seed, size_of_rare_mistakes)
+    sets = kh.targets.sphere_sets(200, n_keys=3, dim=3, seed=seed)
+    search, draft = search_of(sets, outputs, classifies=True, criterion="log_loss")
+    old = replace(draft, predictions=before)
+    new = replace(draft, predictions=after)
+    gain, standard_error = improvement(
+        search.losses_of(search.data, before), search.losses_of(search.data, after), None
+    )
+    assert (gain > 0) == is_kept
+    assert gain < 2 * standard_error
+    assert search.is_better_where_held_out(new, old) == is_kept
+    assert not search.is_better_where_held_out(old, new)

@@ -190,14 +190,16 @@ class LearnedHeads(UnfittedHeads):
     n_means : int
         K, the number of means that the heads share out among themselves.
     hops : int or "auto"
-        Hops. "auto" tries 1, 2 and 3 and keeps the fewest that nothing else beats by more than one
-        standard error on the held-out part, two below 300 samples. Without a query there is one.
+        Hops. "auto" tries 1, 2 and 3. After a fifth and two fifths of the steps the better half of
+        the descents goes on, two at least. Of those that are run to their end, the one of fewest
+        hops is kept that nothing else beats by more than one standard error on the held-out part,
+        two below 300 samples. Without a query there is one hop.
     patterns : int
         P, what each hop before the last finds at a time.
     scale : float
         Standard deviation of the entries around the means.
     max_iter : int
-        Steps of a descent, which is run to its end unless the held-out error diverges. 0 chooses
+        Steps of a descent that nothing else beats, unless its held-out error diverges. 0 chooses
         among multiples of the identity only.
     validation_fraction : float
         Share of the samples that the first descent does not see.
@@ -208,7 +210,7 @@ class LearnedHeads(UnfittedHeads):
     -----
     One step costs n²p + n³ operations for n = min(samples, 600) and p = heads of a step · D, and
     6 n p D_H for the last of H hops, D_H = d_q + (H−1)·P·d + 1. With H hops n is at most 600/√H. Up
-    to seven descents are tried, until the held-out error is below 2 % of the variance. The result
+    to seven descents are begun, until the held-out error is below 2 % of the variance. The result
     is a deterministic function of the data, the parameters and the seed, which is that of the
     estimator. With ``device`` of the estimator a GPU does it, with the same numbers up to the
     rounding of float32.
@@ -299,7 +301,7 @@ class LearnedHeads(UnfittedHeads):
         """What `fit` returns, and the samples that were held out, for errors that a new one sees.
 
         The estimators call this first. ``settings`` are what is otherwise decided inside, and
-        ``starts`` those that a `screen` found to gain: only from these are descents tried.
+        ``starts`` those of a `screen` that are affordable: only from these are descents tried.
         """
         outputs = check_outputs(y).reshape(len(batch), -1)
         task = Task.of(

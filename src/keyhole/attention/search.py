@@ -1,17 +1,19 @@
 """Which descent a head distribution is learned by: several starts, judged by held-out samples.
 
     learn(task, plan)  =  choose among multiples of the identity, without learning
-                          → descend from each start, apart from held-out samples
+                          → descend from each start, apart from held-out samples; the better half
+                            goes on, and again, until two are left, which run to their end
                           → keep the fewest hops that nothing else clearly beats
                           → go on with all samples
 
-A descent is run to the end of its schedule: held-out errors often rise before they fall. Several
-starts are tried, because one that finds nothing says little of another.
+A descent is not ended because it has not gained yet: held-out errors often rise before they fall.
+Several starts are tried, because one that finds nothing says little of another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -66,6 +68,14 @@ CHECKS = 15
 DIVERGED = 1.5
 """A descent ends early if its held-out error exceeds so many times the larger of its first one and
 that without learning. On the way over a plateau it was seen to rise by up to 1.3 times."""
+
+RACE = (0.2, 0.4, 1.0)
+"""Shares of the steps after which descents are compared: of those that are left, the better half
+goes on, two at least. On long stories (benchmarks/stories.py --run long) this takes half the time
+of running all to their end, and the winner was the same."""
+
+LEAST_IN_RACE = 2
+"""Descents at least that run to their end, where there are as many."""
 
 SOLVED = 0.02
 """Held-out error, as a share of the variance, that is so small that no further start is tried."""
@@ -178,6 +188,8 @@ class Descended:
     doubt: float
     distributions: list[FittedHeads] = field(repr=False)
     alpha: float
+    finished: bool = True
+    """Whether it was run to its end; others were dropped on the way."""
 
     @property
     def best(self) -> Step:
@@ -285,8 +297,9 @@ def learn(task: Task, plan: LearningPlan, given_rows: np.ndarray) -> Learned:
 
     # descend apart from held-out samples, which say how many steps help, and whether any do
     split = Split.of(task, plan)
-    descents = descend_from_all_starts(task, view, plan, split, base, judgement.alpha)
-    best = fewest_hops(descents, split)
+    descents = race_from_all_starts(task, view, plan, split, base, judgement.alpha, rounds=RACE)
+    finished = [descended for descended in descents if descended.finished]
+    best = fewest_hops(finished, split)
     summary = summary_of(descents, best)
     if best.best.step == 0 or best.gain <= STANDARD_ERRORS_TO_LEARN * best.doubt:
         reason = (
@@ -320,18 +333,19 @@ def learn(task: Task, plan: LearningPlan, given_rows: np.ndarray) -> Learned:
 class Screening:
     """What short descents found.
 
-    ``starts`` are those that beat heads without learning by more than two standard errors, that of
-    least held-out error first. ``error`` is the least of these errors, as a share of the variance,
-    on the samples ``rows`` of those that were given.
+    ``starts`` are all of them, that of least held-out error first; ``gains`` says whether any beat
+    heads without learning by more than two standard errors. ``error`` is the least of these errors,
+    as a share of the variance, on the samples ``rows`` of those that were given.
     """
 
     starts: tuple[Start, ...]
+    gains: bool
     error: float
     rows: np.ndarray = field(repr=False)
 
 
 def screen(task: Task, plan: LearningPlan, given_rows: np.ndarray) -> Screening:
-    """Descend a little from every start, and say which of them gained.
+    """Descend a little from every start, and say whether any of them gained.
 
     ``given_rows`` are the numbers of the samples of the task among those that were given.
     """
@@ -344,150 +358,234 @@ def screen(task: Task, plan: LearningPlan, given_rows: np.ndarray) -> Screening:
         n_heads=max(plan.heads_per_step.values()),
         seed=plan.seed,
     )
-    # one held-out part says enough to go on or not
+    # one held-out part says enough to go on or not, and all starts take all of the few steps
     split = Split.of_turns(task, plan, turns=1, standard_errors=STANDARD_ERRORS_FOR_A_HOP)
-    descents = descend_from_all_starts(task, view, plan, split, base, judgement.alpha)
-    gaining = []
-    for descended in descents:
-        if descended.gain > STANDARD_ERRORS_TO_LEARN * descended.doubt:
-            gaining.append(descended)
-    gaining.sort(key=lambda descended: descended.best.held_out_error)
+    descents = race_from_all_starts(task, view, plan, split, base, judgement.alpha, rounds=(1.0,))
+    ordered = sorted(descents, key=lambda descended: descended.best.held_out_error)
+    gains = any(
+        descended.gain > STANDARD_ERRORS_TO_LEARN * descended.doubt for descended in descents
+    )
     return Screening(
-        starts=tuple(descended.start for descended in gaining),
-        error=min(descended.best.held_out_error for descended in descents),
+        starts=tuple(descended.start for descended in ordered),
+        gains=gains,
+        error=ordered[0].best.held_out_error,
         rows=given_rows[split.masks[0]],
     )
 
 
-def descend_from_all_starts(
+def race_from_all_starts(
     task: Task,
     view: TaskView,
     plan: LearningPlan,
     split: Split,
     base: FittedHeads,
     alpha: float,
+    rounds: Sequence[float],
 ) -> list[Descended]:
-    """One descent from every start, until one of them solves the task.
+    """Descents from all starts; after each of the ``rounds`` the better half of them goes on.
 
-    ``view`` has the ages, and ``base`` at penalty ``alpha`` is its head distribution without
-    learning.
+    Once a descent has solved the task, it alone goes on, and no further one is begun. ``view`` has
+    the ages, and ``base`` at penalty ``alpha`` is its head distribution without learning. Rounds
+    are shares of the steps, rounded up to the next check.
     """
-    views = {False: view}
-    incumbent = judge_incumbent(view, split, base)
-    descents: list[Descended] = []
+    # one view of the task with ages and one without, made when a start needs it
+    views = {False: SplitView.of(view, split)}
+    incumbent = views[False].judge_incumbent(base)
+
+    # the first round, in which descents begin
+    begun: list[RunningDescent] = []
     for start in starts_of(plan):
         if start.ignores_ages not in views:
-            views[start.ignores_ages] = TaskView.of(task, plan, ignores_ages=start.ignores_ages)
-        descended = descend(start, views[start.ignores_ages], split, base, alpha, incumbent)
-        descents.append(descended)
-        plan.tell(
-            f"{start.name}: held-out error {descended.best.held_out_error:.4f} after "
-            f"{descended.best.step} of {descended.history[-1].step} steps"
-        )
-        if descended.best.held_out_error <= SOLVED:
+            without_ages = TaskView.of(task, plan, ignores_ages=True)
+            views[True] = SplitView.of(without_ages, split)
+        runner = RunningDescent(start, views[start.ignores_ages], base, alpha, incumbent)
+        begun.append(runner)
+        runner.go_on(rounds[0])
+        if runner.has_solved:
             break
-    return descents
+
+    # the better half goes on, or that alone which has solved the task; the others make room
+    left = begun
+    for share in rounds[1:]:
+        ranking = sorted(left, key=lambda runner: runner.descended.best.held_out_error)
+        n_left = max(LEAST_IN_RACE, -(-len(left) // 2))
+        if ranking[0].has_solved:
+            n_left = 1
+        for runner in ranking[n_left:]:
+            runner.stop()
+        left = ranking[:n_left]
+        for runner in left:
+            runner.go_on(share)
+
+    # in the order in which they began
+    results = []
+    for runner in begun:
+        result = replace(runner.descended, finished=runner in left)
+        results.append(result)
+        plan.tell(
+            f"{result.start.name}: held-out error {result.best.held_out_error:.4f} after "
+            f"{result.best.step} of {result.history[-1].step} steps"
+        )
+    return results
 
 
-def judge_incumbent(view: TaskView, split: Split, base: FittedHeads) -> list[Judgement]:
-    """The errors of the head distribution without learning on every held-out part."""
-    judgements = []
-    for mask in split.masks:
-        seen = _seen(view.task, mask, view.plan)
-        unseen = _unseen(view.task, mask, view.plan)
-        judgements.append(view.plan.judge_of(seen, unseen)(base, None))
-    return judgements
+def race_cost(costs: Sequence[float]) -> float:
+    """What a race costs at most, from what each descent would cost if it were run to its end.
 
-
-def descend(
-    start: Start,
-    view: TaskView,
-    split: Split,
-    base: FittedHeads,
-    alpha: float,
-    incumbent: list[Judgement],
-) -> Descended:
-    """Descend apart from each held-out part, and check on it.
-
-    All descents step together; a check joins the held-out errors of all.
+    >>> race_cost([10.0])
+    10.0
+    >>> race_cost([10.0, 10.0, 10.0, 10.0])  # four for 20 %, then two
+    24.0
     """
-    task = view.task
-    plan = view.plan
-    seen = [_seen(task, mask, plan) for mask in split.masks]
-    unseen = [_unseen(task, mask, plan) for mask in split.masks]
-    judges = [plan.judge_of(one, other) for one, other in zip(seen, unseen, strict=True)]
-    seen_weights = _joined([part.weights for part in seen])
+    left = sorted(costs, reverse=True)
+    total = 0.0
+    share_before = 0.0
+    for share in RACE:
+        total += (share - share_before) * sum(left)
+        share_before = share
+        left = left[: max(LEAST_IN_RACE, -(-len(left) // 2))]
+    return total
 
-    # the incumbent is step 0
-    errors_before = np.concatenate([judgement.held_out for judgement in incumbent])
-    first_step = _step_of(0, incumbent, seen_weights, split.weights)
-    history = [first_step]
 
-    # the start, and the penalty that leave-one-out chooses there, bounded so that there is a slope
-    matrices = plan.start(base, task, start.hops, start.strengths)
-    sample = task.at_most(min(plan.settings.max_samples, MAX_SAMPLES_TO_START), plan.seed)
-    on_host = replace(plan, device=None)
-    at_start = judge(
-        sample,
-        HeadDescent(sample, matrices, alpha, on_host).distribution(),
-        max(plan.heads_per_step.values()),
-        plan.seed,
-    )
-    first_alpha = min(at_start.alpha, MAX_FIRST_PENALTY * at_start.spread)
-    best = Descended(
-        start=start,
-        view=view,
-        matrices=matrices,
-        history=(),
-        errors=errors_before,
-        gain=0.0,
-        doubt=0.0,
-        distributions=[base] * len(split.masks),
-        alpha=first_alpha,
-    )
-    least_error = first_step.held_out_error
-    limit = np.inf
+@dataclass(frozen=True)
+class SplitView:
+    """A view of a task, with what descents see of it and what judges them, for each held-out part.
 
-    # the schedule is run to its end, unless the held-out error diverges
-    descents = [
-        HeadDescent(task.take(np.flatnonzero(~mask)), matrices, first_alpha, plan)
-        for mask in split.masks
-    ]
-    steps_between_checks = max(5, plan.steps // CHECKS)
-    for count in range(1, plan.steps + 1):
-        for descent in descents:
-            descent.step()
-        if count % steps_between_checks != 0 and count < plan.steps:
-            continue
+    Descents from several starts share it.
+    """
 
-        # a check; the first one that reaches an error counts
-        distributions = [descent.distribution(steps=count) for descent in descents]
+    view: TaskView
+    split: Split
+    descended_on: list[Task] = field(repr=False)
+    judges: list[Callable[[FittedHeads, float | None], Judgement]] = field(repr=False)
+    seen_weights: Float[np.ndarray, " s"] | None = field(repr=False)
+
+    @classmethod
+    def of(cls, view: TaskView, split: Split) -> SplitView:
+        """The view of a task, split as said."""
+        seen = [_seen(view.task, mask, view.plan) for mask in split.masks]
+        unseen = [_unseen(view.task, mask, view.plan) for mask in split.masks]
+        return cls(
+            view=view,
+            split=split,
+            descended_on=[view.task.take(np.flatnonzero(~mask)) for mask in split.masks],
+            judges=[
+                view.plan.judge_of(one, other) for one, other in zip(seen, unseen, strict=True)
+            ],
+            seen_weights=_joined([part.weights for part in seen]),
+        )
+
+    def judge_incumbent(self, base: FittedHeads) -> list[Judgement]:
+        """The errors of the head distribution without learning on every held-out part."""
+        return [judge_heads(base, None) for judge_heads in self.judges]
+
+
+class RunningDescent:
+    """A descent from one start, apart from each held-out part, that is checked on it.
+
+    All parts step together; a check joins the held-out errors of all. ``descended`` is what it came
+    to so far.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        split_view: SplitView,
+        base: FittedHeads,
+        alpha: float,
+        incumbent: list[Judgement],
+    ) -> None:
+        view = split_view.view
+        split = split_view.split
+        task = view.task
+        plan = view.plan
+        self.split_view = split_view
+        self.plan = plan
+
+        # the incumbent is step 0
+        self.errors_before = np.concatenate([judgement.held_out for judgement in incumbent])
+        first_step = _step_of(0, incumbent, split_view.seen_weights, split.weights)
+
+        # the start, and the penalty that leave-one-out chooses there, bounded so that there is a
+        # slope
+        matrices = plan.start(base, task, start.hops, start.strengths)
+        sample = task.at_most(min(plan.settings.max_samples, MAX_SAMPLES_TO_START), plan.seed)
+        on_host = replace(plan, device=None)
+        at_start = judge(
+            sample,
+            HeadDescent(sample, matrices, alpha, on_host).distribution(),
+            max(plan.heads_per_step.values()),
+            plan.seed,
+        )
+        first_alpha = min(at_start.alpha, MAX_FIRST_PENALTY * at_start.spread)
+        self.descents = [
+            HeadDescent(part, matrices, first_alpha, plan) for part in split_view.descended_on
+        ]
+        self.count = 0
+        self.steps_between_checks = max(5, plan.steps // CHECKS)
+        self.limit = np.inf
+        self.has_diverged = False
+        self.descended = Descended(
+            start=start,
+            view=view,
+            matrices=matrices,
+            history=(first_step,),
+            errors=self.errors_before,
+            gain=0.0,
+            doubt=0.0,
+            distributions=[base] * len(split.masks),
+            alpha=first_alpha,
+        )
+
+    def go_on(self, share: float) -> None:
+        """Step until this share of all steps is done, unless the held-out error diverges."""
+        n_checks = math.ceil(share * self.plan.steps / self.steps_between_checks)
+        until = min(self.plan.steps, n_checks * self.steps_between_checks)
+        while self.count < until and not self.has_diverged:
+            for descent in self.descents:
+                descent.step()
+            self.count += 1
+            is_last = self.count == self.plan.steps
+            if self.count % self.steps_between_checks == 0 or is_last:
+                self.check()
+
+    def check(self) -> None:
+        """Judge where it is on the held-out parts; the first check that reaches an error counts."""
+        split = self.split_view.split
+        distributions = [descent.distribution(steps=self.count) for descent in self.descents]
         judgements = [
             judge_heads(distribution, descent.alpha)
             for judge_heads, distribution, descent in zip(
-                judges, distributions, descents, strict=True
+                self.split_view.judges, distributions, self.descents, strict=True
             )
         ]
-        step = _step_of(count, judgements, seen_weights, split.weights)
-        history.append(step)
-        if len(history) == 2:
-            limit = DIVERGED * max(first_step.held_out_error, step.held_out_error)
-        if step.held_out_error < least_error:
-            least_error = step.held_out_error
+        step = _step_of(self.count, judgements, self.split_view.seen_weights, split.weights)
+        history = self.descended.history
+        first_step = history[0]
+        if len(history) == 1:
+            self.limit = DIVERGED * max(first_step.held_out_error, step.held_out_error)
+        if step.held_out_error < self.descended.best.held_out_error:
             errors = np.concatenate([judgement.held_out for judgement in judgements])
-            gain, doubt = improvement(errors_before, errors, split.weights, split.groups)
-            best = replace(
-                best,
+            gain, doubt = improvement(self.errors_before, errors, split.weights, split.groups)
+            self.descended = replace(
+                self.descended,
                 errors=errors,
                 gain=gain,
                 doubt=doubt,
                 distributions=distributions,
-                alpha=descents[0].alpha,
+                alpha=self.descents[0].alpha,
             )
-        has_diverged = not step.held_out_error <= limit
-        if has_diverged:
-            break
-    return replace(best, history=tuple(history))
+        self.descended = replace(self.descended, history=(*history, step))
+        self.has_diverged = not step.held_out_error <= self.limit
+
+    @property
+    def has_solved(self) -> bool:
+        """Whether its held-out error is so small that nothing else need be tried."""
+        return self.descended.best.held_out_error <= SOLVED
+
+    def stop(self) -> None:
+        """Let go of what only further steps need."""
+        self.descents = []
 
 
 def fewest_hops(descents: list[Descended], split: Split) -> Descended:
