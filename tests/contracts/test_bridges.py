@@ -7,6 +7,7 @@ import joblib
 import numpy as np
 import pytest
 import skops.io as skops_io
+from exports import FIXTURES, stored_samples
 from paper import paper_classifier, paper_regressor
 from sklearn.multioutput import MultiOutputClassifier
 
@@ -55,6 +56,7 @@ def fitted_estimators(sets):
     yield kh.AttentionClassifier(6, random_state=0).fit(sets, labels)
     yield kh.AttentionClassifier(6, random_state=0, loss="log_loss").fit(sets, labels)
     yield kh.AttentionRegressor(math.inf, random_state=0).fit(sets, y)
+    yield kh.AttentionRegressor(6, kh.GaussianHeads(), keys=2, random_state=0).fit(sets, y)
     yield kh.AttentionFeatures(6, random_state=0).fit(sets)
     radii = {"group_radius": 2.0, "ball_radius": 2.0, "random_state": 0}
     yield kh.NormBallRegressor(6, **radii).fit(sets, y)
@@ -109,3 +111,16 @@ def test_every_estimator_comes_back_from_skops(sets):
         assert all(name.startswith(("keyhole.", "numpy.")) for name in untrusted), untrusted
         again = skops_io.loads(content, trusted=untrusted)
         np.testing.assert_array_equal(outputs(again, sets), outputs(model, sets))
+
+
+@pytest.mark.parametrize("name", ["identity-heads", "learned-heads", "learned-hops-classifier"])
+def test_learned_heads_come_back_from_joblib_and_from_skops(name):
+    model = kh.load(FIXTURES / f"{name}.keyhole")
+    samples = stored_samples(name)
+    buffer = io.BytesIO()
+    joblib.dump(model, buffer)
+    buffer.seek(0)
+    content = skops_io.dumps(model)
+    untrusted = skops_io.get_untrusted_types(data=content)
+    for again in (joblib.load(buffer), skops_io.loads(content, trusted=untrusted)):
+        np.testing.assert_array_equal(outputs(again, samples), outputs(model, samples))

@@ -128,8 +128,8 @@ def test_every_estimator_is_among_the_files_which_are_small():
         "NormBallRegressor",
         "NormBallClassifier",
     }
-    sizes = [path.stat().st_size for path in FIXTURES.glob("models-0.1.0/*")]
-    assert sum(sizes) < 1_000_000
+    for folder in FIXTURES.glob("models-*"):
+        assert sum(path.stat().st_size for path in folder.iterdir()) < 1_000_000
 
 
 def test_a_prediction_one_part_in_a_billion_off_would_be_seen():
