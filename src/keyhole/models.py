@@ -110,16 +110,16 @@ def save(
     Parameters
     ----------
     estimator : a fitted estimator of keyhole
-        Fitted; finite or infinitely many heads, with any head distribution of keyhole's.
+        It may have finitely or infinitely many heads, and any head distribution of keyhole.
     path : str or Path
         The file appears whole or not at all.
     keep : "all" or "predict"
-        "all" keeps the sums of a model fitted in batches, p × p numbers, so that ``partial_fit``
-        goes on after loading exactly where it was; and the training samples of any other, so that
-        its leave-one-out fits are made anew for intervals and novelty. "predict" is the lean file:
-        without the sums, the training samples of finitely many heads and their leave-one-out
-        predictions. A model loaded from it predicts, has intervals of the plain jackknife only, and
-        refuses to go on.
+        "all" keeps what later calls need. For a model fitted in batches these are its sums, p × p
+        numbers: ``partial_fit`` continues exactly where it stopped. For any other model these are
+        the training samples: intervals and novelty need leave-one-out fits. "predict" leaves out
+        the sums, the training samples of finitely many heads, and leave-one-out predictions. A
+        model loaded from such a file predicts, has intervals of the plain jackknife only, and
+        cannot continue with ``partial_fit``.
     schema : Schema, optional
         What `read_table` learned about columns (``data.schema``), to read tables the same way when
         they are predicted; made from the estimator if not given.

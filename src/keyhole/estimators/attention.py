@@ -223,11 +223,11 @@ class AttentionModel(SetModel):
     def procedure_loss(self, n_folds: int = 10) -> ProcedureLoss:
         """Return the loss of the whole procedure, choices included, on samples held out of it.
 
-        ``loo_error_``, and the loss that `summary` names, are exact leave-one-out of the settings
-        that were chosen. These settings were the best of many on the same samples, so that their
-        loss is too low where samples are few: log-loss .230 on the 92 bags of musk1, where the
-        procedure has .375 ± .089. Here settings are chosen anew without each fold. The cost is that
-        of ``n_folds`` fits, each with its choices.
+        ``loo_error_`` and the loss in `summary` are exact leave-one-out losses of the settings that
+        were chosen. These settings were the best of many on the same samples, so that their loss is
+        too low if samples are few. On the 92 bags of musk1 it is a log-loss of .230, and the
+        procedure has .375 ± .089. Here settings are chosen again without each fold. The cost is
+        that of ``n_folds`` fits, each with its choices.
 
         Groups and duplicates are held out together, and weights weigh the loss.
 
@@ -389,8 +389,8 @@ class AttentionModel(SetModel):
     def solve(self) -> Any:
         """Solve for the values of a model that was given batches by ``partial_fit``.
 
-        Every prediction does so first; call it to read ``alpha_``, ``values_`` and the like before
-        that. Nothing happens where all is solved.
+        Every prediction does this first. Call it to read ``alpha_``, ``values_`` and other
+        attributes before a prediction. It does nothing if no batch was added since.
         """
         in_batches.ensure_solved(self)
         return self
@@ -450,10 +450,10 @@ class AttentionModel(SetModel):
 
         Notes
         -----
-        Sums over batches hold p × p numbers, p = M·D. Where ``n_heads="auto"`` would have fewer
-        than 32 heads by them, from 64 coordinates on, keys are put on the disk as they come, and up
-        to 10,000 samples are fitted by their n × n matrix, as ``fit`` does. Such a model starts
-        over with ``partial_fit``.
+        Sums over batches hold p × p numbers with p = M·D. From 64 coordinates on,
+        ``n_heads="auto"`` would allow fewer than 32 heads for them. Then the keys are written to
+        the disk as they come, and up to 10,000 samples are fitted by their n × n matrix, as ``fit``
+        does. Such a model starts over with ``partial_fit``.
         """
         self._validate_params()
         return in_batches.fit_batches(self, batches, classes, selection)
@@ -472,9 +472,9 @@ class AttentionModel(SetModel):
     def interval_method(self) -> str:
         """How intervals and label sets are made.
 
-        "jackknife+", or "jackknife" where there are no samples to make leave-one-out fits from.
-        "held-out" where heads were learned: leave-one-out leaves a sample out of the values only,
-        so that errors are those of samples that were held out from the learning as well.
+        "jackknife+" is the usual method. It is "jackknife" if the training samples are not kept, so
+        that there are no leave-one-out fits. It is "held-out" if heads were learned: the errors are
+        then those of samples that were held out of the learning too.
         """
         if getattr(self, "n_held_out_", 0):
             return "held-out"
@@ -518,11 +518,12 @@ class AttentionModel(SetModel):
     def novelty(self, X: Any) -> Float[np.ndarray, " n"]:
         """Return how unlike the training samples each sample is, as a rank between 0 and 1.
 
-        The share of training samples (of groups, where there were any) whose posterior variance,
-        under the fit without them, is below that of the new sample: 0.5 is as usual as they are,
-        above 0.99 is one in a hundred ordinary samples, by construction, and whatever the model has
-        seen nothing like. It uses X alone: whether the outcome is unusual it does not say.
-        With the log-loss the variance is that of the logits, and the rank a mean over outputs.
+        It is the share of training samples (or groups, if there were any) whose posterior variance,
+        under the fit without them, is below that of the new sample. A typical sample has 0.5. By
+        construction one in a hundred ordinary samples is above 0.99, and so is every sample that is
+        unlike all that the model has seen. It depends on X alone: it does not say whether the
+        outcome is unusual. With the log-loss the variance is that of the logits, and the rank is a
+        mean over outputs.
 
         Examples
         --------
@@ -550,16 +551,16 @@ class AttentionModel(SetModel):
     ) -> CoordinateImportance:
         """Return what each coordinate and each extra is worth.
 
-        Coordinates are those of keys and queries; the worth is on the training samples.
+        A coordinate of the training samples is permuted, and every sample is predicted by the exact
+        fit without it (or without its group). The worth of the coordinate is the growth of the
+        error on these samples, which the fit has not seen. Nothing is refitted. For a classifier
+        the error is the squared error of its one-vs-rest targets, or their log-loss if that is what
+        its values minimise.
 
-        A coordinate is permuted, and every sample predicted by the exact fit without it
-        (or its group): what grows is the error on samples that the fit has not seen, with no refit.
-        Of a classifier, that of its one-vs-rest targets, squared, or their log-loss if that is what
-        its values minimise. A coordinate that acts alone,
-        through its mean over the keys, shows when it is permuted across sets and not within them.
-        One that says which keys matter shows in both. Two coordinates that say the same share what
-        they are worth, and may both seem worthless. One prediction of all samples for each
-        coordinate and repeat.
+        A coordinate that matters through its mean over the keys has a worth across sets and none
+        within them. One that says which keys matter has both. Two coordinates that carry the same
+        information share their worth, and may both seem worthless. The cost is one prediction of
+        all samples for each coordinate and repeat.
 
         Examples
         --------
@@ -651,10 +652,10 @@ class AttentionModel(SetModel):
         Returns
         -------
         list, one entry per hop, of n arrays (patterns, N_i)
-            Hop h < H has softmax weights, a row for each of its patterns. The last hop is that of
-            the random heads: a row for each mean of the head distribution, the mean weight of the
-            heads around it (of 256 heads drawn from it if there are infinitely many). Heads of one
-            hop have that alone.
+            A hop before the last has softmax weights, with a row for each of its patterns. The last
+            hop is that of the random heads. It has a row for each mean of the head distribution,
+            with the mean weight of the heads around it (256 heads are drawn if there are infinitely
+            many). A model with one hop has this entry alone.
 
         Examples
         --------
@@ -677,10 +678,11 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     """Regression on sets by one attention layer with frozen random heads and ridge values.
 
     A set may have a query. The layer is f(x) = Σ_m <v_m, φ_m(x)> + b with features φ_m of M random
-    heads; v minimises Σ_i (y_i − f(x_i))² + α|v|², the intercept b being free. With default
-    settings everything is chosen on the training set; the paper's layer is ``n_heads=512,
-    heads=kh.GaussianHeads(), scaling="none", query="given"``. `keyhole.textbook` has the same in a
-    few lines of NumPy: `features`, `ridge` and `predict`.
+    heads. The values v minimise Σ_i (y_i − f(x_i))² + α|v|², and the intercept b is free. With
+    default settings everything is chosen on the training set (docs/explanation/defaults.md). The
+    paper's layer is ``n_heads=512, heads=kh.GaussianHeads(), activation="relu", pooling="mean",
+    scaling="none", query="given"``. `keyhole.textbook` has the same in a few lines of NumPy:
+    `features`, `ridge` and `predict`.
 
     Parameters
     ----------
@@ -690,11 +692,11 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         512 heads elsewhere. Their number is halved while a fit is predicted to take more than 120 s
         of one core. In batches, as many as make 2048 features, 512 at most.
     heads : head distribution, optional
-        What the query-key matrices are drawn from. None is ``kh.GaussianHeads()``; where there is a
-        query, means that are multiples of the identity are tried too. Under softmax, so is
-        ``kh.GaussianHeads((0.3, 20.0), 0.1)``, which draws a multiple for each coordinate.
-        ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>, and
-        ``kh.LearnedHeads()`` is fitted to the training set.
+        What the query-key matrices are drawn from. None tries ``kh.GaussianHeads()`` first, and
+        with a query also means that are multiples of the identity. Under softmax it tries
+        ``kh.GaussianHeads((0.3, 20.0), 0.1)`` too, which draws a multiple for each coordinate. From
+        300 samples on it tries ``kh.LearnedHeads()``, which is fitted to the training set.
+        ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>.
     alpha : "loo", number or sequence of numbers
         Ridge penalty; "loo" chooses from an automatic grid, a sequence from itself, both by exact
         leave-one-out.
@@ -717,20 +719,20 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     scaling : "none", "sphere", "standard" or "auto"
         What is done to tokens first. "sphere" divides each by its length. "standard" centres every
         coordinate and divides it by √d times its standard deviation on the training sets. "auto"
-        takes the one of least leave-one-out loss. All that is automatic is chosen on 128 to 500
-        samples, so that choosing takes about as long as two fits.
+        takes the one with the lowest leave-one-out loss. Automatic settings are chosen on 128 to
+        500 samples.
     query : "given", "mean", "each" or "auto"
-        Where the query of a set comes from. "given" is the query of the set, or the constant one
+        Where the query of a set comes from. "given" is the query of the set, or a constant one
         where it has none. "mean" is the mean of its keys. "each" takes each key in turn and pools
         over them. "auto" tries "given" and "mean" on sets without a query, and "each" where it is
-        affordable. In batches all that is automatic is settled on the first 1024 samples, or on
-        fewer if values are asked for before that, and kept.
+        affordable. In batches automatic settings are chosen on the first 1024 samples, or on fewer
+        if values are needed before that, and then kept.
     keys : int, "all" or "auto"
         How many keys of each set the layer sees. With a number k it sees the k keys of each set
         whose contributions to a small scoring layer differ most from the mean of the set. Training
-        samples are scored by layers that were fitted without them. "auto" is "all" unless the
-        median set has 32 keys or more, something else is automatic too, and 8 keys are better by
-        more than two standard errors on five held-out folds.
+        samples are scored by layers that were fitted without them. "auto" tries 8 keys if the
+        median set has 32 keys or more and something else is automatic too. It takes them if they
+        are better by more than two standard errors on five held-out folds.
     device : None, "auto", "cuda", "cuda:1", … or "cpu"
         Where torch fits and predicts (docs/howto/gpu.md); "auto" is the first GPU, if any. None
         follows ``X``: torch where it holds tensors, NumPy otherwise. Fitted attributes and
@@ -777,9 +779,9 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         Prediction for each training sample by the model fitted without it and without its exact
         duplicates; where heads were learned, NaN for samples that they were learned from.
     jackknife_errors_ : array (k, outputs)
-        Sizes of leave-one-out errors of up to 2048 samples, one of each group and of duplicates,
-        each output's in order: what `predict_interval` is made of where there are no leave-one-out
-        fits. Few or none after "cg".
+        Absolute leave-one-out errors of up to 2048 samples, sorted for each output. Groups and
+        duplicates have one each. `predict_interval` uses them where there are no leave-one-out
+        fits. There are few or none after "cg".
     intercept_ : float or array (outputs,)
         b.
     values_ : array (M, D) or (M, D, outputs)
@@ -939,23 +941,25 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
 
         Notes
         -----
-        What is guaranteed: if training samples and new ones are exchangeable, at least 2c − 1 of
-        new outcomes are inside, in the mean over training sets; in practice about c. What is not:
-        anything for one particular x, or where new samples come from elsewhere (see `novelty`).
-        Penalty, scaling and heads are taken as given, although they were chosen on the same
-        samples, which weakens the guarantee. Duplicates of a sample count as one. ``sample_weight``
-        weighs the fit, and not the ranks: samples of positive weight count alike. With ``groups``
-        the fits leave out whole groups, each sample counts one over the size of its group, and
-        ranks are over groups: the guarantee is for a sample of a new group.
+        If training samples and new ones are exchangeable, a share of at least 2c − 1 of new
+        outcomes is inside, on average over training sets. In practice it is about c. Nothing is
+        guaranteed for one particular x, or if new samples come from elsewhere (see `novelty`).
+        Penalty, scaling and heads were chosen on the same samples, which weakens the guarantee.
 
-        Where no leave-one-out fits can be made (after a fit in batches, by conjugate gradients,
-        from a lean file, of too many samples) the interval is that of the plain jackknife, f(x)
-        plus and minus a quantile of |e|, and a `PlainJackknifeWarning` says so; ``interval_method``
-        is its name. Where heads were learned the errors are those of samples that neither heads nor
-        values have seen, and the interval is f(x) plus and minus their quantile ("held-out").
+        Duplicates of a sample count as one. ``sample_weight`` weighs the fit, but not the ranks:
+        all samples of positive weight count equally. With ``groups`` the fits leave out whole
+        groups, each sample counts as one over the size of its group, and the guarantee is for a
+        sample of a new group.
 
-        The fits are made on first use, at about the cost of a fit at one penalty, and kept: n × n
-        or n × p numbers.
+        There are no leave-one-out fits after a fit in batches or by conjugate gradients, for a
+        model from a file without training samples, and with too many samples. Then the interval is
+        that of the plain jackknife, f(x) plus and minus a quantile of |e|, and a
+        `PlainJackknifeWarning` says so. If heads were learned, the errors are those of samples that
+        neither heads nor values have seen, and the interval is f(x) plus and minus their quantile.
+        ``interval_method`` names the method.
+
+        The leave-one-out fits are computed on first use, which takes about as long as a fit at one
+        penalty. They are kept, as n × n or n × p numbers.
 
         Examples
         --------
@@ -1323,12 +1327,13 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
 
         Notes
         -----
-        As for `AttentionRegressor.predict_interval`: at least 2c − 1 of new samples have their
-        label in their set, about c in practice, for exchangeable samples, over all labels together
-        and not for each. The temperature has seen all training samples, as have penalty, scaling
-        and heads. With the log-loss the leave-one-out fits are approximate, one Newton step from
-        the fit. Without leave-one-out fits the plain jackknife compares p(x, y) of the model with
-        the leave-one-out p_{−i}(x_i, y_i), and a warning says so.
+        The guarantee is that of `AttentionRegressor.predict_interval`: for exchangeable samples, a
+        share of at least 2c − 1 of new samples has its label in its set, and about c in practice.
+        It holds over all labels together, not for each label. The temperature was fitted to all
+        training samples, as penalty, scaling and heads were. With the log-loss the leave-one-out
+        fits are approximate: one Newton step from the fit. Without leave-one-out fits the plain
+        jackknife compares p(x, y) of the model with the leave-one-out p_{−i}(x_i, y_i), and a
+        warning says so.
 
         Examples
         --------

@@ -76,11 +76,11 @@ class SetModel(BaseEstimator):
         The plain version is `keyhole.textbook.contributions`;
         docs/explanation/contributions_and_intervals.md says how to read them.
 
-        With weights σ(s_mi)/N, f(x) = b + Σ_i c_i and c_i = (1/N) Σ_m M^{-1/2} σ(s_mi) <v_m, x~_i>;
-        for softmax its weights replace σ(s_mi)/N. With infinitely many heads c_i is
-        the prediction for the set of key i alone, with the same query and without b, divided by N.
-        Together with ``intercept_`` and, where there are any, the sums of `extras_contributions`,
-        they add up to `predict`, of a classifier to ``decision_function``.
+        The prediction is f(x) = b + Σ_i c_i, where key i adds c_i = (1/N) Σ_m M^{-1/2} σ(s_mi)
+        <v_m, x~_i>. Under softmax, its weights replace σ(s_mi)/N. With infinitely many heads c_i is
+        the prediction, without b, for the set of key i alone and the same query, divided by N. The
+        c_i, ``intercept_`` and the sums of `extras_contributions` add up to `predict`, for a
+        classifier to ``decision_function``.
 
         Returns
         -------
@@ -91,16 +91,16 @@ class SetModel(BaseEstimator):
 
         Notes
         -----
-        A share or an effect? With ``pooling="sum"``, another activation than "softmax", a query
-        that does not depend on the keys ("given") and no extras that count keys, c_i is exactly
-        what removing key i takes away, whatever else is in the set, and hence its Shapley value.
-        With ``pooling="mean"`` a removal also changes 1/N for the others; under softmax it changes
-        their weights. With ``query="mean"`` or "each", and with several hops, it changes queries:
-        there c_i is the key's share of this prediction, and not what would be missing without it.
-        Neither says what causes y.
+        Is c_i what the prediction would lose without key i? It is under four conditions, and then
+        c_i is also the Shapley value of the key. They are ``pooling="sum"``, another activation
+        than "softmax", a query that does not depend on the keys ("given"), and no extras that count
+        keys. Otherwise c_i is the share of the key in this prediction. With ``pooling="mean"``
+        removing a key also changes 1/N for the others, and under softmax their weights. With
+        ``query="mean"`` or "each", and with several hops, it changes queries. Contributions do not
+        say what causes y.
 
-        Cost: for one output about that of `predict`, 2MD for a key and each further output; NumPy
-        computes it wherever the model was fitted, in blocks of some 200,000 keys.
+        For one output this takes about as long as `predict`. Each further output takes 2MD
+        operations for each key. NumPy computes it, also for a model that was fitted on a device.
 
         Examples
         --------
