@@ -1136,37 +1136,77 @@ def read_table(
 ) -> Dataset:
     r"""Read sets from a table or a file.
 
-    Tables are those of pandas, polars or Arrow; files are Parquet, Arrow, CSV or npz.
+    Tables are those of pandas, polars or Arrow; files are Parquet, Arrow, CSV or npz. A *token* is
+    one element of a set. A table has one of three forms:
 
-    One row per set: keys in one column of lists of tokens, or in one column of lists per
-    coordinate. One row per token (the only form of CSV): a column for the set, columns for the
-    coordinates. Two tables: one row per token in ``tokens`` and one row per sample in ``source``,
-    joined by ``set_id``. In npz: ``keys`` (n, N, d), or ``X`` (tokens, d) with ``ptr`` (n + 1), and
-    ``y``.
+    - one row per token (the only form of CSV): a column for the set, columns for the coordinates;
+    - one row per set: keys in one column of lists of tokens, or in one column of lists per
+      coordinate;
+    - two tables: one row per token in ``tokens`` and one row per sample in ``source``, joined by
+      ``set_id``.
 
-    Text becomes numbers: a coordinate for each category, up to 32 of them, and a place that a hash
-    names for more. Dates become days after the first one, or, with ``reference_date``, days before
-    the date of their sample; booleans 0 and 1. What was learned so is
-    ``data.schema``, which reads other tables the same way. Columns of one name in query and keys
-    are paired (`SetBatch.pairs`).
+    An npz file holds ``keys`` (n, N, d), or ``X`` (tokens, d) with ``ptr`` (n + 1), and ``y``.
+
+    Text becomes numbers: a 0/1 coordinate for each category, or for more than 32 categories +1 or
+    −1 at one of 32 coordinates, by a hash. Dates become days after the first one, or, with
+    ``reference_date``, days before the date of their sample. Booleans become 0 and 1.
+    ``data.schema`` stores all of this, and reads other tables in the same way.
 
     Parameters
     ----------
     source : table, str or Path
-        A table in memory; a file, its format told by the suffix; or a folder of Parquet files.
+        A table in memory, a file (its suffix tells the format), or a folder of Parquet files.
     tokens : table, str or Path, optional
-        The tokens, where ``source`` has one row per sample. A sample has the tokens of its id, also
-        where other samples have the same.
-    keys, query, target, extras, weight, groups, time, split, reference_date
-        As in `keyhole.data.ParquetSets`, which reads the same tables in parts.
-    set_id, missing, dim
-        As in `keyhole.data.ParquetSets`.
+        The table of tokens, if ``source`` has one row per sample. Samples may share an id, and
+        then have the same tokens.
+    keys : column name or names, optional
+        Coordinates of a key. With one row per token, columns of numbers, text or dates. With one
+        row per set, one column of lists of tokens, or one column of lists of numbers per
+        coordinate. By default the column ``keys``, or all columns that serve no other purpose and
+        do not look like an id, a time, a name or a split. Names in one string are separated by
+        commas.
+    query : column name or names, optional
+        One column of lists, or one column per coordinate. By default the column ``query``; with
+        one row per token, the rows whose column ``role`` says "query". Columns that have the same
+        name in query and keys are paired (`SetBatch.pairs`).
+    target : str or sequence of str, optional
+        Columns of outputs or labels, () for none; by default the first of target, label, class, y.
+        With one row per token it is the same in all rows of a set.
+    extras : column name or names, optional
+        Sample-level features: one column of lists, or one column each. By default the column of
+        lists ``extras``. With one row per token they are the same in all rows of a set.
+    weight : str, optional
+        Column of sample weights.
+    groups : str, optional
+        Column that names the group of each sample, for ``fit(…, groups=data.groups)``.
+    time : str, optional
+        Column of dates or numbers. The newest fifth of the samples becomes ``data.test``.
+    split : str, optional
+        Column that says train or test, or 0 or 1, for every sample.
+    reference_date : str, optional
+        Column with the date of each sample. Dates of keys, query and extras then become ages: the
+        days before it. A warning tells of later dates, whose age is negative. Give all these
+        columns a time zone, or none.
+    set_id : str, optional
+        Column that says which set a row belongs to, with one row per token; by default the first
+        of set, set_id, bag, bag_id, id, group.
+    missing : "error", "drop" or "impute", optional
+        What to do with a missing value (NaN or an empty cell). "error", the default, refuses the
+        table. "drop" leaves out a token that has one; a set without tokens gets one of zeros.
+        "impute" fills in the mean of the column, and for text a category of its own. Missing
+        targets are always refused.
+    dim : int, optional
+        Number of coordinates of a key, if one column of flat lists holds all keys of a set.
 
     Returns
     -------
     Dataset
-        With ``sets``, ``target``, ``names`` and ``schema``; ``left_out`` says what was not read,
-        and why.
+        With ``sets``, ``target``, ``names`` and ``schema``. ``left_out`` lists columns that were
+        not read, with the reason.
+
+    See Also
+    --------
+    keyhole.data.ParquetSets : The same tables in batches, for files larger than memory.
 
     Examples
     --------
