@@ -92,6 +92,95 @@ def weighted_sums(
     return torch.segment_reduce(matrix.contiguous(), "sum", lengths=there, axis=0)
 
 
+CHUNK_BYTES = 2**28
+"""Bytes of tokens that are scaled, or summarised, at a time: temporaries are float64."""
+
+
+def standardised(tokens: torch.Tensor, centre: np.ndarray, spread: np.ndarray) -> torch.Tensor:
+    """(x − centre) / spread in float64, then in the type of the tokens."""
+    centre_there = as_tensor(centre, tokens, torch.float64)
+    spread_there = as_tensor(spread, tokens, torch.float64)
+    return _changed_in_chunks(tokens, lambda rows: (rows - centre_there) / spread_there)
+
+
+def to_sphere(tokens: torch.Tensor) -> torch.Tensor:
+    """Every token divided by its length; a token of zeros stays."""
+    return _changed_in_chunks(tokens, _units_of_rows)
+
+
+def _units_of_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Rows of length one; their largest coordinate is divided out first: no square overflows."""
+    largest = rows.abs().amax(dim=1, keepdim=True)
+    units = rows / torch.where(largest > 0, largest, 1.0)
+    lengths = units.square().sum(dim=1, keepdim=True).sqrt()
+    return units / torch.where(lengths > 0, lengths, 1.0)
+
+
+def _changed_in_chunks(
+    tokens: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Tokens after a change of each row, in their own type."""
+    out = torch.empty_like(tokens)
+    for start, stop in _chunks(tokens):
+        out[start:stop] = change(tokens[start:stop])
+    return out
+
+
+def _chunks(tokens: torch.Tensor) -> list[tuple[int, int]]:
+    """Where runs of rows of `CHUNK_BYTES` in float64 begin and end."""
+    step = max(1, CHUNK_BYTES // max(1, 8 * tokens.shape[1]))
+    return [(start, min(start + step, len(tokens))) for start in range(0, len(tokens), step)]
+
+
+_MIX = 0x9E3779B97F4A7C15 - 2**64
+"""`arrays.MIX` as a number with a sign, of the same bits: torch has no other integers."""
+
+
+def hashes_of_sets(tokens: torch.Tensor, offsets: np.ndarray) -> np.ndarray:
+    """`summaries.hashes_of_sets`, to the last bit."""
+    hashes = torch.empty(len(tokens), dtype=torch.int64, device=tokens.device)
+    for start, stop in _chunks(tokens):
+        # −0.0 + 0.0 is 0.0: rows that compare equal hash alike
+        numbers = tokens[start:stop].to(torch.float64) + 0.0
+        words = numbers.T.contiguous().view(torch.int64)
+        mixed = torch.zeros(stop - start, dtype=torch.int64, device=tokens.device)
+        # two rounds more, as `arrays.plain_hash_rows` has them
+        for word in (*words, 0, 0):
+            mixed = (mixed ^ word) * _MIX
+            # a shift that brings in zeros, not the sign
+            mixed = mixed ^ ((mixed >> 29) & (2**35 - 1))
+        hashes[start:stop] = mixed
+
+    # sums of runs are differences of running sums, modulo 2⁶⁴
+    sums = torch.nn.functional.pad(torch.cumsum(hashes, 0), (1, 0))
+    ends = as_tensor(offsets, tokens)
+    return as_array(torch.diff(sums[ends])).view(np.uint64)
+
+
+def statistics_of_sets(tokens: torch.Tensor, offsets: np.ndarray) -> np.ndarray:
+    """`summaries.statistics_of_sets`, within rounding."""
+    lengths = as_tensor(np.diff(offsets), tokens)
+
+    def reduced(numbers: torch.Tensor, kind: str) -> torch.Tensor:
+        return torch.segment_reduce(numbers, kind, lengths=lengths, axis=0)
+
+    def of_every_key(numbers: torch.Tensor) -> torch.Tensor:
+        return torch.repeat_interleave(numbers, lengths, dim=0, output_size=len(tokens))
+
+    keys = tokens.to(torch.float64)
+    least = reduced(keys, "min")
+    largest = reduced(keys, "max")
+
+    # in units of the size of each coordinate in its set: squares neither overflow nor vanish
+    size = torch.maximum(least.abs(), largest.abs())
+    unit = torch.where(size > 0, size, 1.0)
+    keys = keys / of_every_key(unit)
+    mean = reduced(keys, "mean")
+    variance = reduced((keys - of_every_key(mean)).square(), "mean")
+    statistics = torch.stack([mean * unit, variance.sqrt() * unit, least, largest], dim=1)
+    return as_array(statistics)
+
+
 def astype(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """The tensor as "float32" or "float64"; itself if it is that."""
     return tensor.to(_dtype_of(name))
@@ -179,6 +268,15 @@ def check_device(device: Any) -> torch.device:
                 "device='cpu' for torch on the host."
             )
     return target
+
+
+def is_on(device: str, tokens: Any) -> bool:
+    """Whether tokens are a tensor on that device; "cuda" is the first of several."""
+    if not isinstance(tokens, torch.Tensor):
+        return False
+    target = torch.device(device)
+    same_kind = tokens.device.type == target.type
+    return same_kind and (tokens.device.index or 0) == (target.index or 0)
 
 
 def gpu_or_none() -> str | None:

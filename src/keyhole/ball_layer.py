@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -210,6 +210,7 @@ class PrunedLayer:
     activation: str
     dtype: str
     extras_values: Float[np.ndarray, "c t"] | None = field(default=None, repr=False)
+    device: ClassVar[None] = None  # always by NumPy
 
     def predict(
         self, batch: SampleBatch, *, memory_budget: int = MEMORY_BUDGET

@@ -33,6 +33,7 @@ from scipy.special import softmax
 from keyhole._array import block_size
 from keyhole._checks import FeatureOverflowError
 from keyhole.attention.activations import SOFTMAX
+from keyhole.attention.backends import backend_for
 from keyhole.attention.descent import DescentSettings
 from keyhole.attention.features import attention_features
 from keyhole.attention.head_error import improvement
@@ -51,6 +52,7 @@ from keyhole.costs import (
     newton_seconds,
     step_seconds,
 )
+from keyhole.data.arrays import on_host
 from keyhole.data.sets import DistinctSamples, SetBatch
 from keyhole.data.tokens import (
     ADDS_FEATURES,
@@ -237,6 +239,9 @@ def choose(
 
     ``tell`` is called with every candidate as soon as its loss is known.
     """
+    # samples move to a device once, for all drafts
+    data = data.with_samples(backend_for(spec.device).placed(data.samples))
+
     # keys that were asked for are selected first: all else is chosen for what the layer sees
     if spec.selects_keys:
         selected = select_keys(spec, data)
@@ -705,8 +710,6 @@ class CandidateSearch:
 
         None if nothing is open, or if there are too few samples to compare candidates by.
         """
-        # drafts are made by NumPy, also of samples that lie on a device
-        data = data.with_samples(data.samples.numpy())
         scalings = open_scalings(spec)
         poolings = open_poolings(spec, data, distinct)
         queries = open_queries(spec, data, distinct)
@@ -889,7 +892,7 @@ class CandidateSearch:
         assert ranks is not None
         order = np.argsort(ranks, kind="stable")
         part = self.part[order]
-        ready = part.with_samples(self.token_rule(spec).apply(part.samples))
+        ready = part.with_samples(self.token_rule(spec).apply(part.samples).numpy())
 
         # descents cost what the coordinates cost that are not zero throughout
         sets = ready.samples.sets
@@ -968,7 +971,7 @@ class CandidateSearch:
             spec = replace(spec, query="given")
         if self.spec.loss == AUTO:
             spec = replace(spec, loss="squared_error")
-        if self.spec.scaling == AUTO and Ages.of(self.part.samples.sets) is not None:
+        if self.spec.scaling == AUTO and Ages.of(self.part.samples.sets.numpy()) is not None:
             spec = replace(spec, scaling="none")
         return spec
 
@@ -1160,7 +1163,7 @@ class CandidateSearch:
 
     def may_select_keys(self) -> bool:
         """Whether a selection of keys is open, sets are large, and its folds are affordable."""
-        if self.spec.keys != AUTO or self.spec.learns_heads or self.spec.device is not None:
+        if self.spec.keys != AUTO or self.spec.learns_heads:
             return False
         lengths = self.part.samples.sets.lengths
         if np.median(lengths) < LARGE_SETS or self.folds.count < N_FOLDS:
@@ -1338,9 +1341,12 @@ def open_queries(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples) 
 
 
 def may_minimise_log_loss(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples) -> bool:
-    """Whether the log-loss is tried: for classes, on the host, where its fit is affordable."""
+    """Whether the log-loss is tried: for classes, where its fit is affordable.
+
+    Newton steps are made on the host, from a Gram matrix that a device may have made.
+    """
     is_open = spec.loss == AUTO and spec.classifies and spec.criterion == "log_loss"
-    if not is_open or spec.device is not None or spec.solver == "cg":
+    if not is_open or spec.solver == "cg":
         return False
     # a penalty that was given is one for squared errors
     if spec.alphas is not None:
@@ -1461,7 +1467,6 @@ def choose_extras_scale(spec: LayerSpec, data: TrainingSet) -> float:
     if len(order) < 2:
         return 1.0
     part = drawn_part(spec, samples.data, order, min(len(order), MAX_SAMPLES_FOR_EXTRAS))
-    part = part.with_samples(part.samples.numpy())
 
     # given penalties are for the sum of squares over all samples, and too large for fewer
     alphas = None
@@ -1549,14 +1554,13 @@ def _gram_of_features(spec: LayerSpec, samples: Any) -> Float[np.ndarray, "n n"]
     """K of the heads of a specification, of as many of them as fit a quarter of the budget."""
     heads = spec.draw(spec.fixed_heads, samples)
     if not isinstance(heads, HeadDraw):
-        return np.asarray(
-            attention_kernel(
-                samples, None, heads, spec.activation, memory_budget=spec.memory_budget
-            )
+        kernel = attention_kernel(
+            samples, None, heads, spec.activation, memory_budget=spec.memory_budget
         )
+        return on_host(kernel).astype(np.float64, copy=False)
     # heads that were drawn from one seed nest: the first of them are a smaller draw
     affordable = block_size(8 * len(samples) * (heads.dim + 1), spec.memory_budget // 4)
     n_heads = min(heads.n_heads, affordable)
     first_heads = HeadDraw(heads.distribution, n_heads, heads.dim, heads.seed, heads.query_dim)
-    features = attention_features(samples, first_heads, spec.activation)
-    return np.asarray(features @ features.T)
+    features = attention_features(samples, first_heads, spec.activation, dtype="float64")
+    return on_host(features @ features.T)

@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from keyhole.attention.backends import backend_for
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import GaussianHeads, HeadDraw
 from keyhole.costs import fit_seconds
+from keyhole.data.arrays import like, on_host
 from keyhole.data.sets import SampleBatch
 from keyhole.data.tokens import TokenRule
 from keyhole.folds import Folds
@@ -117,7 +119,7 @@ def select_keys(spec: LayerSpec, data: TrainingSet) -> SelectedKeys:
     the same for all candidates, so that keys are selected once.
     """
     assert isinstance(spec.keys, int)
-    data = data.with_samples(data.samples.numpy())
+    data = data.with_samples(backend_for(spec.device).placed(data.samples))
     distinct = data.distinct()
     if data.ranks is None:
         data = data.with_ranks(distinct)
@@ -201,22 +203,24 @@ def fit_scoring_layers(
     if is_large:
         return [solved_scoring_layer(spec, training[rows], draw) for rows in parts]
 
-    # K = ΦΦᵀ of all samples, of which each part takes its rows and columns
-    features = attention_features(samples, draw, "relu")
-    gram = np.asarray(features @ features.T)
+    # K = ΦΦᵀ of all samples, of which each part takes its rows and columns. Features are made, and
+    # stay, where the samples are
+    features = attention_features(samples, draw, "relu", dtype="float64")
+    gram = on_host(features @ features.T)
     layers = []
     for rows in parts:
         part = training[rows]
+        features_of_part = features[like(rows, features)]
         problem = RidgeProblem.of(
             part.outputs,
-            [scoring_penalty(features[rows], part.weights_or_ones())],
+            [scoring_penalty(features_of_part, part.weights_or_ones())],
             fit_intercept=spec.fit_intercept,
             weights=part.weights,
         )
         ridge = ridge_gram(gram[np.ix_(rows, rows)], problem)
 
         # v = Φᵀa
-        values = features[rows].T @ ridge.coef
+        values = on_host(features_of_part.T @ like(ridge.coef, features))
         layers.append(
             FiniteLayer(
                 heads=draw,
@@ -224,6 +228,7 @@ def fit_scoring_layers(
                 intercept=ridge.intercept,
                 activation="relu",
                 dtype="float64",
+                device=spec.device,
             )
         )
     return layers
@@ -236,14 +241,14 @@ def solved_scoring_layer(spec: LayerSpec, training: TrainingSet, draw: HeadDraw)
     """
     assert training.ranks is not None
     first = training[np.argsort(training.ranks, kind="stable")[:SAMPLES_FOR_PENALTY]]
-    features = attention_features(first.samples, draw, "relu")
+    features = attention_features(first.samples, draw, "relu", dtype="float64")
     scoring = replace(
         spec,
         heads=draw.distribution,
         n_heads=SCORING_HEADS,
         activation="relu",
         alphas=np.array([scoring_penalty(features, first.weights_or_ones())]),
-        device=None,
+        dtype="float64",
         solver="auto",
         loss="squared_error",
         classifies=False,
@@ -253,14 +258,15 @@ def solved_scoring_layer(spec: LayerSpec, training: TrainingSet, draw: HeadDraw)
     return layer
 
 
-def scoring_penalty(features: Float[np.ndarray, "n p"], weights: Float[np.ndarray, " n"]) -> float:
+def scoring_penalty(features: Float[Any, "n p"], weights: Float[np.ndarray, " n"]) -> float:
     """`SCORING_PENALTY` times the mean eigenvalue of the centred Gram matrix.
 
     The mean eigenvalue is Σ_i w_i |φ_i − φ̄|² / n.
     """
-    mean = weights @ features / weights.sum()
-    squares = np.square(features - mean).sum(axis=1)
-    mean_eigenvalue = float(weights @ squares) / len(features)
+    weights_there = like(weights, features)
+    mean = weights_there @ features / weights_there.sum()
+    squares = ((features - mean) ** 2).sum(axis=1)
+    mean_eigenvalue = float(weights_there @ squares) / len(features)
     if mean_eigenvalue > 0:
         return SCORING_PENALTY * mean_eigenvalue
     return 1.0

@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole.attention.activations import check_pointwise
+from keyhole.attention.backends import backend_for
 from keyhole.attention.descent import DescentSettings
 from keyhole.attention.heads import HeadDistribution
 from keyhole.attention.learned import MAX_HEADS_TO_JUDGE, LearnedHeads
@@ -66,6 +67,7 @@ class FittedLayer:
 
     def predict(self, samples: SampleBatch) -> Float[np.ndarray, "n t"]:
         """f of samples as they are given."""
+        samples = backend_for(self.spec.device).placed(samples)
         if self.selected is not None:
             samples = self.selected.selection.apply(samples)
         ready = self.tokens.apply(samples)
@@ -146,8 +148,12 @@ def fit(
     # outputs of size one, so that squares neither overflow nor vanish; undone at the end
     exponent = data.output_exponent()
     data = data.with_outputs_in_units(exponent)
-    if _needs_host_arrays(spec, data):
+
+    # samples, where the layer is computed; heads are learned from arrays of the host
+    if spec.learns_heads:
         data = data.with_samples(data.samples.numpy())
+    else:
+        data = data.with_samples(backend_for(spec.device).placed(data.samples))
 
     # keys: of large sets, those that matter most
     if spec.selects_keys:
@@ -353,11 +359,3 @@ def _check_complete(spec: LayerSpec) -> None:
             f"a fit needs a complete specification, and {', '.join(open_settings)} are still to be "
             "chosen. Pass the specification through keyhole.choose.choose first."
         )
-
-
-def _needs_host_arrays(spec: LayerSpec, data: TrainingSet) -> bool:
-    """Whether torch tensors must come to the host: tokens are prepared, heads learned, in NumPy."""
-    leaves_tokens_alone = (spec.scaling, spec.query, spec.pooling) == ("none", "given", "mean")
-    is_plain = data.samples.is_plain and data.groups is None
-    can_stay = leaves_tokens_alone and is_plain and not spec.learns_heads
-    return not can_stay

@@ -64,11 +64,11 @@ class TrainingSet:
 
     def distinct(self) -> DistinctSamples:
         """Which samples are distinct, and the joint weight of each."""
-        return DistinctSamples.of(self.samples.numpy(), self.outputs, self.weights, self.groups)
+        return DistinctSamples.of(self.samples, self.outputs, self.weights, self.groups)
 
     def with_ranks(self, distinct: DistinctSamples, seed: int = 0) -> TrainingSet:
         """The same samples with the ranks by which some of them are drawn."""
-        ranks = distinct.ranks(self.samples.numpy(), self.outputs, seed, self.groups)
+        ranks = distinct.ranks(self.samples, self.outputs, seed, self.groups)
         return replace(self, ranks=ranks)
 
     def of_positive_weight(self) -> TrainingSet:

@@ -5,6 +5,7 @@ go the same way.
 """
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from keyhole.data.tokens import (
     QUERIES,
     SCALINGS,
     SetStatistics,
+    TokenRule,
     standardisation,
     standardisation_of_sets,
 )
@@ -271,3 +273,104 @@ def test_sets_that_a_device_cannot_hold_move_there_in_parts(as_if_large, bags, m
     )
     assert len(products.parts) > 1
     assert products.samples.device is None
+
+
+@pytest.fixture
+def moves(monkeypatch):
+    """The sizes of what moves to a device, and of what comes from there."""
+    torch = pytest.importorskip("torch", reason="devices are those of torch")
+    as_tensor, numpy = torch.as_tensor, torch.Tensor.numpy
+    sizes = {"there": [], "back": []}
+
+    def counted_as_tensor(data, *args, **options):
+        if isinstance(data, np.ndarray):
+            sizes["there"].append(data.size)
+        return as_tensor(data, *args, **options)
+
+    def counted_numpy(tensor, *args, **options):
+        sizes["back"].append(tensor.numel())
+        return numpy(tensor, *args, **options)
+
+    monkeypatch.setattr(torch, "as_tensor", counted_as_tensor)
+    monkeypatch.setattr(torch.Tensor, "numpy", counted_numpy)
+    return sizes
+
+
+@pytest.mark.parametrize("keys", ["all", 4])
+def test_sets_move_to_a_device_once_and_never_come_back(moves, keys):
+    """For all that is chosen and fitted there: every draft shares the tokens on the device."""
+    bags = kh.datasets.make_bags(30, (60, 80), dim=20, share=0.2, random_state=0)
+    n_numbers = bags.sets.tokens.size
+    model = kh.AttentionClassifier(
+        8, heads=kh.GaussianHeads(), keys=keys, random_state=0, device="cpu"
+    )
+    model.fit(bags.sets, bags.target)
+    assert len(model.candidates_) > 5
+    assert [size for size in moves["there"] if size >= n_numbers] == [n_numbers]
+    # statistics of sets are the largest that comes to the host: 4 × 20 numbers of each
+    assert max(moves["back"]) <= n_numbers // 10
+
+    moves["there"].clear()
+    moves["back"].clear()
+    model.predict(bags.sets)
+    model.contributions(bags.sets)
+    assert [size for size in moves["there"] if size >= n_numbers] == [n_numbers] * 2
+    assert max(moves["back"]) <= n_numbers // 10
+
+
+@pytest.mark.parametrize("estimator", [kh.AttentionRegressor, kh.AttentionClassifier])
+def test_default_settings_try_the_same_candidates_on_a_device(bags, estimator):
+    pytest.importorskip("torch", reason="devices are those of torch")
+    sets, y = bags
+    if estimator is kh.AttentionClassifier:
+        y = (y > np.median(y)).astype(int)
+    host = estimator(heads=kh.GaussianHeads(), random_state=0).fit(sets, y)
+    device = clone(host).set_params(device="cpu").fit(sets, y)
+    assert len(host.candidates_) > 5
+    for here, there in zip(host.candidates_, device.candidates_, strict=True):
+        assert there.loss == pytest.approx(here.loss, rel=1e-4, abs=1e-9)
+        assert replace(there, loss=here.loss) == here
+
+
+def test_a_device_selects_the_keys_that_the_host_selects(bags):
+    pytest.importorskip("torch", reason="devices are those of torch")
+    sets, y = bags
+    host = fitted(sets, y).set_params(keys=5).fit(sets, y)
+    device = clone(host).set_params(device="cpu").fit(sets, y)
+    assert device.key_selection_.layer.device == "cpu"
+    np.testing.assert_array_equal(
+        device.key_selection_.kept_keys(sets), host.key_selection_.kept_keys(sets)
+    )
+    np.testing.assert_allclose(device.predict(sets), host.predict(sets), rtol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_tensors_are_summarised_as_arrays_are(rng, dtype):
+    pytest.importorskip("torch", reason="devices are those of torch")
+    lengths = rng.integers(1, 60, 20)
+    size = 10.0 ** rng.integers(-30, 30, 6)
+    offset = np.array([0, 1, 1e3, 0, 0, 0])
+    tokens = (size * (rng.normal(size=(lengths.sum(), 6)) + offset)).astype(dtype)
+    tokens[:, 4] = 0.1
+    tokens[3, 5], tokens[4, 5] = 0.0, -0.0
+    sets = SetBatch.from_flat(tokens, lengths)
+    moved = SetBatch.from_flat(tokens, lengths).to("cpu")
+    np.testing.assert_array_equal(moved.summary("hashes"), sets.summary("hashes"))
+    statistics = sets.summary("statistics")
+    largest = np.abs(statistics[:, 2:]).max(axis=1, keepdims=True)
+    error = np.abs(moved.summary("statistics") - statistics)
+    assert (error <= 1e-13 * largest).all()
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("query", ["given", "mean"])
+def test_tensors_are_scaled_where_they_are(bags, scaling, query):
+    pytest.importorskip("torch", reason="devices are those of torch")
+    sets, _ = bags
+    moved = sets.to("cpu")
+    here = TokenRule.learn(sets, scaling, query).apply(sets)
+    there = TokenRule.learn(moved, scaling, query).apply(moved)
+    assert there.device == "cpu"
+    np.testing.assert_allclose(there.numpy().tokens, here.tokens, rtol=1e-12, atol=1e-13)
+    if query == "mean":
+        np.testing.assert_allclose(there.numpy().query, here.query, rtol=1e-11, atol=1e-13)

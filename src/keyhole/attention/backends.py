@@ -42,8 +42,8 @@ class Backend(Protocol):
         """Whether it can solve without an n × n matrix: by ΦᵀΦ, or by conjugate gradients."""
         ...
 
-    def checked(self, samples: SampleBatch) -> SampleBatch:
-        """Training samples as it takes them; raise for samples that it cannot compute."""
+    def placed(self, samples: Any) -> Any:
+        """The same samples where it computes, if they fit there; elsewhere they are streamed."""
         ...
 
     def with_room_for(self, n: int) -> Backend:

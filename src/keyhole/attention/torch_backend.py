@@ -16,7 +16,7 @@ import torch
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, set_blocks
 from keyhole._checks import FeatureOverflowError
-from keyhole._tensors import as_array, astype, free_bytes, to_device, zeros
+from keyhole._tensors import as_array, astype, free_bytes, is_on, to_device, zeros
 from keyhole.attention import dispatch
 from keyhole.attention.activations import check_activation
 from keyhole.attention.backends import Backend, backend_for
@@ -30,16 +30,19 @@ from keyhole.ridge.device import ridge_device
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.problem import EPS, RidgeFit, RidgeProblem
 
-SHARE_OF_SETS = 2
-"""A device holds sets that take 1/SHARE_OF_SETS of its free memory; others are streamed."""
+SHARE_OF_SETS = 4
+"""A device holds sets that take 1/SHARE_OF_SETS of its free memory in float64; others are streamed.
+
+Beside the tokens as they were given there are scaled ones, and those of the precision of a fit."""
 
 
 @dataclass(frozen=True)
 class DeviceBackend:
     """The operations of `backends.Backend` on torch tensors.
 
-    Features and kernels are computed where the tensors live. All other operations take samples in
-    host memory and return arrays there; between, they are on ``device``.
+    Features and kernels are computed where the tensors live. All other operations take samples
+    wherever they are, and return arrays in host memory; between, they are on ``device``. Samples
+    that are `placed` there first move once, whatever is done with them.
     """
 
     device: str
@@ -48,9 +51,16 @@ class DeviceBackend:
 
     kernel = staticmethod(dispatch.attention_gram)
 
-    def checked(self, samples: SampleBatch) -> Any:
-        """The samples in host memory, from where parts of them are moved."""
-        return samples.numpy()
+    def placed(self, samples: Any) -> Any:
+        """The samples on the device, unless they would take too much of what is free there.
+
+        These stay where they are, or go to the host, from where parts of them are moved.
+        """
+        if is_on(self.device, samples.sets.stored):
+            return samples
+        if samples.sets.n_tokens * samples.dim * 8 > free_bytes(self.device) // SHARE_OF_SETS:
+            return samples.numpy()
+        return samples.to(self.device)
 
     def with_room_for(self, n: int) -> Backend:
         """Itself, or the host: a solve takes about three n × n matrices of float64."""
@@ -81,7 +91,7 @@ class DeviceBackend:
         table = to_device(values.reshape(-1, values.shape[2]), self.device)
         outputs = np.empty((len(samples), table.shape[1]))
         for rows in blocks(len(samples), block_size(16 * len(table), memory_budget)):
-            part = samples[rows].numpy().to(self.device, dtype)
+            part = samples[rows].to(self.device, dtype)
             features = attention_features(part, heads, activation)
             outputs[rows] = as_array(features.to(table.dtype) @ table)
         return outputs
@@ -102,7 +112,7 @@ class DeviceBackend:
         key_bytes = 8 * len(drawn) * (2 + 2 * values.shape[2]) + 16 * (sets.dim + 1)
         parts = []
         for rows in set_blocks(sets.offsets, block_size(key_bytes, memory_budget)):
-            part = sets[rows].numpy().to(self.device, dtype)
+            part = sets[rows].to(self.device, dtype)
             of_keys = dispatch.key_contributions(part, drawn, values, activation, each=samples.each)
             parts.append(as_array(of_keys))
         contributions = np.concatenate(parts).astype(np.float64)
@@ -131,7 +141,7 @@ class DeviceBackend:
         dual_there = to_device(dual, self.device)
         outputs = np.empty((len(samples), dual.shape[1]))
         for rows in blocks(len(samples), block_size(16 * len(training_there), memory_budget)):
-            part = samples[rows].numpy().to(self.device, dtype)
+            part = samples[rows].to(self.device, dtype)
             kernel = attention_kernel(
                 part, training_there, heads, activation, memory_budget=memory_budget
             )
@@ -243,8 +253,9 @@ class DeviceBackend:
 class DeviceProducts:
     """Φ of training samples on a device, made block by block of heads and cast to float64.
 
-    The samples move to the device once. Those that would take more than half of what is free there
-    are streamed through it instead, once for every block of heads.
+    Samples that are not on the device move there once. Those that would take more than a part of
+    what is free there, `SHARE_OF_SETS`, are streamed through it instead, once for every block of
+    heads.
     """
 
     rounding = EPS
@@ -264,7 +275,8 @@ class DeviceProducts:
         self.parts = [slice(0, len(samples))]
         self.samples = samples
         room = free_bytes(device) // SHARE_OF_SETS
-        self.is_streamed = samples.sets.n_tokens * key_bytes > room
+        is_there = is_on(device, samples.sets.stored)
+        self.is_streamed = not is_there and samples.sets.n_tokens * key_bytes > room
         if not self.is_streamed:
             self.samples = samples.to(device, dtype)
         else:

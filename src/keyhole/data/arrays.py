@@ -49,7 +49,7 @@ def gathered(
     return new_offsets, np.arange(new_offsets[-1]) + shifts
 
 
-def _of_tensors() -> Any:
+def of_tensors() -> Any:
     """The same for tensors: torch is imported where there are any."""
     from keyhole import _tensors
 
@@ -59,14 +59,14 @@ def _of_tensors() -> Any:
 def check_numbers(value: Any, name: str) -> Any:
     """Return ``value`` in float32 or float64."""
     if is_tensor(value):
-        return _of_tensors().check_float_tensor(value, name)
+        return of_tensors().check_float_tensor(value, name)
     return check_float_array(value, name)
 
 
 def check_all_finite(array: Any, name: str) -> None:
     """Raise if there is NaN or infinity; the message names the first."""
     if is_tensor(array):
-        _of_tensors().check_finite_tensor(array, name)
+        of_tensors().check_finite_tensor(array, name)
     else:
         check_finite(array, name)
 
@@ -81,20 +81,20 @@ def concatenated(arrays: Sequence[Any]) -> Any:
             "sets must be NumPy arrays or torch tensors, all of one kind: got both. Convert some "
             "of them."
         )
-    return _of_tensors().concatenate(arrays)
+    return of_tensors().concatenate(arrays)
 
 
 def like(array: Any, other: Any) -> Any:
     """``array`` as it is, or on the device of ``other`` if that is a tensor."""
     if is_tensor(other):
-        return _of_tensors().as_tensor(array, other)
+        return of_tensors().as_tensor(array, other)
     return array
 
 
 def astype(array: Any, dtype: Any) -> Any:
     """The array in float32 or float64; itself if it is that."""
     if is_tensor(array):
-        return _of_tensors().astype(array, np.dtype(dtype).name)
+        return of_tensors().astype(array, np.dtype(dtype).name)
     return array.astype(dtype, copy=False)
 
 
@@ -130,7 +130,7 @@ def frozen(array: Any) -> Any:
 def with_last(array: Any, value: float) -> Any:
     """[x; value] for every row."""
     if is_tensor(array):
-        return _of_tensors().with_last(array, float(value))
+        return of_tensors().with_last(array, float(value))
     extended = np.empty((array.shape[0], array.shape[1] + 1), dtype=array.dtype)
     extended[:, :-1] = array
     extended[:, -1] = value
@@ -141,7 +141,7 @@ def with_columns(array: Any, columns: np.ndarray) -> Any:
     """Rows with further columns last, in the type and on the device of the array."""
     columns = columns.astype(str(array.dtype).removeprefix("torch."), copy=False)
     if is_tensor(array):
-        return _of_tensors().with_columns(array, columns)
+        return of_tensors().with_columns(array, columns)
     return np.concatenate([array, columns], axis=1)
 
 
@@ -150,7 +150,7 @@ def weighted_sums(
 ) -> Any:
     """Σ_j w_j x_j over the rows, or columns, of each run; the matrix is overwritten."""
     if is_tensor(matrix):
-        return _of_tensors().weighted_sums(matrix, weights, offsets, axis)
+        return of_tensors().weighted_sums(matrix, weights, offsets, axis)
     matrix *= np.expand_dims(weights.astype(matrix.dtype), 1 - axis)
     return np.add.reduceat(matrix, offsets[:-1], axis=axis)
 
@@ -158,14 +158,14 @@ def weighted_sums(
 def empty_matrix(n: int, m: int, other: Any) -> Any:
     """A float64 matrix that is yet to be filled, on the device of ``other`` if that is a tensor."""
     if is_tensor(other):
-        return _of_tensors().empty(n, m, other.device)
+        return of_tensors().empty(n, m, other.device)
     return np.empty((n, m))
 
 
 def on_host(array: Any) -> np.ndarray:
     """A NumPy array in host memory; itself if it is one."""
     if is_tensor(array):
-        return np.asarray(_of_tensors().as_array(array))
+        return np.asarray(of_tensors().as_array(array))
     return np.asarray(array)
 
 
@@ -201,7 +201,7 @@ def check_extras(extras: Any, n: int) -> Float[np.ndarray, "n c"] | None:
     if extras is None:
         return None
     if is_tensor(extras):
-        extras = _of_tensors().as_array(extras)
+        extras = of_tensors().as_array(extras)
     columns = check_float_array(extras, "extras").astype(np.float64)
     if columns.ndim != 2 or len(columns) != n or columns.shape[1] == 0:
         raise ValueError(

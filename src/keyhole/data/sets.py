@@ -515,9 +515,9 @@ class SetBatch(SampleBatch):
             if self.is_on_disk:
                 names = [each for each in SUMMARIES if each not in self.summaries]
             parts: dict[str, list[np.ndarray]] = {each: [] for each in names}
-            host = self.numpy()
-            for rows in set_blocks(self.offsets, block_size(self.dim * 8, BLOCK_BYTES)):
-                block = host[rows]
+            block_bytes = DEVICE_BLOCK_BYTES if is_tensor(self.stored) else BLOCK_BYTES
+            for rows in set_blocks(self.offsets, block_size(self.dim * 8, block_bytes)):
+                block = self[rows]
                 tokens = block.tokens
                 for each in names:
                     parts[each].append(SUMMARIES[each](tokens, block.offsets))
@@ -718,7 +718,7 @@ class SetBatch(SampleBatch):
             return self
         from keyhole._tensors import as_array
 
-        return self.mapped(as_array)
+        return self._moved(as_array(self.stored), as_array)
 
     def to(self, device: str, dtype: Any = None) -> SetBatch:
         """Return the batch as torch tensors on a device: "cpu", "cuda" or "cuda:1".
@@ -729,16 +729,19 @@ class SetBatch(SampleBatch):
         from keyhole import _tensors
 
         number = self.dtype if dtype is None else np.dtype(dtype)
-        if not self.is_large and not isinstance(self.stored, TokenSource):
-            batch = self.astype(number)
-            return batch.mapped(lambda array: _tensors.to_device(array, device))
-        tokens = _tensors.filled_on_device(
-            (self.n_tokens, self.dim), number.name, device, self.fill_rows
-        )
-        query = None
-        if self.query is not None:
-            query = _tensors.to_device(self.query.astype(number), device)
-        return self._from_flat(tokens, self.offsets, query, self.extras, self.pairs)
+        batch = self.astype(number)
+        if not batch.is_large and not isinstance(batch.stored, TokenSource):
+            tokens = _tensors.to_device(batch.stored, device)
+        else:
+            tokens = _tensors.filled_on_device(
+                (self.n_tokens, self.dim), number.name, device, self.fill_rows
+            )
+        return batch._moved(tokens, lambda query: _tensors.to_device(query, device))
+
+    def _moved(self, tokens: Any, move: Callable[[Any], Any]) -> SetBatch:
+        """The same sets in another place: what is known of their keys stays known."""
+        query = None if self.query is None else move(self.query)
+        return self._from_flat(tokens, self.offsets, query, self.extras, self.pairs, self.summaries)
 
     def mapped(
         self, change: Callable[[Any], Any], of_query: Callable[[Any], Any] | None = None
@@ -999,6 +1002,9 @@ def _as_given(tokens: Float[np.ndarray, "r d"]) -> Float[np.ndarray, "r d"]:
 BLOCK_BYTES = 2**25
 """Bytes of keys that are summarised at a time."""
 
+DEVICE_BLOCK_BYTES = 2**30
+"""The same on a device, which needs much work at a time to be busy."""
+
 
 def _span(counts: Int[np.ndarray, " n"]) -> str:
     """The smallest and the largest of some counts, in words: "3–5", or "4" if they are equal."""
@@ -1131,7 +1137,7 @@ def first_occurrences(
     result is exact.
     """
     # samples of equal hashes are neighbours in the order of hashes
-    sets: SetBatch = batch.numpy().signature()
+    sets: SetBatch = batch.signature()
     hashes = hash_samples(sets, labels)
     first = np.arange(len(sets))
     order = np.argsort(hashes, kind="stable")
@@ -1167,11 +1173,11 @@ def first_in_group(
 
 def hash_samples(batch: SampleBatch, labels: np.ndarray) -> np.ndarray:
     """One 64-bit hash per sample, the same for any order of its keys."""
-    sets: SetBatch = batch.numpy().signature()
+    sets: SetBatch = batch.signature()
     hashes = sets.summary("hashes")
     for rows in (sets.query, sets.extras):
         if rows is not None:
-            hashes = hashes * arrays.MIX + arrays.hash_rows(rows)
+            hashes = hashes * arrays.MIX + arrays.hash_rows(arrays.on_host(rows))
     return np.asarray(hashes * arrays.MIX + arrays.hash_rows(labels))
 
 
@@ -1314,10 +1320,12 @@ def _same_sample(batch: SetBatch, labels: np.ndarray, i: int, j: int) -> bool:
     if not np.array_equal(labels[i], labels[j]):
         return False
     for rows in (batch.query, batch.extras):
-        if rows is not None and not np.array_equal(rows[i], rows[j]):
+        if rows is None:
+            continue
+        if not np.array_equal(arrays.on_host(rows[i]), arrays.on_host(rows[j])):
             return False
-    keys_i = batch.keys_of(i)
-    keys_j = batch.keys_of(j)
+    keys_i = arrays.on_host(batch.keys_of(i))
+    keys_j = arrays.on_host(batch.keys_of(j))
     if keys_i.shape != keys_j.shape:
         return False
     sorted_i = keys_i[np.lexsort(keys_i.T)]
@@ -1446,7 +1454,7 @@ class SetGroups(SampleBatch):
 
         Queries and keys alone do not say which keys share a set, and softmax depends on it.
         """
-        sets = self.sets
+        sets = self.sets.numpy()
         query = sets.query
         if query is None:
             query = np.zeros((len(sets), sets.dim))

@@ -260,8 +260,13 @@ def changed(
     change: Callable[[Float[np.ndarray, "r d"]], Float[np.ndarray, "r d"]],
     number: Any,
 ) -> Any:
-    """Tokens after a change of each row: at once, or as rows are asked for where they are many."""
+    """Tokens after a change of each row: at once, or as rows are asked for where they are many.
+
+    Tensors are changed at once, where they live.
+    """
     number = np.dtype(number)
+    if is_tensor(tokens):
+        return arrays.astype(change(tokens), number)
     is_large = tokens.shape[0] * tokens.shape[1] * number.itemsize >= LAZY_BYTES
     if is_large or isinstance(tokens, TokenSource):
         return ChangedTokens(tokens, change, number)

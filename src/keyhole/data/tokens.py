@@ -15,12 +15,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
-from keyhole._array import (
-    block_size,
-    set_blocks,
-    unit_exponent,
-)
+from keyhole._array import block_size, is_tensor, set_blocks, unit_exponent
 from keyhole._checks import as_sequence, check_count, check_float_array, check_pairs
+from keyhole.data.arrays import like, of_tensors, on_host
 from keyhole.data.sets import (
     PooledSets,
     SampleBatch,
@@ -119,13 +116,14 @@ class TokenRule:
 
         # keys, and queries of another kind
         if scaling == "standard":
-            if has_long_sets(batch):
+            if learns_from_statistics(batch):
                 centre, spread = standardisation_of_sets(SetStatistics.of(batch), weights)
             else:
                 centre, spread = standardisation(batch.sets.tokens, batch.token_counts, weights)
             rule = replace(rule, centre=centre, spread=spread)
             if batch.query is not None and batch.query_dim != batch.dim and query == "given":
-                centre, spread = standardisation(batch.query, batch.set_counts, weights)
+                query_rows = on_host(batch.query)
+                centre, spread = standardisation(query_rows, batch.set_counts, weights)
                 rule = replace(rule, query_centre=centre, query_spread=spread)
         return rule
 
@@ -202,18 +200,19 @@ class TokenRule:
             samples = samples.with_extras(extras)
         return samples.pooled(self.pooling_of_sets, each=self.query == "each")
 
-    def _mean_query(self, given: SetBatch, scaled: SetBatch) -> Float[np.ndarray, "n d"]:
-        """The mean of the scaled keys of each set."""
-        if not has_long_sets(given):
+    def _mean_query(self, given: SetBatch, scaled: SetBatch) -> Float[Any, "n d"]:
+        """The mean of the scaled keys of each set, where the keys live."""
+        if not learns_from_statistics(given):
             return _means_of_keys(scaled)
         # scaling to the sphere must come first; else the mean of scaled keys is the scaled mean,
         # and the means of the keys are known
         if self.scaling == "sphere":
-            return SetStatistics.of(scaled).mean.astype(scaled.dtype)
-        means = SetStatistics.of(given).mean
+            means = SetStatistics.of(scaled).mean
+        else:
+            means = SetStatistics.of(given).mean
         if self.scaling == "standard":
             means = _standardised(means, self.centre, self.spread)
-        return means.astype(scaled.dtype)
+        return like(means.astype(scaled.dtype), scaled.stored)
 
     def scaled(self, batch: SetBatch) -> SetBatch:
         """Keys and queries after scaling; keys of large sets are scaled as they are asked for.
@@ -246,8 +245,9 @@ def pass_hops(sets: SetBatch, hops: Sequence[Float[np.ndarray, "p _ e"]]) -> Set
     Σ_i a_i x_i, hop after hop.
 
     What is found is rounded to float32, so that duplicates of a sample remain duplicates whatever
-    the order of their keys.
+    the order of their keys. By NumPy, wherever the sets are.
     """
+    sets = sets.numpy()
     for hop in hops:
         # the mean of the keys of each set, weighed by the attention of each pattern: (n, P, d)
         weights = weights_of_hop(sets, hop)
@@ -293,14 +293,17 @@ def _hop_blocks(sets: SetBatch, hop: Float[np.ndarray, "p f e"]) -> list[slice]:
     return set_blocks(sets.offsets, block_size(8 * len(hop) * hop.shape[2], 2**26))
 
 
-def _standardised(
-    tokens: Float[np.ndarray, "t d"], centre: Any, spread: Any
-) -> Float[np.ndarray, "t d"]:
+def _standardised(tokens: Float[Any, "t d"], centre: Any, spread: Any) -> Float[Any, "t d"]:
+    """(x − centre) / spread of every token, where the tokens live."""
+    if is_tensor(tokens):
+        return of_tensors().standardised(tokens, centre, spread)
     return np.asarray(((tokens - centre) / spread).astype(tokens.dtype))
 
 
-def _to_sphere(tokens: Float[np.ndarray, "t d"]) -> Float[np.ndarray, "t d"]:
-    """Every token divided by its length."""
+def _to_sphere(tokens: Float[Any, "t d"]) -> Float[Any, "t d"]:
+    """Every token divided by its length, where the tokens live."""
+    if is_tensor(tokens):
+        return of_tensors().to_sphere(tokens)
     # the largest coordinate is divided out first, so that squares cannot overflow
     largest = np.abs(tokens).max(axis=1, keepdims=True)
     units = tokens / np.where(largest > 0, largest, 1)
@@ -432,11 +435,11 @@ class SetStatistics:
 
 def coordinate_sizes(sets: SetBatch) -> Float[np.ndarray, " d"]:
     """The largest absolute value of every coordinate of the keys."""
-    if has_long_sets(sets):
+    if learns_from_statistics(sets):
         statistics = SetStatistics.of(sets)
         sizes = np.maximum(-statistics.least, statistics.largest)
     else:
-        sizes = np.abs(sets.numpy().tokens)
+        sizes = np.abs(sets.tokens)
     return np.asarray(sizes.max(axis=0), dtype=np.float64)
 
 
@@ -444,13 +447,18 @@ def coordinate_sizes_of_queries(sets: SetBatch) -> Float[np.ndarray, " q"]:
     """The same of queries; none where there are no queries."""
     if sets.query is None:
         return np.zeros(0)
-    queries = np.asarray(sets.numpy().query, dtype=np.float64)
+    queries = on_host(sets.query).astype(np.float64)
     return np.asarray(np.abs(queries).max(axis=0))
 
 
-def has_long_sets(samples: SampleBatch) -> bool:
-    """Whether statistics of every sample are much smaller than its keys."""
-    return samples.sets.n_tokens >= LONG_SET * len(samples)
+def learns_from_statistics(samples: SampleBatch) -> bool:
+    """Whether what is learned of keys is learned of the statistics of each sample.
+
+    So it is where these are much smaller than the keys, and for keys on a device, where only the
+    statistics come to the host.
+    """
+    is_on_device = is_tensor(samples.sets.stored)
+    return is_on_device or samples.sets.n_tokens >= LONG_SET * len(samples)
 
 
 LONG_SET = 16

@@ -23,7 +23,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from keyhole._checks import check_choice, check_count, check_seed
 from keyhole.attention.activations import ACTIVATIONS, Activation
-from keyhole.attention.backends import pick_device
+from keyhole.attention.backends import backend_for, pick_device
 from keyhole.attention.heads import HeadDistribution
 from keyhole.choose import choose
 from keyhole.costs import warn_if_long
@@ -156,13 +156,15 @@ class AttentionModel(SetModel):
             groups=as_groups(groups, samples, weights),
         )
 
-        # settings, then values; a draft that used everything is the fit already
+        # settings, then values; a draft that used everything is the fit already. Samples move to a
+        # device once, for all of it
         spec = self.layer_spec(samples)
         with explained_memory_errors("fit", samples, spec.n_heads, LESS_FOR_A_FIT):
-            choice = choose(spec, data, tell=tell_candidate if self.verbose else None)
+            placed = data.with_samples(backend_for(spec.device).placed(samples))
+            choice = choose(spec, placed, tell=tell_candidate if self.verbose else None)
             if choice.final is None:
                 warn_if_long(choice.spec, data)
-            fitted = choice.fit(data)
+            fitted = choice.fit(placed)
 
         # what the layer was fitted to: of large sets, maybe some keys only
         if fitted.selected is not None:
@@ -504,7 +506,7 @@ class AttentionModel(SetModel):
         True
         """
         model = self._snapshot()
-        samples = model._prepared(X)
+        samples = model._prepared_on_host(X)
         parts = model._refits_with_variance("predict_std")
         if model.training_.spec.is_logistic:
             deviations = laplace_std(parts, samples, memory_budget())
@@ -536,7 +538,7 @@ class AttentionModel(SetModel):
         array([0.1, 1. ])
         """
         model = self._snapshot()
-        samples = model._prepared(X)
+        samples = model._prepared_on_host(X)
         parts = model._refits_with_variance("novelty")
         # of several outputs those that vary: a class without weight has nothing to rank by
         targets = model.training_.targets(parts[0])
@@ -977,7 +979,7 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         coverage = check_coverage(coverage)
         adaptive = check_choice(width, "width", ("constant", "adaptive")) == "adaptive"
         model = self._snapshot()
-        samples = model._prepared(X)
+        samples = model._prepared_on_host(X)
         if adaptive:  # raises where there are no variances
             model._refits_with_variance("width='adaptive'")
             if model.interval_method == "held-out":
@@ -1351,7 +1353,7 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         """
         coverage = check_coverage(coverage)
         model = self._snapshot()
-        samples = model._prepared(X)
+        samples = model._prepared_on_host(X)
         if model.interval_method == "jackknife+":
             parts = model.training_.output_refits(model.layer_)
             return jackknife_plus_label_sets(

@@ -13,6 +13,7 @@ from sklearn import get_config
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
+from keyhole.attention.backends import backend_for
 from keyhole.data.sets import SampleBatch
 from keyhole.data.tokens import TokenRule
 from keyhole.estimators.validation import as_samples
@@ -54,11 +55,19 @@ class SetModel(BaseEstimator):
     def _prepared(self, X: Any) -> Any:
         """Samples as the layer takes them.
 
-        They are checked and brought to the host, and keys that the layer does not see are dropped;
-        then the token rule scales tokens, makes queries and sets the pooling.
+        They are checked and brought to where it is computed, and keys that the layer does not see
+        are dropped; then the token rule scales tokens, makes queries and sets the pooling.
         """
         check_is_fitted(self)
-        samples = as_samples(self, X, reset=False).numpy()
+        return self._ready(backend_for(self.layer_.device).placed(as_samples(self, X, reset=False)))
+
+    def _prepared_on_host(self, X: Any) -> Any:
+        """The same in host memory, where intervals and variances are computed."""
+        check_is_fitted(self)
+        return self._ready(as_samples(self, X, reset=False).numpy())
+
+    def _ready(self, samples: Any) -> Any:
+        """Samples with the keys that the layer sees, after the token rule."""
         with explained_memory_errors("predict", samples, None, LESS_FOR_A_PREDICTION):
             if self.key_selection_ is not None:
                 samples = self.key_selection_.apply(samples)
@@ -121,10 +130,10 @@ class SetModel(BaseEstimator):
         """
         model = self._snapshot()
         check_is_fitted(model)
-        given = as_samples(model, X, reset=False).numpy()
+        given = backend_for(model.layer_.device).placed(as_samples(model, X, reset=False))
         with explained_memory_errors("contributions", given, None, LESS_FOR_A_PREDICTION):
             # the keys that the layer sees
-            is_kept = np.ones(len(given.sets.tokens), bool)
+            is_kept = np.ones(given.sets.n_tokens, bool)
             seen = given
             if model.key_selection_ is not None:
                 is_kept = model.key_selection_.kept_keys(given)
@@ -159,7 +168,7 @@ class SetModel(BaseEstimator):
         array([-47.5,  47.5])
         """
         model = self._snapshot()
-        samples = model._prepared(X)
+        samples = model._prepared_on_host(X)
         values = model.layer_.extras_values
         if values is None:
             extras = np.zeros((len(samples), 0))

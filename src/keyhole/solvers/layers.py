@@ -75,9 +75,9 @@ class FiniteLayer:
         # short sets are too little work for a device, one after the other
         sets = samples.sets
         has_long_sets = sets.n_tokens >= LONG_SET * len(sets)
-        device = self.device if has_long_sets else None
-        parts = backend_for(device).contributions(
-            samples,
+        backend = backend_for(self.device if has_long_sets else None)
+        parts = backend.contributions(
+            backend.placed(samples),
             self.heads,
             np.ldexp(self.values, -exponents),
             self.activation,
@@ -150,6 +150,7 @@ class KernelLayer:
         K of a set is the mean of K over its keys, each as a set of its own with the same query.
         """
         # blocks of samples, whose keys are made sets of one key each
+        samples = samples.numpy()
         parts = []
         for _, written in written_blocks(samples, 8 * self.dual.shape[1]):
             keys = written.sets.single_keys()

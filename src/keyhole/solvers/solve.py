@@ -6,7 +6,8 @@ Finitely many heads are solved through their features: primal (p × p) if there 
 than samples, dual (n × n) otherwise, by conjugate gradients if neither matrix fits the memory.
 Infinitely many heads are solved through their exact kernel. `solve_values` picks the route; every
 route gives the same numbers. Values of least log-loss take the same routes, but for conjugate
-gradients: each of their Newton steps is a weighted ridge fit (logistic/).
+gradients: each of their Newton steps is a weighted ridge fit (logistic/). A device makes the Gram
+matrix for them, and the host the steps.
 
 The plain version is in `keyhole.textbook` (docs/explanation/textbook.md): `features` or `kernel`,
 then `ridge`, then v = Φᵀa. docs/howto/out_of_core.md says which route costs what.
@@ -27,6 +28,7 @@ from keyhole._array import block_size, blocks
 from keyhole.attention.backends import Backend, backend_for
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDistribution, HeadDraw
+from keyhole.data.arrays import on_host
 from keyhole.logistic.design import logistic_rows
 from keyhole.logistic.gram import logistic_gram
 from keyhole.logistic.problem import LogisticProblem
@@ -131,6 +133,11 @@ class ValueProblem:
         """The distinct samples themselves."""
         return self.samples.data.samples
 
+    def with_samples(self, samples: Any) -> ValueProblem:
+        """The same problem with the same samples in another place."""
+        data = self.samples.data.with_samples(samples)
+        return replace(self, samples=replace(self.samples, data=data))
+
     @property
     def extras(self) -> Float[np.ndarray, "n c"]:
         """Sample-level features, scaled; perhaps none of them."""
@@ -159,6 +166,8 @@ class ValueProblem:
         sets = self.batch
         if len(rows) < len(self.batch):
             sets = self.batch[rows]
+        # a model holds arrays of the host, wherever it was fitted
+        sets = sets.numpy()
 
         # the linear kernel of the extras is finite: its part is kept as values, Zᵀa
         extras_values = _values_of_extras(self.extras.T @ ridge.coef)
@@ -210,7 +219,7 @@ def solve_values(
     Primal O(np² + p³), dual O(n²p + n³), kernel O(tokens² + n³); features are made once if they fit
     the budget, otherwise block by block, three times in primal and twice in dual form.
     """
-    # what conjugate gradients and devices cannot do
+    # what conjugate gradients cannot do
     is_finite = isinstance(heads, HeadDraw)
     if spec.solver == "cg" and not is_finite:
         raise ValueError(
@@ -222,7 +231,7 @@ def solve_values(
             "matrix each. Use solver='direct', or loss='squared_error'."
         )
     backend = backend_for(spec.device)
-    data = data.with_samples(backend.checked(data.samples))
+    data = data.with_samples(backend.placed(data.samples))
     if spec.solver == "cg" and data.groups is not None:
         return _leave_groups_out_then_solve_by_gradients(spec, data, heads, draft)
 
@@ -232,16 +241,12 @@ def solve_values(
     is_too_large = may_switch and exceeds_memory(len(data), n_features, spec.dtype)
     gradients_apply = backend.solves_by_rows and data.groups is None
     use_gradients = gradients_apply and (spec.solver == "cg" or is_too_large)
-    if spec.is_logistic:
-        # Newton steps are made on the host; a device still predicts
-        backend = backend_for(None)
-        data = data.with_samples(data.samples.numpy())
-        if is_too_large:
-            raise ValueError(
-                f"loss='log_loss' takes the smaller of two Gram matrices, and with {len(data)} "
-                f"samples and {n_features} features neither fits the memory. Use fewer heads, "
-                "fewer samples, or loss='squared_error', which needs neither."
-            )
+    if spec.is_logistic and is_too_large:
+        raise ValueError(
+            f"loss='log_loss' takes the smaller of two Gram matrices, and with {len(data)} "
+            f"samples and {n_features} features neither fits the memory. Use fewer heads, "
+            "fewer samples, or loss='squared_error', which needs neither."
+        )
 
     # join duplicates, so that leaving one sample out leaves all its duplicates out
     samples = JoinedSamples.of(data)
@@ -293,15 +298,19 @@ def solve_values(
         layer, ridge = solve_kernel(problem, backend)
     else:
         # a device that is too small for n × n matrices hands the problem back to the host
-        if not spec.is_logistic:
-            backend = backend.with_room_for(len(samples))
-            problem = replace(problem, spec=replace(spec, device=backend.device))
         is_smaller = data.groups is None and n_features < len(samples)
+        backend = backend.with_room_for(len(samples))
+        if spec.is_logistic and is_smaller:
+            # Newton steps are made on the host, where p × p matrices are the smaller ones
+            backend = backend_for(None)
+        if not spec.is_logistic:
+            problem = replace(problem, spec=replace(spec, device=backend.device))
         if is_smaller and backend.solves_by_rows:
             route = "primal"
-            layer, ridge = solve_primal(problem)
+            layer, ridge = solve_primal(problem.with_samples(problem.batch.numpy()))
         else:
             route = "dual"
+            problem = problem.with_samples(backend.placed(problem.batch))
             layer, ridge = solve_dual(problem, backend)
 
     # a warning once: drafts are fitted again, and a fit with its factor was made before
@@ -448,7 +457,7 @@ def solve_dual(problem: ValueProblem, backend: Backend) -> tuple[FiniteLayer, Ri
     reads_both = problem.ridge.groups is not None or problem.logistic is not None
     gram = products.gram(problem.extras, both_triangles=reads_both)
     if problem.logistic is not None:
-        ridge = logistic_gram(gram, problem.logistic, rounding=products.rounding)
+        ridge = logistic_gram(on_host(gram), problem.logistic, rounding=products.rounding)
     else:
         ridge = backend.ridge(
             gram,
@@ -484,7 +493,8 @@ def solve_kernel(problem: ValueProblem, backend: Backend) -> tuple[KernelLayer, 
         memory_budget=spec.memory_budget,
     )
     if problem.logistic is not None:
-        ridge = logistic_gram(gram, problem.logistic, rounding=backend.kernel_rounding(spec.dtype))
+        rounding = backend.kernel_rounding(spec.dtype)
+        ridge = logistic_gram(on_host(gram), problem.logistic, rounding=rounding)
     else:
         ridge = backend.ridge(
             gram,
