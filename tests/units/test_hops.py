@@ -15,6 +15,7 @@ from keyhole.attention.hops import (
     HopTrace,
     Start,
     UsedCoordinates,
+    rarity_of,
     starting_hops,
 )
 from keyhole.attention.search import TaskView
@@ -371,7 +372,7 @@ def test_what_the_sets_pair_is_where_hops_start(rng):
     keys, query = rng.normal(size=(60, 2, 3)), rng.normal(size=(60, 2))
     task = Task(kh.SetBatch(keys, query, pairs=[(1, 2)]), np.zeros((60, 1)), None, "softmax", True)
     plan = kh.LearnedHeads(hops=2).plan(task, 0, None, None, DescentSettings())
-    first, _ = plan.start(FittedHeads(np.zeros((1, 3, 4)), 0.5), task, 2, SIMILAR)
+    first, _ = plan.start(FittedHeads(np.zeros((1, 3, 4)), 0.5), task, Start(2))
     expected = np.zeros((3, 4))
     expected[1, 2] = 3.0
     np.testing.assert_allclose(first[0], expected, atol=0.15)
@@ -430,3 +431,65 @@ def test_heads_are_learned_in_the_coordinates_that_are_used(rng):
     assert np.abs(found.hops_[0][0, 3:11, 3:11] - 3 * np.eye(8)).max() < 0.15, (
         "3 W_0 and a little noise"
     )
+
+
+def linked_facts():
+    """Three facts in each story, of which each leads to the next by one rare word.
+
+    Coordinates are words: four objects, boxes, cupboards and rooms, then "is in", "stands in" and
+    "belongs to" as two words each, of which "in" is one. Question: where is the object of the
+    first fact? All facts of one kind have their two words in common, and facts that are linked one
+    word only, or two with "in".
+    """
+    words = np.eye(21)
+    thing, box, cupboard, room = words[:16].reshape(4, 4, 21)
+    is_, stands, belongs, in_, to = words[16:]
+    keys = []
+    for i in range(4):
+        keys += [
+            thing[i] + is_ + in_ + box[i],
+            box[i] + stands + in_ + cupboard[i],
+            cupboard[i] + belongs + to + room[i],
+        ]
+    return kh.SetBatch([np.array(keys)] * 4, thing)
+
+
+@pytest.mark.parametrize("by_rarity", [True, False])
+def test_rare_words_lead_from_fact_to_fact(by_rarity):
+    """Before anything is learned: words that all facts of a kind share do not lead on."""
+    sets = linked_facts()
+    matrices = starting_hops(
+        query_dim=21,
+        dim=21,
+        hops=3,
+        patterns=1,
+        n_means=1,
+        strengths=CHAIN,
+        ages=None,
+        pairs=None,
+        seed=0,
+        rarity=rarity_of(sets) if by_rarity else None,
+    )
+    # scores of the second hop, of what was found (rows) with every key (columns)
+    keys = sets[0].tokens
+    scores = keys @ matrices[1][0, 21:42, :21] @ keys.T
+    of_kind = np.arange(0, 12, 3)
+    linked = scores[of_kind, of_kind + 1]
+    of_the_same_kind = scores[of_kind, np.roll(of_kind, 1)]
+    assert (linked > of_the_same_kind + 0.3).all() == by_rarity
+
+
+def test_the_rarity_of_coordinates(rng):
+    """−log of the share of keys that have one; 0 for one that all have, or that may be negative."""
+    keys = np.zeros((8, 4))
+    keys[:, 0] = 1.0
+    keys[:4, 1] = 1.0
+    keys[:1, 2] = 2.0
+    keys[:, 3] = rng.normal(size=8)
+    keys[0, 3] = -1.0
+    rarity = rarity_of(kh.SetBatch([keys]))
+    np.testing.assert_allclose(rarity[[0, 3]], 0.0)
+    assert rarity[2] / rarity[1] == pytest.approx(np.log(8) / np.log(2))
+    assert np.mean(np.square(keys) @ rarity) == pytest.approx(0.7)
+    assert rarity_of(kh.SetBatch([rng.normal(size=(8, 2)) - 9.0])) is None
+    assert rarity_of(kh.SetBatch([np.ones((8, 2))])) is None

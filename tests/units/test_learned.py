@@ -16,7 +16,7 @@ from keyhole.attention.head_error import (
     judge,
 )
 from keyhole.attention.heads import FittedHeads, HeadDistribution, Step, standard_normals
-from keyhole.attention.hops import CHAIN, SIMILAR, Start
+from keyhole.attention.hops import CHAIN, Start
 from keyhole.attention.search import (
     Descended,
     RunningDescent,
@@ -119,7 +119,7 @@ def tell_descents(monkeypatch, result):
 
 def descended(start, view, split, base, error, gain, doubt, best_step=1):
     """A descent that reached a held-out error, with so much gain, from 1.0 without learning."""
-    matrices = view.plan.start(base, view.task, start.hops, start.strengths)
+    matrices = view.plan.start(base, view.task, start)
     *hops, means = matrices
     reached = FittedHeads(means, 0.25, hops_=tuple(hops), steps=best_step)
     n_held_out = sum(int(mask.sum()) for mask in split.masks)
@@ -486,10 +486,10 @@ def test_several_means_start_a_little_apart(rng):
     one = Task(
         kh.SetBatch(np.ones((1, 1, 2)), np.ones((1, 2))), np.zeros((1, 1)), None, "relu", True
     )
-    alone = plan_of(n_means=1).start(base, one, 1, SIMILAR)
+    alone = plan_of(n_means=1).start(base, one, Start(1))
     np.testing.assert_array_equal(alone, [base.means_])
     own = standard_normals(3, 9, 3 + 1).reshape(3, 3, 3)
-    found = plan_of(n_means=3).start(base, one, 1, SIMILAR)
+    found = plan_of(n_means=3).start(base, one, Start(1))
     np.testing.assert_allclose(found, [base.means_ + 0.02 * own], rtol=1e-13)
 
 

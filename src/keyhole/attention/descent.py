@@ -27,9 +27,9 @@ from keyhole.attention.heads import FittedHeads, Step, head_normals
 from keyhole.attention.hops import (
     START_NOISE,
     Ages,
-    HopStrengths,
     Start,
     newer_first,
+    rarity_of,
     starting_hops,
 )
 
@@ -134,26 +134,29 @@ class LearningPlan:
         """
         return list(dict.fromkeys([0.5, self.scale, 0.1]))
 
-    def start(
-        self, base: FittedHeads, task: Task, hops: int, strengths: HopStrengths
-    ) -> list[np.ndarray]:
+    def start(self, base: FittedHeads, task: Task, start: Start) -> list[np.ndarray]:
         """The matrices of all hops at the start of a descent, the means of the last one last.
 
-        A single hop starts from the head distribution without learning, ``base``.
+        A single hop starts from the head distribution without learning, ``base``. Where ages are
+        ignored, rare coordinates count more: what links two facts is seldom what they all share.
         """
         dim = task.batch.dim
         query_dim = task.batch.query_dim
-        if hops > 1:
+        if start.hops > 1:
+            rarity = None
+            if start.ignores_ages:
+                rarity = rarity_of(task.batch.sets)
             return starting_hops(
                 query_dim=query_dim,
                 dim=dim,
-                hops=hops,
+                hops=start.hops,
                 patterns=self.patterns,
                 n_means=self.n_means,
-                strengths=strengths,
+                strengths=start.strengths,
                 ages=self.ages,
                 pairs=task.batch.sets.pairs,
                 seed=self.seed,
+                rarity=rarity,
             )
         means = np.repeat(base.means_, self.n_means, axis=0)
         means[:, -1] += newer_first(dim, self.ages)

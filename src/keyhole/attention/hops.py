@@ -90,6 +90,11 @@ AGE_RANGE = 4.0
 """Where ages are known: every hop prefers new keys, 2·exp(−age/4), and keys older than what was
 found by Δ > 0 ages, exp(−Δ/4)."""
 
+RARE_SIMILARITY = 0.7
+"""How far a key resembles itself, on average, where rare coordinates count more. At 1.0 a start of
+two hops was so sharp that it had no slope (task 5 of benchmarks/stories.py); at 0.5 three facts in
+any order (tasks 2 and 22) had gained little after twenty steps."""
+
 START_NOISE = 0.02
 """Standard deviation of what tells patterns, and means, apart at the start."""
 
@@ -367,17 +372,21 @@ def starting_hops(
     ages: Ages | None,
     pairs: Any,
     seed: int,
+    rarity: Float[np.ndarray, " d"] | None = None,
 ) -> list[Float[np.ndarray, "_ _ e"]]:
     """The matrices of all hops before anything is learned, those of the last one last.
 
-    They prefer keys that resemble the query, or what was found, as ``strengths`` say. Where ages
-    are known they also prefer new keys, and keys just older than what was found. The rows of a
-    matrix are those of the query, then d for every pattern of the hops before it, then that of the
-    appended one.
+    They prefer keys that resemble the query, or what was found, as ``strengths`` say; with
+    ``rarity`` (`rarity_of`) each coordinate counts as much as that says. Where ages are known they
+    also prefer new keys, and keys just older than what was found. The rows of a matrix are those of
+    the query, then d for every pattern of the hops before it, then that of the appended one.
     """
     rng = np.random.default_rng([seed, hops])
     like_query = without_ages(identity_mean(dim, query_dim, pairs), ages)[:-1]
     like_found = without_ages(identity_mean(dim), ages)[:-1]
+    if rarity is not None:
+        like_query[:, :-1] *= rarity
+        like_found[:, :-1] *= rarity
     older = just_older(dim, ages)
     matrices = []
     for hop in range(hops):
@@ -411,6 +420,28 @@ def starting_hops(
         # equal patterns would have equal gradients and stay equal
         matrices.append(start + START_NOISE * rng.standard_normal((count, *start.shape)))
     return matrices
+
+
+def rarity_of(sets: SetBatch) -> Float[np.ndarray, " d"] | None:
+    """How much it says that two keys share a coordinate: the rarer it is, the more.
+
+    For coordinates that are zero or positive, such as words that a sentence has or has not, it is
+    −log of the share of keys that have it, in units in which a key resembles itself by
+    `RARE_SIMILARITY` on average; for all others 0. None if no coordinate is of that kind, or none
+    tells keys apart.
+
+    >>> rarity_of(SetBatch([np.array([[1.0, 1.0, -1.0], [1.0, 0.0, 1.0]])])).round(3)
+    array([0. , 1.4, 0. ])
+    """
+    tokens = sets.tokens
+    share = (tokens > 0).mean(axis=0)
+    is_presence = (tokens >= 0).all(axis=0) & (share > 0)
+    rarity = np.zeros(sets.dim)
+    rarity[is_presence] = -np.log(share[is_presence])
+    self_similarity = float((np.square(tokens).mean(axis=0) * rarity).sum())
+    if self_similarity <= 0:
+        return None
+    return RARE_SIMILARITY * rarity / self_similarity
 
 
 def without_ages(mean: Float[np.ndarray, "f e"], ages: Ages | None) -> Float[np.ndarray, "f e"]:

@@ -143,7 +143,7 @@ class TaskView:
         if distribution.chosen == "learned":
             # ages that are used are written over, and those that are ignored are zero
             plan = replace(self.plan, ages=None)
-            matrices = plan.start(base, task, start.hops, start.strengths)
+            matrices = plan.start(base, task, start)
         return self.coordinates.among_all(distribution, matrices, batch.query_dim)
 
 
@@ -508,7 +508,7 @@ class RunningDescent:
 
         # the start, and the penalty that leave-one-out chooses there, bounded so that there is a
         # slope
-        matrices = plan.start(base, task, start.hops, start.strengths)
+        matrices = plan.start(base, task, start)
         sample = task.at_most(min(plan.settings.max_samples, MAX_SAMPLES_TO_START), plan.seed)
         on_host = replace(plan, device=None)
         at_start = judge(
