@@ -1437,6 +1437,27 @@ def choice_seconds(spec: LayerSpec, data: TrainingSet) -> float:
     return search.size.seconds
 
 
+def procedure_seconds(spec: LayerSpec, data: TrainingSet) -> float:
+    """Seconds of one core that `choose` and the fit after it take, predicted from sizes alone.
+
+    Without the learning of heads, which has a budget of its own.
+    """
+    distinct = data.distinct()
+    n_heads = choose_n_heads(spec, data.samples, distinct.rows)
+    counts = data.samples.token_counts[distinct.rows]
+    n_tokens = keys_seen(counts, spec.query)
+    total = fit_seconds(len(counts), n_tokens, data.samples.dim, n_heads, has_query=True)
+    search = CandidateSearch.of(spec, data, distinct)
+    if search is None:
+        return total
+    total += search.size.seconds
+    if search.may_select_keys():
+        counts = search.part.samples.token_counts
+        one_fold = selection_seconds(len(counts), int(counts.sum()), data.samples.dim)
+        total += search.folds.count * one_fold
+    return total
+
+
 # ---- the scale of sample-level features ----------------------------------------------------------
 
 

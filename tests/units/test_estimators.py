@@ -249,3 +249,12 @@ def test_a_prediction_that_outgrows_floating_point_is_named():
     for wrong in (np.inf, np.nan):
         with pytest.raises(ValueError, match=r"that of sample 1 is .*\(2 in all\)"):
             check_finite_predictions(np.array([[1.0, 2.0], [0.0, wrong], [wrong, wrong]]))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_sets_that_are_all_alike_are_fitted_without_a_warning(value, rng):
+    """Nothing varies but rounding: the penalty is so large that predictions are the mean of y."""
+    sets = np.full((60, 3, 2), value)
+    y = rng.normal(size=60)
+    model = kh.AttentionRegressor(random_state=0).fit(sets, y)
+    np.testing.assert_allclose(model.predict(sets), y.mean(), rtol=1e-6)

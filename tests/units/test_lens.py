@@ -401,6 +401,23 @@ def test_the_recommended_settings_are_a_line_that_runs(seed):
         assert f"{name}={settings[name]!r}" in line
 
 
+def test_the_estimator_with_default_settings_is_among_the_learners(seed):
+    """It selects keys and minimises the log-loss, which no Gram matrix of the lens does."""
+    rng = np.random.default_rng([81, seed])
+    labels = np.arange(120) % 2
+    bags = rng.normal(size=(120, 60, 4))
+    bags[:, :2] += 3.0 * labels[:, None, None]
+    found = look(
+        Dataset(kh.SetBatch(bags), labels),
+        LensConfig("classification", budget=20.0, n_heads=32, steps=0, seed=seed),
+    )
+    default = next(m for m in found.learners if m.role == "default")
+    assert list(default.losses) == [0, 1]
+    assert default.error < 0.2
+    assert default.mean_measure("auc") > 0.9
+    assert eval(found.recommendation, {"kh": kh}).get_params()["keys"] in (8, "all")
+
+
 def test_theory_predicts_the_learning_curve_from_the_gram_matrix(seed):
     """Ridge on halves and quarters of the samples, best penalty, against the prediction."""
     rng = np.random.default_rng(seed)

@@ -493,8 +493,16 @@ def default_alphas(largest: float, floor: float, count: int = N_ALPHAS) -> Float
     >>> grid = default_alphas(largest=5.0, floor=1e-12)
     >>> len(grid), float(grid[0]), float(grid[-1])
     (30, 2e-12, 50.0)
+
+    Where nothing varies beyond rounding, such as features of sets that are all alike, the grid goes
+    up to penalties at which that rounding does not show:
+
+    >>> default_alphas(largest=1e-14, floor=1e-12)[-1] > 1e3
+    np.True_
     """
     count = check_count(count, "count")
+    if largest <= floor:
+        largest = floor / EPS
     # every penalty gives the same fit to a Gram matrix of zeros
     if not largest > 0:
         largest = 1.0

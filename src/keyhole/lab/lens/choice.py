@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from keyhole.attention.heads import GaussianHeads, HeadDistribution
 from keyhole.choose import Choice, choice_seconds, choose, first_settings
 from keyhole.data.tokens import TokenRule
+from keyhole.key_selection import ALL_KEYS
 from keyhole.lab.lens.findings import LensConfig
 from keyhole.lab.lens.problem import LensProblem
-from keyhole.spec import LayerSpec
+from keyhole.spec import AUTO, LayerSpec
 
 MOST = 300  # samples that choices are made on
 MIN_PILOT = 20  # samples that choices are made on at least
@@ -55,34 +56,60 @@ class TokenChoice:
 
     def as_line(self, *, classifies: bool) -> str:
         """The estimator with these settings, as a line of Python to copy."""
-        settings = [
-            f"heads=kh.{self.heads!r}",
-            f"activation={self.activation!r}",
-            f"pooling={self.rule.pooling!r}",
-            f"scaling={self.rule.scaling!r}",
-            f"query={self.rule.query!r}",
-        ]
-        kind = "AttentionRegressor"
-        if classifies:
-            kind = "AttentionClassifier"
-            settings.append(f"loss={self.loss!r}")
-        return f"kh.{kind}({', '.join(settings)})"
+        spec = LayerSpec(
+            heads=self.heads,
+            activation=self.activation,
+            pooling=self.rule.pooling,
+            scaling=self.rule.scaling,
+            query=self.rule.query,
+            keys=ALL_KEYS,
+            loss=self.loss,
+            classifies=classifies,
+        )
+        return estimator_line(spec)
+
+
+def estimator_line(spec: LayerSpec) -> str:
+    """The estimator with the settings of a specification, as a line of Python to copy."""
+    settings = [
+        f"heads=kh.{spec.heads!r}",
+        f"activation={spec.activation!r}",
+        f"pooling={spec.pooling!r}",
+        f"scaling={spec.scaling!r}",
+        f"query={spec.query!r}",
+        f"keys={spec.keys!r}",
+    ]
+    kind = "AttentionRegressor"
+    if spec.classifies:
+        kind = "AttentionClassifier"
+        settings.append(f"loss={spec.loss!r}")
+    return f"kh.{kind}({', '.join(settings)})"
+
+
+def default_spec(problem: LensProblem, config: LensConfig) -> LayerSpec:
+    """What an estimator with default settings, and those that the user gave, leaves open.
+
+    Heads are not learned: other learners of the lens do that.
+    """
+    spec = LayerSpec(activation=config.activation, pooling=config.pooling, seed=config.seed)
+    if problem.labels is None:
+        return spec
+    return replace(spec, criterion="log_loss", loss=AUTO, classifies=True)
 
 
 def make_choice(problem: LensProblem, config: LensConfig) -> TokenChoice:
     """Choose settings as the estimators do, within the budget.
 
     The first training samples choose: as many as make the choice cost no more than its share of the
-    budget.
+    budget. Gram matrices of squared errors on all keys serve every question of a lens, so neither
+    the log-loss nor a selection of keys is tried here: `default_spec` leaves them open.
     """
     train = problem.folds[0][0]
-    spec = LayerSpec(
+    spec = replace(
+        default_spec(problem, config),
         n_heads=config.n_heads,
-        activation=config.activation,
-        pooling=config.pooling,
-        keys="all",
-        criterion="squared_error" if problem.labels is None else "log_loss",
-        seed=config.seed,
+        keys=ALL_KEYS,
+        loss="squared_error",
         extras_scale=1.0,
     )
 

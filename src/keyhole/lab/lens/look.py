@@ -27,11 +27,19 @@ from keyhole.attention.activations import ACTIVATIONS, SOFTMAX
 from keyhole.attention.descent import DescentSettings
 from keyhole.attention.heads import GaussianHeads, HeadDraw
 from keyhole.attention.learned import LearnedHeads
+from keyhole.choose import choose, procedure_seconds
 from keyhole.data.layout import Dataset
 from keyhole.data.tokens import POOLINGS, TokenRule, pass_hops
 from keyhole.estimators.attention import AttentionRegressor
 from keyhole.estimators.validation import as_samples
-from keyhole.lab.lens.choice import MOST, TokenChoice, has_mean, make_choice
+from keyhole.lab.lens.choice import (
+    MOST,
+    TokenChoice,
+    default_spec,
+    estimator_line,
+    has_mean,
+    make_choice,
+)
 from keyhole.lab.lens.costs import MOST_PER_STEP, Costs, share_out
 from keyhole.lab.lens.findings import (
     Findings,
@@ -58,6 +66,7 @@ from keyhole.lab.lens.fits import (
 )
 from keyhole.lab.lens.problem import LensProblem, pose
 from keyhole.lab.scores import class_measures, constant_class_guess, probabilities_of
+from keyhole.ridge.calibration import class_scores, fit_temperature
 from keyhole.solvers.solve import solve_values
 from keyhole.spec import LayerSpec
 from keyhole.training import TrainingSet
@@ -67,6 +76,8 @@ MIN_SETS = 40
 WIDTH = 1024  # units of the MLP
 STATISTICS_RIDGE = "pooled statistics, ridge"
 STATISTICS_MLP = "pooled statistics, MLP"
+DEFAULT_SETTINGS = "default settings, chosen on each fold"
+DEFAULT_FOLDS = 2  # folds on which settings are chosen anew
 TWO_HOPS = "head distribution of two hops, learned"
 TWO_HOPS_COST = 2  # what learning two hops costs, relative to one
 
@@ -103,6 +114,7 @@ def look(
         )
     progress("choosing how to scale tokens")
     problem = pose(data, config.kind, min(n, config.max_samples), config.seed)
+    open_spec = default_spec(problem, config)
     choice = make_choice(problem, config)
     config = replace(config, activation=choice.activation, pooling=choice.rule.pooling)
     keys_per_set = problem.tokens / len(problem)
@@ -117,7 +129,7 @@ def look(
         has_query=problem.has_query or choice.rule.query != "given",
         sets=len(problem.batch) / len(problem),
     )
-    return LensRun(data, problem, choice, costs, config, progress).run()
+    return LensRun(data, problem, open_spec, choice, costs, config, progress).run()
 
 
 def lens(
@@ -293,12 +305,14 @@ class LensRun:
         self,
         data: Dataset,
         problem: LensProblem,
+        open_spec: LayerSpec,
         choice: TokenChoice,
         costs: Costs,
         config: LensConfig,
         progress: Callable[[str], None],
     ) -> None:
         self.problem = problem
+        self.open_spec = open_spec
         self.choice = choice
         self.costs = costs
         self.config = config
@@ -333,6 +347,7 @@ class LensRun:
         self._fit_constant()
         self._fit_pooled()
         self._fit_fixed_heads()
+        self._fit_default_settings()
         self._fit_learned_heads()
 
         # the last two questions are cheap: what they take is kept, however much the others want
@@ -349,7 +364,7 @@ class LensRun:
 
         self.findings.cost = self.config.budget - self.remaining
         self.findings.answers = answer_all(self.findings)
-        if self.choice.is_measured:
+        if self.choice.is_measured and not self.findings.recommendation:
             classifies = self.config.kind != "regression"
             self.findings.recommendation = self.choice.as_line(classifies=classifies)
         return self.findings
@@ -388,6 +403,12 @@ class LensRun:
                 for size in sizes
             ]
 
+        # the estimator as users get it
+        n_chosen = min(DEFAULT_FOLDS, costs.n_folds)
+        options[DEFAULT_SETTINGS] = [
+            PlannedFit(n_chosen * self._default_seconds(size), size) for size in sizes
+        ]
+
         # learned head distributions: first fewer steps, then fewer samples
         if self.config.steps:
             n_learned = min(LEARNED_FOLDS, costs.n_folds)
@@ -416,6 +437,11 @@ class LensRun:
                     "sets."
                 )
         return {name: fit for name, (_, fit) in shares.items()}
+
+    def _default_seconds(self, size: int) -> float:
+        """What choosing all settings and fitting takes, on the training part of a fold."""
+        train, _ = self.problem.fold(0, size)
+        return procedure_seconds(self.open_spec, self.problem.training_set(train))
 
     def _pool_name(self) -> str:
         if self.config.pooling == "sum":
@@ -599,6 +625,36 @@ class LensRun:
             self._skip("biased attention: without a query there is nothing for keys to resemble.")
         if not self.has_kernel:
             self._skip("infinite heads: softmax weights have no kernel in closed form.")
+
+    def _fit_default_settings(self) -> None:
+        """The estimator with default settings, which it chooses on the training part of each fold.
+
+        So "no" means that an estimator without settings does not gain either. The settings of the
+        first fold are the ones that are recommended.
+        """
+        if DEFAULT_SETTINGS not in self.plan:
+            return
+        planned = self.plan[DEFAULT_SETTINGS]
+        self._afford(DEFAULT_SETTINGS, planned.seconds)
+        m = Measured(DEFAULT_SETTINGS, "attention", "default", seconds=planned.seconds)
+        for k in self.folds[:DEFAULT_FOLDS]:
+            train, test = self.problem.fold(k, planned.n_samples)
+            if min(len(train), len(test)) < 2:
+                continue
+            data = self.problem.training_set(train)
+            choice = choose(self.open_spec, data)
+            fitted = choice.fit(data)
+            scores = fitted.predict(self.problem.sets[test])
+            m.at.setdefault(planned.n_samples, {})[k] = self.problem.losses(test, scores)
+            if self.problem.labels is not None:
+                left_out_scores = class_scores(fitted.predictions)
+                temperature = fit_temperature(left_out_scores, self.problem.labels[train])
+                probabilities = probabilities_of(scores, temperature)
+                measures = class_measures(self.problem.labels[test], probabilities)
+                m.class_measures[k] = (measures, len(test))
+            if not self.findings.recommendation:
+                self.findings.recommendation = estimator_line(choice.spec)
+        self.findings.learners.append(m)
 
     def _fit_learned_heads(self) -> None:
         """Attention whose head distribution is learned on the training part of each of two folds.
