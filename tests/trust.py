@@ -50,7 +50,11 @@ def fuzz(run: dict[str, Any]) -> str:
 def fuzz_table(kind: str, read: str, rows: list[tuple[str, dict[str, int]]]) -> str:
     """One row for each format or kind, and their sum; ``read`` names what went well."""
     columns = ["cases", "refused", "read", "findings"]
-    cells = [[name, *(row.get(column, 0) for column in columns)] for name, row in rows]
+    cells: list[list[Any]] = []
+    for name, row in rows:
+        # two hyphens would become a dash outside code
+        label = f"`{name}`" if name.startswith("--") else name
+        cells.append([label, *(row.get(column, 0) for column in columns)])
     total = [sum(row[i] for row in cells) for i in range(1, 1 + len(columns))]
     cells.append(["**all**", *total])
     return table([kind, "cases", "refused", read, "findings"], cells)

@@ -59,7 +59,7 @@ class SolverWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Solution:
-    """The best point met, with the certificate of the best primal against the best dual point.
+    """The best point that was found, with a bound on its distance to the minimum.
 
     ``relative_gap`` is the gap over max(objective, floor), as compared with ``tol``.
     """
@@ -305,7 +305,7 @@ def check_radii(group_radius: Any, ball_radius: Any) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class BallSetup:
-    """What is minimised, over one ball or another: all but the ball.
+    """The objective of a norm-ball problem: everything but the radii of the ball.
 
     ``targets`` are real numbers, labels ±1 for "logistic" and "hinge", rows on the simplex for
     "multinomial", and every class has weight; ``weights`` add up to one. Inner iterations are in

@@ -352,7 +352,7 @@ class FileCoordinates(Sequence[Any]):
 
 @dataclass(frozen=True)
 class BagFiles:
-    """Bags of a folder: what `read_bags` gives.
+    """The bags of a folder, as `read_bags` returns them.
 
     Attributes
     ----------

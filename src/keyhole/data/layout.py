@@ -59,7 +59,7 @@ unread.
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Sets, what is to be predicted of them, and names.
+    """Sets with their targets, and the names of their coordinates.
 
     Attributes
     ----------

@@ -35,7 +35,7 @@ MEASURES = ("cosine", "dot", "euclidean")
 
 @dataclass(frozen=True)
 class TokenRule:
-    """What happens to tokens, learned on the training set and repeated on every other.
+    """How tokens are scaled: learned on the training set, applied to every other.
 
     Attributes
     ----------
@@ -721,7 +721,7 @@ def _token_arrays(keys: Any) -> Iterator[Float[np.ndarray, "k d"]]:
 def windows(
     series: Any, width: int, stride: int = 1, *, split: bool = True
 ) -> list[Float[np.ndarray, "k e"]]:
-    """Cut series into overlapping windows, the keys of a set each: what happens, wherever it does.
+    """Cut each time series into overlapping windows, which become the keys of its set.
 
     Parameters
     ----------
@@ -775,7 +775,7 @@ def windows(
 
 
 def with_ages(keys: Any, n_ages: int) -> list[Float[np.ndarray, "k e"]]:
-    """Append to each key its age as one of ``n_ages`` zeros and ones, the last key being of age 0.
+    """Append to each key its age, as ``n_ages`` coordinates of 0 and 1; the last key has age 0.
 
     Sets with an order.
 

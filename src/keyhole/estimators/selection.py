@@ -12,7 +12,7 @@ from keyhole.ridge.problem import RidgeFit
 
 @dataclass(frozen=True)
 class Selection:
-    """The penalties that were tried, and what each was worth.
+    """The penalties that were tried, with the score of each.
 
     Attributes
     ----------

@@ -426,7 +426,7 @@ def predict_with(
     query: Float[np.ndarray, " q"] | None = None,
     extras: Float[np.ndarray, " c"] | None = None,
 ) -> Float[np.ndarray, " t"]:
-    """f of one sample: the steps at the head of this module, one after the other."""
+    """Predict one sample from the constants, in plain NumPy."""
     # 0. the keys that are seen
     if constants.selection is not None:
         keys = keys[_kept_keys(constants.selection, keys, query)]

@@ -582,7 +582,7 @@ def best_ridge_curve(
 
 @dataclass(frozen=True, eq=False)
 class BestBias:
-    """Which multiple of the identity serves a target best, and from where on it is a handicap.
+    """Which multiple of the identity is best for a target, and above which it is a disadvantage.
 
     Attributes
     ----------

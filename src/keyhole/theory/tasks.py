@@ -792,7 +792,7 @@ class TwoHops(SetTask):
 
 @dataclass(frozen=True)
 class PositionAndMeaning(SetTask):
-    """Half of the label is where a key stands, half what it says.
+    """Half of the label depends on the position of a key, half on its content.
 
     The label is y = (1−ω) <β, x_3> + ω Σ_i softmax_i(b <x_0, x_i>) <β, x_i>: the third key, and
     the mean weighed by similarity. Keys are [x_i; e_i] with x_i uniform on the unit sphere and e_i
