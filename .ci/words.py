@@ -4,11 +4,13 @@
     python .ci/words.py --table     # words and long sentences of every page as well
     python .ci/words.py --long      # the long sentences themselves
 
-Three rules, explained in CONTRIBUTING.md under "Style of the documentation":
+Four rules, explained in CONTRIBUTING.md under "Style of the documentation":
 
 1. words that the project has a better one for do not occur (`BANNED`);
 2. less than 3 % of the sentences of each kind of text have more than 30 words;
-3. a teaching page (tutorial, how-to, explanation) has at most 1200 words, code aside.
+3. a teaching page (tutorial, how-to, explanation) has at most 1200 words, code aside;
+4. code on a page has at most 88 columns, and no line of prose begins with a percent sign, which
+   MyST takes for a comment.
 
 It needs nothing but the standard library.
 """
@@ -27,6 +29,7 @@ LONG = 30
 """Words beyond which a sentence is long."""
 LONG_SHARE = 0.03
 PAGE_WORDS = 1200
+CODE_COLUMNS = 88
 TEACHING = ("docs/tutorials", "docs/howto", "docs/explanation")
 
 # a full stop, and then a capital, a number, or a word in quotes or backticks
@@ -248,10 +251,38 @@ def page_sizes() -> dict[str, int]:
     return sizes
 
 
+def bad_lines(place: str, text: str) -> list[str]:
+    """Rule 4, for one page."""
+    findings = []
+    fence = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        mark = re.match(r"\s*(`{3,}|~{3,})", line)
+        if mark and not fence:
+            fence = mark[1]
+        elif fence and line.strip() == fence:
+            fence = ""
+        elif fence and len(line) > CODE_COLUMNS:
+            findings.append(f"{place}:{number}: code of {len(line)} columns")
+        elif not fence and line.lstrip().startswith("%"):
+            findings.append(f"{place}:{number}: a line that begins with % is not shown")
+    return findings
+
+
+def all_bad_lines() -> list[str]:
+    """Rule 4, for README, CONTRIBUTING and all pages."""
+    paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    findings = []
+    for path in paths:
+        place = path.relative_to(ROOT).as_posix()
+        if not place.startswith(("docs/gallery/", "docs/figures/")):
+            findings += bad_lines(place, path.read_text(encoding="utf-8"))
+    return findings
+
+
 def main(arguments: list[str]) -> int:
     """Print what was found; 1 if there is anything."""
     texts = all_texts()
-    findings = banned_words(texts)
+    findings = banned_words(texts) + all_bad_lines()
     for kind, (n_long, n) in long_sentences(texts).items():
         print(f"{kind}: {n_long} of {n} sentences have more than {LONG} words ({n_long / n:.1%})")
         if n_long / n >= LONG_SHARE:

@@ -56,3 +56,14 @@ def test_a_long_sentence_is_counted(words):
     long = " ".join(["Word"] * 31) + "."
     counts = words.long_sentences([words.Text("page", "pages", f"Short one here. {long}")])
     assert counts == {"pages": (1, 2)}
+
+
+def test_code_that_would_be_cut_off_is_found(words):
+    page = "Prose may be long: " + 80 * "x" + f"\n\n```python\n{89 * 'y'}\n{88 * 'y'}\n```\n"
+    assert words.bad_lines("page", page) == ["page:4: code of 89 columns"]
+
+
+def test_a_line_that_would_not_be_shown_is_found(words):
+    page = "The error is 2.6\n% of the variance.\n\n```\n% of code is shown\n```\n"
+    [finding] = words.bad_lines("page", page)
+    assert finding.startswith("page:2:")
