@@ -376,3 +376,15 @@ def test_standard_errors_are_those_of_a_mean(seed, rng):
     )
     means = numbers.reshape(4, 3).mean(axis=1)
     assert (mean, error) == pytest.approx((means.mean(), means.std(ddof=1) / 2), rel=1e-12)
+
+
+@pytest.mark.parametrize("n_keys", [3, 80])
+def test_intervals_are_around_the_predictions_whatever_the_length_of_the_sets(rng, n_keys):
+    """Fits to long sets take another constant off all features than fits to short ones."""
+    sets = kh.SetBatch(2.0 + rng.normal(size=(90, n_keys, 3)))
+    y = np.maximum(sets.tokens[:, 0], 0).reshape(90, n_keys).mean(axis=1)
+    model = paper_regressor(40, alpha=0.1, random_state=0).fit(sets, y)
+    assert model.solver_ == "dual"
+    blocks_of_samples = model.training_.refits().predictions(sets, 2**28, variances=False)
+    predicted = np.concatenate([of_block[:, 0] for _, of_block, _, _ in blocks_of_samples])
+    np.testing.assert_allclose(predicted, model.predict(sets), rtol=1e-9)

@@ -438,8 +438,10 @@ def solve_dual(problem: ValueProblem, backend: Backend) -> tuple[FiniteLayer, Ri
     is_final = problem.ridge.fit_intercept and not problem.ridge.draft
     if is_final and not backend.sums_in_float64:
         positive_rows = problem.samples.data.positive_rows
-        # features of long sets cost more than a pass over all of them: their own mean is taken off
-        if batch.sets.n_tokens >= LONG_SET * len(batch):
+        # features of long sets cost more than a pass over all of them: their own mean is taken off.
+        # Whoever keeps the factor takes `mean_feature` off new samples, and needs the same here
+        has_long_sets = batch.sets.n_tokens >= LONG_SET * len(batch)
+        if has_long_sets and not problem.keep_factor:
             centred_rows = positive_rows
         else:
             centre = mean_feature(batch[positive_rows], heads, spec)
