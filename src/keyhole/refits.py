@@ -17,9 +17,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks
+from keyhole.attention.backends import backend_for
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel
+from keyhole.data.arrays import on_host
 from keyhole.data.sets import SampleBatch
 from keyhole.logistic.problem import working_problem
 from keyhole.ridge.problem import Smoother
@@ -80,9 +82,10 @@ class Refits:
 
     @classmethod
     def of(cls, spec: LayerSpec, data: TrainingSet, alpha: float) -> Refits:
-        """Factorise the fit at one penalty, in float64, by NumPy.
+        """Factorise the fit at one penalty, in float64.
 
-        Costs at most what a fit that chooses a penalty does. ``data`` are prepared samples.
+        Costs at most what a fit that chooses a penalty does. ``data`` are prepared samples. A
+        device makes the Gram matrix, which the host factorises.
         """
         # samples with weight, those of a group next to each other
         rows = data.positive_rows
@@ -99,7 +102,6 @@ class Refits:
             criterion="squared_error",
             loss="squared_error",
             dtype="float64",
-            device=None,
             solver="direct",
         )
         assert spec.heads is not None
@@ -110,10 +112,13 @@ class Refits:
         assert ridge.factor is not None
         assert ridge.left_out is not None
 
-        # the dual route took this constant off all features: new samples are compared alike
+        # the dual route took this constant off all features, unless they were summed in float64:
+        # new samples are compared alike
+        backend = backend_for(fit.layer.device)
         joined = fit.samples.data
+        joined = joined.with_samples(backend.placed(joined.samples))
         centre = None
-        if fit.route == "dual" and spec.fit_intercept:
+        if fit.route == "dual" and spec.fit_intercept and not backend.sums_in_float64:
             assert isinstance(heads, HeadDraw)
             centre = mean_feature(joined.samples, heads, spec)
 
@@ -197,6 +202,7 @@ class Refits:
         bytes_per_sample = 8 * 4 * n * (2 + n_outputs)
         if self.route == "primal" and isinstance(self.heads, HeadDraw):
             bytes_per_sample += 8 * self.heads.n_heads * (self.heads.dim + 1)
+        batch = backend_for(self.batch.device).placed(batch)
         for rows in blocks(len(batch), block_size(bytes_per_sample, memory_budget)):
             compared, squares = self._compared(batch[rows], memory_budget, variances=variances)
             hat, variance = self.smoother.apply(compared, squares)
@@ -239,8 +245,8 @@ class Refits:
         bytes_per_head = 8 * (len(batch) + len(self.batch)) * width
         for part in blocks(heads.n_heads, block_size(bytes_per_head, memory_budget // 2)):
             drawn = heads.block(part.start, part.stop)
-            new = attention_features(batch, drawn, self.activation)
-            fitted = attention_features(self.batch, drawn, self.activation)
+            new = attention_features(batch, drawn, self.activation, dtype="float64")
+            fitted = attention_features(self.batch, drawn, self.activation, dtype="float64")
 
             # features carry the scale M^{-1/2} of the block's heads: products of them count by the
             # share of the block, and the centre, in the scale of all heads, is divided by its root
@@ -250,9 +256,9 @@ class Refits:
                 centre = self.centre[columns] / math.sqrt(share)
                 new -= centre
                 fitted -= centre
-            cross += share * (new @ fitted.T)
+            cross += share * on_host(new @ fitted.T)
             if variances:
-                squares += share * np.einsum("np,np->n", new, new)
+                squares += share * on_host((new * new).sum(axis=1))
         return cross, squares
 
     def _compared_by_kernel(
@@ -260,8 +266,13 @@ class Refits:
     ) -> tuple[np.ndarray, np.ndarray]:
         """K(x, x_j) and K(x, x) by the exact kernel."""
         assert not isinstance(self.heads, HeadDraw)
-        cross = attention_kernel(
-            batch, self.batch, self.heads, self.activation, memory_budget=memory_budget
+        # a device computes in the precision of its tensors
+        batch = batch.astype("float64")
+        fitted = self.batch.astype("float64")
+        cross = on_host(
+            attention_kernel(
+                batch, fitted, self.heads, self.activation, memory_budget=memory_budget
+            )
         )
         # K(x, x) is the diagonal of the kernel of the new samples: few at a time, because all pairs
         # of them are computed
@@ -271,7 +282,7 @@ class Refits:
                 kernel = attention_kernel(
                     batch[rows], None, self.heads, self.activation, memory_budget=memory_budget
                 )
-                squares[rows] = kernel.diagonal()
+                squares[rows] = on_host(kernel).diagonal()
         return cross, squares
 
     def own_variances(self) -> Float[np.ndarray, " n"]:

@@ -296,25 +296,33 @@ def moves(monkeypatch):
     return sizes
 
 
-@pytest.mark.parametrize("keys", ["all", 4])
-def test_sets_move_to_a_device_once_and_never_come_back(moves, keys):
-    """For all that is chosen and fitted there: every draft shares the tokens on the device."""
+@pytest.mark.parametrize(("n_heads", "keys"), [(8, "all"), (8, 4), (np.inf, "all")])
+def test_sets_move_to_a_device_once_and_never_come_back(moves, n_heads, keys):
+    """For all that is chosen and fitted there: every draft shares the tokens on the device.
+
+    The exact kernel compares new sets with the training sets, so that its model keeps these on the
+    host: they come back once, at the end.
+    """
     bags = kh.datasets.make_bags(30, (60, 80), dim=20, share=0.2, random_state=0)
     n_numbers = bags.sets.tokens.size
     model = kh.AttentionClassifier(
-        8, heads=kh.GaussianHeads(), keys=keys, random_state=0, device="cpu"
+        n_heads, heads=kh.GaussianHeads(), keys=keys, random_state=0, device="cpu"
     )
     model.fit(bags.sets, bags.target)
+    came_back = [size for size in moves["back"] if size >= n_numbers]
     assert len(model.candidates_) > 5
-    assert [size for size in moves["there"] if size >= n_numbers] == [n_numbers]
-    # statistics of sets are the largest that comes to the host: 4 × 20 numbers of each
-    assert max(moves["back"]) <= n_numbers // 10
+    assert moves["there"].count(n_numbers) == 1
+    is_exact = n_heads == np.inf
+    assert came_back == [n_numbers] * is_exact
+    if is_exact:
+        return
 
     moves["there"].clear()
     moves["back"].clear()
     model.predict(bags.sets)
     model.contributions(bags.sets)
-    assert [size for size in moves["there"] if size >= n_numbers] == [n_numbers] * 2
+    assert moves["there"].count(n_numbers) == 2
+    # contributions, and statistics of sets: 4 × 20 numbers of each
     assert max(moves["back"]) <= n_numbers // 10
 
 
@@ -374,3 +382,16 @@ def test_tensors_are_scaled_where_they_are(bags, scaling, query):
     np.testing.assert_allclose(there.numpy().tokens, here.tokens, rtol=1e-12, atol=1e-13)
     if query == "mean":
         np.testing.assert_allclose(there.numpy().query, here.query, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("n_heads", [12, np.inf])
+@pytest.mark.parametrize("pooling", ["mean", "sum"])
+def test_intervals_on_a_device_are_those_of_the_host(bags, n_heads, pooling, moves):
+    sets, y = bags
+    host = fitted(sets, y, pooling=pooling).set_params(n_heads=n_heads, alpha=1.0).fit(sets, y)
+    device = clone(host).set_params(device="cpu").fit(sets, y)
+    moves["back"].clear()
+    np.testing.assert_allclose(device.predict_interval(sets), host.predict_interval(sets), 1e-6)
+    np.testing.assert_allclose(device.predict_std(sets), host.predict_std(sets), 1e-6)
+    # n × n matrices, and no tokens
+    assert max(moves["back"]) <= len(sets) ** 2

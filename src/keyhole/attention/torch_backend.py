@@ -206,17 +206,15 @@ class DeviceBackend:
         keep_factor: bool,
         memory_budget: int,
     ) -> RidgeFit:
-        """Ridge on a float64 Gram matrix on the device, which is overwritten.
-
-        Its factorisation is not kept.
-        """
-        # whole groups are left out on the host
-        if problem.groups is not None:
+        """Ridge on a float64 Gram matrix on the device, which is overwritten."""
+        # whole groups are left out on the host, and factorisations kept there
+        if problem.groups is not None or keep_factor:
             return ridge_gram(
                 as_array(gram),
                 problem,
                 rounding=rounding,
                 overwrite_gram=overwrite_gram,
+                keep_factor=keep_factor,
                 memory_budget=memory_budget,
             )
         room_for_a_copy = 8 * gram.shape[0] ** 2 <= free_bytes(self.device)

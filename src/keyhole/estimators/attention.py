@@ -350,10 +350,10 @@ class AttentionModel(SetModel):
             self.n_iter_ = ridge.n_iter
 
         # the coefficients. A kernel compares every new set with the training sets, so it has a copy
-        # of them: what the user gave may be changed later
+        # of them in host memory: what the user gave may be changed later
         single = self._has_one_output()
         if isinstance(layer, KernelLayer):
-            layer = replace(layer, sets=layer.sets[np.arange(len(layer.sets))])
+            layer = replace(layer, sets=layer.sets.numpy()[np.arange(len(layer.sets))])
             self.layer_ = layer
             self.n_heads_: float = math.inf
             self.dual_coef_ = without_output_axis(layer.dual, single)
@@ -506,7 +506,7 @@ class AttentionModel(SetModel):
         True
         """
         model = self._snapshot()
-        samples = model._prepared_on_host(X)
+        samples = model._prepared(X)
         parts = model._refits_with_variance("predict_std")
         if model.training_.spec.is_logistic:
             deviations = laplace_std(parts, samples, memory_budget())
@@ -538,7 +538,7 @@ class AttentionModel(SetModel):
         array([0.1, 1. ])
         """
         model = self._snapshot()
-        samples = model._prepared_on_host(X)
+        samples = model._prepared(X)
         parts = model._refits_with_variance("novelty")
         # of several outputs those that vary: a class without weight has nothing to rank by
         targets = model.training_.targets(parts[0])
@@ -979,7 +979,7 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         coverage = check_coverage(coverage)
         adaptive = check_choice(width, "width", ("constant", "adaptive")) == "adaptive"
         model = self._snapshot()
-        samples = model._prepared_on_host(X)
+        samples = model._prepared(X)
         if adaptive:  # raises where there are no variances
             model._refits_with_variance("width='adaptive'")
             if model.interval_method == "held-out":
@@ -1353,7 +1353,7 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         """
         coverage = check_coverage(coverage)
         model = self._snapshot()
-        samples = model._prepared_on_host(X)
+        samples = model._prepared(X)
         if model.interval_method == "jackknife+":
             parts = model.training_.output_refits(model.layer_)
             return jackknife_plus_label_sets(

@@ -59,15 +59,7 @@ class SetModel(BaseEstimator):
         are dropped; then the token rule scales tokens, makes queries and sets the pooling.
         """
         check_is_fitted(self)
-        return self._ready(backend_for(self.layer_.device).placed(as_samples(self, X, reset=False)))
-
-    def _prepared_on_host(self, X: Any) -> Any:
-        """The same in host memory, where intervals and variances are computed."""
-        check_is_fitted(self)
-        return self._ready(as_samples(self, X, reset=False).numpy())
-
-    def _ready(self, samples: Any) -> Any:
-        """Samples with the keys that the layer sees, after the token rule."""
+        samples = backend_for(self.layer_.device).placed(as_samples(self, X, reset=False))
         with explained_memory_errors("predict", samples, None, LESS_FOR_A_PREDICTION):
             if self.key_selection_ is not None:
                 samples = self.key_selection_.apply(samples)
@@ -168,7 +160,7 @@ class SetModel(BaseEstimator):
         array([-47.5,  47.5])
         """
         model = self._snapshot()
-        samples = model._prepared_on_host(X)
+        samples = model._prepared(X)
         values = model.layer_.extras_values
         if values is None:
             extras = np.zeros((len(samples), 0))

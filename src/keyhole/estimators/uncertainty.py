@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float
 from scipy.special import log_softmax, softmax
 
 from keyhole._checks import check_number
+from keyhole.attention.backends import backend_for
 from keyhole.data.tokens import TokenRule
 from keyhole.estimators.base import LESS_FOR_REFITS, explained_memory_errors
 from keyhole.estimators.classes import without_weightless
@@ -56,6 +57,11 @@ class TrainingRecord:
     _cache: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
+    def prepared_data(self) -> TrainingSet:
+        """The samples as the layer saw them, where it is computed."""
+        samples = backend_for(self.spec.device).placed(self.data.samples)
+        return self.data.with_samples(samples).prepared(self.tokens)
+
     def refits(self) -> Refits:
         """All leave-one-out fits."""
         # one thread makes them, others wait for it
@@ -63,7 +69,7 @@ class TrainingRecord:
             if "refits" not in self._cache:
                 samples = self.data.samples
                 with explained_memory_errors("leave-one-out fits", samples, None, LESS_FOR_REFITS):
-                    ready = self.data.prepared(self.tokens)
+                    ready = self.prepared_data()
                     self._cache["refits"] = Refits.of(self.spec, ready, self.alpha)
             refits: Refits = self._cache["refits"]
             return refits
@@ -79,7 +85,7 @@ class TrainingRecord:
             if "output_refits" not in self._cache:
                 samples = self.data.samples
                 with explained_memory_errors("leave-one-out fits", samples, None, LESS_FOR_REFITS):
-                    ready = self.data.prepared(self.tokens)
+                    ready = self.prepared_data()
                     logits = layer.predict(ready.samples)
                     self._cache["output_refits"] = logistic_refits(
                         self.spec, ready, self.alpha, logits

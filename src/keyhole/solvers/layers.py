@@ -149,18 +149,20 @@ class KernelLayer:
 
         K of a set is the mean of K over its keys, each as a set of its own with the same query.
         """
-        # blocks of samples, whose keys are made sets of one key each
         samples = samples.numpy()
+        training_sets = self.sets.numpy()
+
+        # blocks of samples, whose keys are made sets of one key each
         parts = []
         for _, written in written_blocks(samples, 8 * self.dual.shape[1]):
             keys = written.sets.single_keys()
             lengths = written.sets.lengths
             outputs = np.empty((len(keys), self.dual.shape[1]))
-            for rows in blocks(len(keys), block_size(8 * len(self.sets), memory_budget)):
+            for rows in blocks(len(keys), block_size(8 * len(training_sets), memory_budget)):
                 # keys stand in the columns of the kernel, so that what is done once per row is done
                 # per training set
                 kernel = attention_kernel(
-                    self.sets,
+                    training_sets,
                     keys[rows],
                     self.distribution,
                     self.activation,

@@ -166,8 +166,6 @@ class ValueProblem:
         sets = self.batch
         if len(rows) < len(self.batch):
             sets = self.batch[rows]
-        # a model holds arrays of the host, wherever it was fitted
-        sets = sets.numpy()
 
         # the linear kernel of the extras is finite: its part is kept as values, Zᵀa
         extras_values = _values_of_extras(self.extras.T @ ridge.coef)
