@@ -196,7 +196,6 @@ def test_ridge_on_a_kernel_agrees(sets, extras, rng, groups, host, device):
 ONE_PLACE = {"attention/backends.py"}
 OTHER_QUESTIONS = {
     "data/sets.py": "a batch holds arrays or tensors, and says so",
-    "choose.py": "settings that a device cannot fit are not tried",
     "costs.py": "the time of a fit is predicted for the host only",
     "training.py": "large arrays of the host are shared with a fit, tensors are not",
 }

@@ -1062,9 +1062,9 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         one for rare classes, and takes a few times as long. Several classes are one-vs-rest
         problems, at one penalty. The penalty is chosen by approximate leave-one-out. "auto" is the
         squared error unless the log-loss is clearly better and affordable. With numbers as
-        ``alpha``, with a device, with ``solver="cg"``, in batches and with
-        ``criterion="squared_error"`` it is the squared error.
-        With "log_loss" a device predicts, and the host fits.
+        ``alpha``, with ``solver="cg"``, in batches and with ``criterion="squared_error"`` it is the
+        squared error. With "log_loss" a device makes the Gram matrix and predicts, and the host
+        makes the Newton steps.
 
     Attributes
     ----------

@@ -101,7 +101,8 @@ class SetModel(BaseEstimator):
         say what causes y.
 
         For one output this takes about as long as `predict`. Each further output takes 2MD
-        operations for each key. NumPy computes it, also for a model that was fitted on a device.
+        operations for each key. A device computes it for sets of 64 keys and more and finitely many
+        heads, NumPy for all others.
 
         Examples
         --------
