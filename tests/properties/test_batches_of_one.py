@@ -154,9 +154,9 @@ class PlainRefits:
     Attributes
     ----------
     rows : array (k,)
-        Samples that are left out: of positive weight, one for all of its duplicates.
+        Samples that are left out: of positive weight, one for all of its duplicates (in its group).
     shares : array (k,)
-        One over the number of samples of the group.
+        One over the number of these samples in the group.
     without : list of Refit
         For each of these samples, what the fit without it says of it, first, and of the new
         samples.
@@ -180,12 +180,12 @@ class PlainRefits:
             return
         for number in np.unique(numbers[positive]):
             members = positive[numbers[positive] == number]
-            if problem.groups is None:
-                members = members[:1]
             rest = positive[numbers[positive] != number]
-            for member in members:
+            # duplicates count once, within a group too
+            _, first = np.unique(self.plain.copies[members], return_index=True)
+            for member in members[np.sort(first)]:
                 rows.append(member)
-                shares.append(1 / len(members))
+                shares.append(1 / len(first))
                 self.without.append(self.fit_to(rest, np.append(member, new)))
         self.rows = np.array(rows)
         self.shares = np.array(shares)
