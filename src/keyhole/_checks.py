@@ -13,6 +13,10 @@ class FeatureOverflowError(ValueError, OverflowError):
     """Features or kernels are beyond the range of floating point."""
 
 
+class NoPenaltyError(ValueError):
+    """Leave-one-out can judge none of the penalties: rounding hides the fits without a sample."""
+
+
 def check_finite(array: np.ndarray, name: str) -> None:
     """Raise if ``array`` holds NaN or infinity; the message names the first offender."""
     finite = np.isfinite(array)

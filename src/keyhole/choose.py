@@ -31,7 +31,7 @@ from jaxtyping import Float, Int
 from scipy.special import softmax
 
 from keyhole._array import block_size
-from keyhole._checks import FeatureOverflowError
+from keyhole._checks import FeatureOverflowError, NoPenaltyError
 from keyhole.attention.activations import SOFTMAX
 from keyhole.attention.backends import backend_for
 from keyhole.attention.descent import DescentSettings
@@ -382,8 +382,8 @@ def choose_scaling(search: CandidateSearch) -> Stage:
     for scaling in search.scalings:
         drafts.append((yield CandidateTrial(replace(first, scaling=scaling))))
     best = search.best(drafts)
-    if best.overflow is not None:  # an infinite loss is the least: all of them overflow
-        raise best.overflow
+    if best.failure is not None:  # an infinite loss is the least: all of them failed
+        raise best.failure
     if "standard" in search.scalings and has_mixed_units(search.part.samples.sets):
         standard = drafts[search.scalings.index("standard")]
         if not search.is_better(best, standard):
@@ -486,7 +486,7 @@ def choose_activation(search: CandidateSearch, best: Draft) -> Stage:
 
     # heads with a mean, of the usual scale, under the other settings of the best of these
     leader = search.best(drafts)
-    if leader.overflow is None:
+    if leader.failure is None:
         drafts.append((yield from choose_head_mean(search, leader)))
     return search.replaced(best, drafts)
 
@@ -581,12 +581,14 @@ class Draft:
     tokens : TokenRule
         Learned on all samples.
     loss : float
-        Mean loss of the draft's samples by fits without them; infinite where features overflow.
+        Mean loss of the draft's samples by fits without them; infinite after a failure.
     predictions : array (n, t) or None
-        Of the draft's samples, by fits without them; None where features overflow.
+        Of the draft's samples, by fits without them; None after a failure.
     fitted : FittedLayer or None
         The fit to the draft's samples, where one fit gave all predictions.
-    overflow : FeatureOverflowError or None
+    failure : FeatureOverflowError, NoPenaltyError or None
+        Why the candidate could not be fitted: features overflow, or none of the penalties that the
+        user gave can be judged.
     held_out : "samples", "folds", "first folds" or "part"
         What was left out at a time. Predictions of a part are of all samples, not only of the
         draft's, and NaN for samples that were never held out.
@@ -597,7 +599,7 @@ class Draft:
     loss: float = math.inf
     predictions: Float[np.ndarray, "n t"] | None = field(default=None, repr=False)
     fitted: FittedLayer | None = field(default=None, repr=False)
-    overflow: FeatureOverflowError | None = None
+    failure: FeatureOverflowError | NoPenaltyError | None = None
     held_out: str = "samples"
 
     def candidate(self, exponent: int, seconds: float) -> Candidate:
@@ -857,8 +859,8 @@ class CandidateSearch:
                 else:
                     # it was given up: it has a loss, and no predictions to compare
                     draft = replace(draft, held_out="first folds")
-        except FeatureOverflowError as error:
-            draft = replace(draft, overflow=error)
+        except (FeatureOverflowError, NoPenaltyError) as error:
+            draft = replace(draft, failure=error)
         candidate = draft.candidate(self.loss_exponent, time.perf_counter() - began)
         self.candidates.append(candidate)
         if self.tell is not None:
@@ -1192,7 +1194,7 @@ class CandidateSearch:
 
         The standard error is that of the differences between the losses of the same samples.
         """
-        # a draft that overflowed has an infinite loss, and none of every sample
+        # a draft that failed has an infinite loss, and none of every sample
         if old.predictions is None or new.predictions is None:
             return new.loss < old.loss
         gain, standard_error = improvement(

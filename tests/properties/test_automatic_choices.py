@@ -318,3 +318,21 @@ def test_a_scaling_that_overflows_is_passed_over_unless_it_was_asked_for(seed):
         kh.AttentionRegressor(8, scaling="none", **settings).fit(x, y)
     chosen = kh.AttentionRegressor(8, **settings).fit(x, y)
     assert chosen.tokens_.scaling != "none"
+
+
+def test_a_scaling_under_which_no_penalty_can_be_judged_is_passed_over(seed):
+    """exp of long tokens: some sample is fitted exactly under each of the penalties given."""
+    rng = np.random.default_rng([seed, 13])
+    x = 20.0 * rng.normal(size=(40, 3))
+    y = x[:, 0]
+    settings = {
+        "alpha": [0.1, 1.0],
+        "activation": "exp",
+        "heads": kh.GaussianHeads(),
+        "query": "given",
+        "random_state": 0,
+    }
+    with pytest.raises(ValueError, match="cannot choose among the 2 penalties"):
+        kh.AttentionRegressor(8, scaling="none", **settings).fit(x, y)
+    chosen = kh.AttentionRegressor(8, **settings).fit(x, y)
+    assert chosen.tokens_.scaling != "none"

@@ -25,7 +25,13 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from keyhole._checks import FeatureOverflowError, check_count, check_finite, check_weight_sizes
+from keyhole._checks import (
+    FeatureOverflowError,
+    NoPenaltyError,
+    check_count,
+    check_finite,
+    check_weight_sizes,
+)
 from keyhole.ridge.calibration import PathLosses
 
 EPS = float(np.finfo(np.float64).eps)  # unit of rounding of float64, the reference precision
@@ -533,7 +539,7 @@ def choose_penalty(
         return 0
     candidates = np.isfinite(errors)
     if not candidates.any():
-        raise ValueError(
+        raise NoPenaltyError(
             f"leave-one-out cannot choose among the {len(alphas)} penalties from {alphas.min():g} "
             f"to {alphas.max():g}: under each, some sample is fitted exactly within rounding "
             "(leverage 1), or there is 1 sample only. Add larger penalties, or fit with one fixed "
