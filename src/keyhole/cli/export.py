@@ -31,12 +31,10 @@ def export(
 
     try:
         saved = read_model(model)
-        save_onnx(saved.estimator, out, overwrite=overwrite)
+        document = save_onnx(saved.estimator, out, overwrite=overwrite)
     except (ValueError, TypeError, ImportError, FileExistsError) as error:
         refuse(str(error).replace("overwrite=True", "--overwrite"))
-    import onnx
-
-    from keyhole.export.onnx_graph import OPSET
+    from keyhole.export.onnx_graph import OPSET, sizes_of_inputs
 
     # what was written, and which number stands where
     echo(f"wrote {out}: ONNX, opset {OPSET}")
@@ -46,11 +44,9 @@ def export(
         "query": schema.names_of("query"),
         "extras": schema.names_of("extras"),
     }
-    for tensor in onnx.load(out).graph.input:
-        axes = tensor.type.tensor_type.shape.dim
-        sizes = ", ".join(axis.dim_param or str(axis.dim_value) for axis in axes)
-        line = f"{tensor.name} ({sizes})"
-        names = names_of_inputs.get(tensor.name)
+    for input_name, sizes in sizes_of_inputs(document).items():
+        line = f"{input_name} ({', '.join(sizes)})"
+        names = names_of_inputs.get(input_name)
         if names:
             line = f"{line}: {', '.join(names)}"
         echo(line)

@@ -34,12 +34,12 @@ def to_onnx(model: Any) -> Any:
     return onnx_graph.to_onnx(model)
 
 
-def save_onnx(model: Any, path: str | Path, *, overwrite: bool = False) -> None:
-    """Write `to_onnx` of a fitted estimator to a file that ends in .onnx."""
+def save_onnx(model: Any, path: str | Path, *, overwrite: bool = False) -> Any:
+    """Write `to_onnx` of a fitted estimator to a file that ends in .onnx, and return it."""
     _require("onnx", "save_onnx", "onnx")
     from keyhole.export import onnx_graph
 
-    onnx_graph.save_onnx(model, path, overwrite=overwrite)
+    return onnx_graph.save_onnx(model, path, overwrite=overwrite)
 
 
 def _require(package: str, purpose: str, extra: str) -> None:

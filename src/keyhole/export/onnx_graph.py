@@ -55,8 +55,11 @@ def to_onnx(model: Any) -> onnx.ModelProto:
     return document
 
 
-def save_onnx(model: Any, path: str | Path, *, overwrite: bool = False) -> None:
-    """Write the ONNX model of a fitted estimator; the file appears whole or not at all."""
+def save_onnx(model: Any, path: str | Path, *, overwrite: bool = False) -> onnx.ModelProto:
+    """Write the ONNX model of a fitted estimator, and return it.
+
+    The file appears whole or not at all.
+    """
     path = Path(path)
     if path.suffix.lower() != ".onnx":
         raise ValueError(
@@ -68,7 +71,18 @@ def save_onnx(model: Any, path: str | Path, *, overwrite: bool = False) -> None:
             f"a file is not replaced unless asked: {path.name!r} exists. Choose another name, or "
             "pass overwrite=True."
         )
-    write_whole(to_onnx(model).SerializeToString(), path)
+    document = to_onnx(model)
+    write_whole(document.SerializeToString(), path)
+    return document
+
+
+def sizes_of_inputs(document: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
+    """The inputs of an ONNX model by their names, each with the lengths of its axes."""
+    sizes = {}
+    for tensor in document.graph.input:
+        axes = tensor.type.tensor_type.shape.dim
+        sizes[tensor.name] = tuple(axis.dim_param or str(axis.dim_value) for axis in axes)
+    return sizes
 
 
 class Graph:
