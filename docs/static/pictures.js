@@ -1,0 +1,13 @@
+// A click on a picture opens it alone: charts can then be enlarged on a narrow screen.
+"use strict";
+
+document.addEventListener("DOMContentLoaded", () => {
+  for (const picture of document.querySelectorAll("article img")) {
+    if (picture.closest("a")) continue;
+    const link = document.createElement("a");
+    link.href = picture.src;
+    link.title = "Open the picture alone";
+    picture.replaceWith(link);
+    link.append(picture);
+  }
+});
