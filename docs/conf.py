@@ -131,11 +131,12 @@ suppress_warnings = ["config.cache"]
 def _clean_docstring(
     app: object, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
-    """Escape norms, and drop links into scikit-learn's own pages.
+    """Escape norms, link our pages, and drop links into scikit-learn's own pages.
 
     |x| is a norm to us, and a substitution to reStructuredText.
     """
     text = "\n".join(lines).replace("|", r"\|")
+    text = re.sub(r"(?<![`\w/])docs/([\w/]+)\.md", r":doc:`/\1`", text)
     lines[:] = re.sub(r":ref:`([^<`]*?)\s*<[^`]*>`", r"\1", text).split("\n")
 
 

@@ -3,7 +3,8 @@
 
 document.addEventListener("DOMContentLoaded", () => {
   for (const picture of document.querySelectorAll("article img")) {
-    if (picture.closest("a")) continue;
+    // thumbnails of the gallery lead to their example
+    if (picture.closest("a, .sphx-glr-thumbcontainer")) continue;
     const link = document.createElement("a");
     link.href = picture.src;
     link.title = "Open the picture alone";
