@@ -311,6 +311,18 @@ def test_regressor_on_a_device_gives_the_same_numbers(rng, n_heads, alpha):
     assert np.array_equal(there.predict(sets), there.predict(sets.to("cpu")))
 
 
+def test_the_exact_kernel_of_learned_heads_on_a_device(rng):
+    """A mixture of head distributions has the average of their kernels."""
+    sets, y = draw_sets(rng, n=40), rng.standard_normal(40)
+    settings = {**PAPER_LAYER, "n_heads": math.inf, "alpha": 0.1, "random_state": 0}
+    learned = kh.LearnedHeads(n_means=2, max_iter=5)
+    settings["heads"] = kh.AttentionRegressor(**{**settings, "heads": learned}).fit(sets, y).heads_
+    here, there = (
+        kh.AttentionRegressor(**settings, device=device).fit(sets, y) for device in (None, "cpu")
+    )
+    np.testing.assert_allclose(there.predict(sets), here.predict(sets), rtol=1e-7, atol=1e-9)
+
+
 @pytest.mark.parametrize("n_heads", [3, 20, math.inf])
 def test_several_outputs_on_a_device(rng, n_heads):
     sets, y = draw_sets(rng, n=30), rng.standard_normal((30, 3))

@@ -98,11 +98,7 @@ def attention_kernel(
         check_samples(b, "b")
 
     # A mixture of head distributions has the average of their kernels.
-    components_of = getattr(heads, "components", None)
-    if components_of is None:
-        components: tuple[Any, ...] = (heads,)
-    else:
-        components = components_of(*_dims(a))
+    components = _components(a, heads)
 
     # Samples of several sets have the mean over the pairs of their sets.
     one_set_each = a.is_plain and (b is None or b.is_plain)
@@ -305,10 +301,26 @@ def tensor_kernel(
     from keyhole._tensors import empty_like
     from keyhole.attention.dispatch import attention_gram
 
-    mean, scale = _check_arguments(a, None, heads, activation)
-    out = empty_like(a.tokens, len(a), dtype)
-    attention_gram(a, None, mean, scale, activation, memory_budget, out)
-    return _check_overflow(out, activation)
+    # A mixture of head distributions has the average of their kernels.
+    components = _components(a, heads)
+    total = None
+    for component in components:
+        mean, scale = _check_arguments(a, None, component, activation)
+        out = empty_like(a.tokens, len(a), dtype)
+        attention_gram(a, None, mean, scale, activation, memory_budget, out)
+        total = out if total is None else total.add_(out)
+    assert total is not None
+    if len(components) > 1:
+        total /= len(components)
+    return _check_overflow(total, activation)
+
+
+def _components(batch: SampleBatch, heads: HeadDistribution | None) -> tuple[Any, ...]:
+    """The head distributions that a mixture is made of; the distribution itself if it is none."""
+    components_of = getattr(heads, "components", None)
+    if components_of is None:
+        return (heads,)
+    return tuple(components_of(*_dims(batch)))
 
 
 def _dims(batch: SampleBatch) -> tuple[int, ...]:
