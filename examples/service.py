@@ -49,14 +49,25 @@ def service(path: str, coverage: float = 0.9) -> Starlette:
 
 def table_of_rows(body: bytes) -> pa.Table:
     """The rows of a request as a table; a column that a row lacks is empty there."""
-    rows = json.loads(body)
+    rule = f"a request must be a JSON list of 1 to {MOST_ROWS} objects, its rows"
+    try:
+        rows = json.loads(body)
+    except RecursionError:
+        raise ValueError(f"{rule}: this one is nested too deeply.") from None
+    except ValueError as error:
+        raise ValueError(f"{rule}: this one is no JSON ({error}).") from None
     is_rows = isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
     if not is_rows or not 0 < len(rows) <= MOST_ROWS:
-        raise ValueError(
-            f"a request must be a JSON list of 1 to {MOST_ROWS} objects, its rows."
-        )
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return pa.table({name: [row.get(name) for row in rows] for name in names})
+        raise ValueError(f"{rule}.")
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        try:
+            columns[name] = pa.array([row.get(name) for row in rows])
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ValueError(
+                f"column {name!r} must hold values of one kind: {error}."
+            ) from None
+    return pa.table(columns)
 
 
 def answer(model: Any, data: Any, i: int, coverage: float) -> dict[str, Any]:

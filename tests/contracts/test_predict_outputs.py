@@ -144,3 +144,18 @@ def test_an_empty_list_of_tokens_is_scored_too():
     np.testing.assert_array_equal(
         schema.read(table, missing="drop").sets.tokens, [[1.0, 2.0], [0.0, 0.0]]
     )
+
+
+def test_a_column_of_missing_values_only_is_missing_and_not_of_another_kind():
+    """One row of a service, say: nothing in it tells of which kind the column is."""
+    table = pd.DataFrame({"set": [0, 0, 1], "x": [1.0, 2.0, 3.0], "y": [0.0, 0.0, 1.0]})
+    row = pa.table({"set": [7], "x": [None]})
+    schema = kh.read_table(table).schema
+    with pytest.raises(ValueError, match="'x' is missing in row 0"):
+        schema.read(row)
+    assert schema.read(row, missing="drop").sets.tokens.tolist() == [[0.0]]
+    with_mean = kh.read_table(table, missing="impute").schema
+    assert with_mean.read(row).sets.tokens.tolist() == [[2.0]]
+    # a schema that was learned without means says so, and recommends no more what was tried
+    with pytest.raises(ValueError, match="too, so that the mean is known"):
+        schema.read(row, missing="impute")

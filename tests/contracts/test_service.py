@@ -100,16 +100,18 @@ def test_rows_that_do_not_fit_get_the_message_of_the_schema(example, table, tmp_
     kh.save(model, tmp_path / "model", schema=data.schema)
     application = example.service(str(tmp_path / "model"))
     cases = {
-        b"no json": "Expecting value",
+        b"no json": "a JSON list of 1 to 10000 objects, its rows: this one is no JSON (Expecting",
+        100_000 * b"[": "nested too deeply",
         b"[]": "a JSON list of 1 to",
         b"[1, 2]": "a JSON list of 1 to",
         b'{"x": 1}': "a JSON list of 1 to",
-        b'[{"set": 1, "x": 2.0}]': "'colour' is not in the table",
+        b'[{"set": 1, "x": 2.0}]': "'colour' is not in the table. It has 'set'",
         b'[{"set": 1, "x": 2.0, "colour": "mauve"}]': "mauve",
         b'[{"set": 1, "x": "far", "colour": "red"}]': "'x'",
-        b'[{"set": 1, "x": null, "colour": "red"}]': "'x'",
+        b'[{"set": 1, "x": null, "colour": "red"}]': "'x' is missing in row 0",
         b'[{"set": 1, "x": [1], "colour": "red"}]': "'x'",
-        b'[{"set": 1, "x": 1, "colour": "red"}, {"set": 1, "x": {}, "colour": "red"}]': "",
+        b'[{"set": 1, "x": 1, "colour": "red"}, {"set": 1, "x": {}, "colour": "red"}]': "'x'",
+        b'[{"set": 1, "x": 123456789012345678901234567890, "colour": "red"}]': "'x'",
         b'[{"set": 1, "x": 1e999, "colour": "red"}]': "'x'",
     }
     for body, message in cases.items():

@@ -56,6 +56,9 @@ def numbers(column: Any, name: str, place: Place, *, lists: str = "") -> Float[n
 
     It shares memory where that is possible.
     """
+    # a column of missing values only is of any kind
+    if pa.types.is_null(column.type):
+        column = column.cast(pa.float64())
     kind = column.type
     if not is_number(kind):
         raise SchemaError(
@@ -280,11 +283,18 @@ PLURALS = {
 
 
 def refuse_gaps(
-    values: np.ndarray, names: Sequence[str], place: Place, what: str, owner: Any = None
+    values: np.ndarray,
+    names: Sequence[str],
+    place: Place,
+    what: str,
+    owner: Any = None,
+    *,
+    has_imputed: bool = False,
 ) -> None:
     """Raise if numbers are missing or infinite.
 
-    ``owner`` is the row of each if that is not its place.
+    ``owner`` is the row of each if that is not its place. ``has_imputed`` says that
+    missing='impute' is set, and that the schema has nothing to fill in here.
     """
     is_finite = np.isfinite(values)
     if is_finite.all():
@@ -304,7 +314,12 @@ def refuse_gaps(
 
     # what can be done: targets and times are not made up, and tokens alone can be dropped
     remedy = "Fill them in"
-    if is_missing and what not in ("target", "time", "reference date"):
+    if is_missing and has_imputed:
+        remedy += (
+            ", read the table that the model is fitted to with missing='impute' (--missing impute) "
+            "too, so that the mean is known"
+        )
+    elif is_missing and what not in ("target", "time", "reference date"):
         remedy += ", have them filled by the mean with missing='impute' (--missing impute)"
     if is_missing and what == "token":
         remedy += ", or drop the tokens that have one with missing='drop' (--missing drop)"

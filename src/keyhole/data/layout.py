@@ -237,8 +237,11 @@ def check_columns(schema: pa.Schema, names: Sequence[str], option: str | None, s
             remedy = ""
             if option == "keys":
                 remedy = " If it is in another table, of tokens, pass that as `tokens` (--tokens)."
+            table = str(source)
+            if not table.startswith("the table"):
+                table = f"the table {table}"
             raise SchemaError(
-                f"{rule}: column {name!r} is not in the table {source}. It has {columns}.{remedy}"
+                f"{rule}: column {name!r} is not in {table}. It has {columns}.{remedy}"
             )
         if count > 1:
             raise SchemaError(
@@ -845,7 +848,14 @@ class Layout:
             is_present = np.ones(len(tokens), dtype=bool)
             if self.missing == "drop":
                 is_present = ~np.isnan(tokens).any(axis=1)
-            refuse_gaps(tokens[is_present], names, place, "token", rows()[is_present])
+            refuse_gaps(
+                tokens[is_present],
+                names,
+                place,
+                "token",
+                rows()[is_present],
+                has_imputed=self.missing == "impute",
+            )
             tokens = tokens[is_present]
             offsets = np.concatenate([[0], np.cumsum(is_present)])[offsets]
 
@@ -1072,7 +1082,7 @@ class Layout:
         else:
             vectors, owners = self._coded(self._columns_of(table, names), place)
             vectors = self._with_ages(vectors, owners, self._reference(table, place), place)
-        refuse_gaps(vectors, owners, place, what)
+        refuse_gaps(vectors, owners, place, what, has_imputed=self.missing == "impute")
         return vectors
 
     @staticmethod
@@ -1124,7 +1134,8 @@ class Layout:
         else:
             is_key, query = _rows_by_role(table.column(self.role), tokens, owner, n_sets, place)
             if query is not None:
-                refuse_gaps(query, names, place_of_samples, "query")
+                has_imputed = self.missing == "impute"
+                refuse_gaps(query, names, place_of_samples, "query", has_imputed=has_imputed)
 
         # keys, set after set
         key_rows = np.flatnonzero(is_key)
