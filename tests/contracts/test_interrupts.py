@@ -51,6 +51,7 @@ COMMANDS = {
     "theory": ("theory", "--target", "rotated(0.5)^3 * token"),
     "reproduce": ("reproduce", "averages", "--set", "d=8"),
     "heads": ("heads", "model"),
+    "export": ("export", "model", "out.onnx", "--overwrite"),
 }
 
 
