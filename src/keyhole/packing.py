@@ -448,8 +448,9 @@ class Packer:
                 if distribution != "FittedHeads"
             )
             raise ValueError(
-                f"a model file holds data, and objects that keyhole knows: {name} is a {kind}. Of "
-                f"head distributions it knows {distributions}."
+                f"a model file holds arrays, and objects of classes that keyhole knows: {name} is "
+                f"a {kind}. Known head distributions are {distributions}. Use one of these, or "
+                "pickle the model."
             )
         packed = {key: self.pack(item, f"{name}.{key}") for key, item in parts.items()}
         return {"object": kind, "with": packed}
