@@ -96,11 +96,11 @@ class GaussianHeads(HeadParameters):
     Parameters
     ----------
     mean : float, (low, high) or array (D_q, D)
-        A number c means c·W_0 with W_0 = [[I, 0], [0, 0]], so that coordinate i of the query meets
-        coordinate i of the key, for as many as both have. An array is the mean itself, D_q = d_q +
-        1 and D = d + 1. With two numbers every head has a strength of its own for each coordinate,
-        exp of a uniform number between log(low) and log(high), instead of W_0's ones: some
-        heads compare one column sharply, others another. Such a head distribution has no kernel.
+        A number c means c·W_0 with W_0 = [[I, 0], [0, 0]]: coordinate i of the query is compared
+        with coordinate i of the key, for as many as both have. An array is the mean itself, with
+        D_q = d_q + 1 and D = d + 1. With two numbers every head draws a strength for each
+        coordinate between low and high, uniformly on a logarithmic scale. Some heads then compare
+        one coordinate sharply, others another. Such a head distribution has no kernel.
     scale : float
         Standard deviation of the entries.
     pairs : sequence of (query coordinate, key coordinate), optional

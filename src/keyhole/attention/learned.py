@@ -57,15 +57,15 @@ class IdentityHeads(UnfittedHeads):
     """Heads W = c·W_0 + scale·G; leave-one-out on the training set chooses c and the scale.
 
     W_0 = [[I, 0], [0, 0]], so that the mean score is c·<x_0, x_i>: keys that resemble the query.
-    The first pair is the incumbent: another takes its place only if its leave-one-out error is
-    lower by more than a standard error of the difference, sample by sample.
+    The first strength and scale are preferred: others replace them only if their leave-one-out
+    error is lower by more than one standard error of the paired difference.
 
     Parameters
     ----------
     strengths : sequence of float
-        c to choose from, the incumbent first.
+        c to choose from, the preferred one first.
     scales : sequence of float
-        Standard deviations to choose from, the incumbent first.
+        Standard deviations to choose from, the preferred one first.
     n_heads : int
         Heads drawn to compare with.
     max_samples : int
@@ -168,22 +168,22 @@ MAX_HOPS = 3
 class LearnedHeads(UnfittedHeads):
     """Heads W_m = U_k + scale·A G_m B, k = m mod n_means, fitted to the training set.
 
-    What is fitted is their head distribution: U, A and B. Without arguments this is the strong
-    setting; docs/explanation/learned_heads.md teaches it.
+    The means U and the diagonal matrices A and B are fitted. docs/explanation/learned_heads.md
+    explains how, and when not to use it.
 
     The values of random heads are solved for in closed form, and so are the n fits that each leave
-    a sample out. What remains is a function of the head distribution alone, the leave-one-out
-    error, and Adam descends it along its exact gradient (variable projection). Every step draws
-    fresh noise G, so that a head distribution is learned and not a set of heads.
+    a sample out. So the leave-one-out error is a function of the head distribution alone. Adam
+    follows its exact gradient (variable projection). Every step draws new noise G, so that a
+    distribution is learned, not a particular set of heads.
 
-    With several hops (``hops``) the query is extended, hop by hop, by what softmax attention with a
-    learned matrix finds, and these heads are those of the last hop: for questions that need two
-    facts, the second of which follows from the first.
+    Several hops are for questions that need two or more facts, each of which leads to the next. A
+    hop before the last has softmax weights with a learned matrix, and extends the query by what it
+    finds. The random heads are those of the last hop.
 
-    A part of the training set that no descent sees says which start, how many hops and how many
-    steps are best, and whether to keep the result at all. Then all samples take a few more steps.
-    Below 300 samples several descents leave out a part each, so that every sample is held out once,
-    and all samples descend anew.
+    A part of the training set is kept out of every descent. It decides which start, how many hops
+    and how many steps are best, and whether to keep the result. Then a few more steps use all
+    samples. Below 300 samples several descents leave out a part each, so that every sample is held
+    out once, and a new descent uses all samples.
 
     Parameters
     ----------
@@ -215,10 +215,9 @@ class LearnedHeads(UnfittedHeads):
     estimator. With ``device`` of the estimator a GPU does it, with the same numbers up to the
     rounding of float32.
 
-    Guaranteed: values are optimal for the head distribution at hand, and the head distribution is
-    kept only if it beat the head distribution without learning on the held-out part by more than
-    two standard errors. Not guaranteed: the error is not convex in the head distribution, and the
-    descent finds a local minimum.
+    The values are optimal for the head distribution. It is kept only if it is better on the
+    held-out part than one without learning, by more than two standard errors. The error is not
+    convex in the head distribution, so the descent may find a local minimum.
 
     Examples
     --------

@@ -408,9 +408,8 @@ def read_bags(
     """Read a folder with one file for each bag, without loading the keys.
 
     The headers of all files are read and compared, so that a file that is missing, empty, cut short
-    or of another width or type is named here. Numbers are read later, whenever they are asked for:
-    the first pass of a fit, which comes before any other work, names a file with numbers that are
-    not finite.
+    or of another width or type is named here. Numbers are read later, when they are needed. The
+    first pass of a fit names files with numbers that are not finite.
 
     Parameters
     ----------

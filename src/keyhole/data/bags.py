@@ -84,9 +84,8 @@ def make_bags(
     positive : float
         Share of bags of label 1.
     separation : float
-        Distance of the signal centre from a tissue centre that it starts from, in units of the mean
-        distance between tissue centres: the signal is easy to tell from tissue at 1, and hard at
-        0.1.
+        Distance of the signal centre from a tissue centre, in units of the mean distance between
+        tissue centres. The signal is easy to tell from tissue at 1, and hard at 0.1.
     noise : float
         Standard deviation of each coordinate of a key about its centre; coordinates of centres have
         the standard deviation 1.

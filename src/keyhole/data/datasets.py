@@ -651,9 +651,9 @@ def load_digits_sets(position: str = "bumps") -> Dataset:
     Parameters
     ----------
     position : "bumps" or "plain"
-        How row and column are written: as eight bumps each, exp(−(row − k)²/2) for k = 0 … 7, of
-        length one, so that neighbouring rows are alike; or as the two plain numbers from −1 to 1.
-        Then comes the ink, from 0 to 1.
+        How row and column are coded. "plain" is two numbers from −1 to 1. "bumps" is eight numbers
+        each, exp(−(row − k)²/2) for k = 0 … 7, scaled to length one, so that neighbouring rows are
+        similar. The last coordinate is the ink, from 0 to 1.
 
     Returns
     -------
@@ -1161,8 +1161,8 @@ def load_data(
 ) -> Dataset:
     """Read data by a name that comes with keyhole ("digits"), or from a file.
 
-    The suffix of a file says what it is: a table, whose ``options`` are those of `read_table`; time
-    series, a .ts file or a folder of a …_TRAIN.ts and a …_TEST.ts; or molecules (.xyz).
+    The suffix of a file says what it is. A table takes the ``options`` of `read_table`. Time series
+    are a .ts file, or a folder with a …_TRAIN.ts and a …_TEST.ts. Molecules are .xyz files.
 
     >>> load_data("digits")
     Dataset(1797 sets: scikit-learn's digits, 8 × 8 pixels, those with some ink)

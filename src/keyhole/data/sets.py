@@ -1337,8 +1337,8 @@ def _same_sample(batch: SetBatch, labels: np.ndarray, i: int, j: int) -> bool:
 class SetGroups(SampleBatch):
     """A batch of n samples, each owning one or more sets, whose features are pooled over its sets.
 
-    For keys that depend on the query: an atom's neighbours with their distances to it are a set, a
-    molecule is the group of the sets of its atoms.
+    Use it for keys that depend on the query. The neighbours of an atom, with their distances to it,
+    are a set. A molecule is the group of the sets of its atoms.
 
     Parameters
     ----------

@@ -730,9 +730,9 @@ def windows(
     width, stride : int
         Steps of a window, and from one window to the next; the last window ends with the series.
     split : bool
-        Whether level (mean) and amplitude (standard deviation) of each channel are split off: a
-        token is then the shape, of mean 0 and length √width (zeros where nothing varies), followed
-        by level and amplitude.
+        Whether to separate the shape of a window from its level (mean) and amplitude (standard
+        deviation), for each channel. A token is then the shape, with mean 0 and length √width
+        (zeros where nothing varies), followed by level and amplitude.
 
     Returns
     -------

@@ -17,9 +17,9 @@ class Selection:
     Attributes
     ----------
     method : "loo", "gcv" or "holdout"
-        What the scores are of: samples (or groups) left out one by one; exact generalised
-        cross-validation, after a fit in batches that were read once; or a tenth of the samples held
-        out, after conjugate gradients.
+        How the scores were made. "loo" leaves samples (or groups) out one by one. "gcv" is exact
+        generalised cross-validation, after a fit in batches that were read once. "holdout" holds
+        out a tenth of the samples, after conjugate gradients.
     criterion : "squared_error" or "log_loss"
     alphas : array (a,)
         The penalties tried.

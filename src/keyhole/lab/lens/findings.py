@@ -211,9 +211,9 @@ class TakenApart:
 class Findings:
     """Everything that was measured, and the answers: print it, or ``save`` it as a report.
 
-    ``table`` has a row per learner, best first; ``answers`` one per question ("attention", "query",
-    "data", "heads"), each with what it ``says`` ("yes", "perhaps", "no" or "not tested"), a
-    ``sentence``, and the numbers behind it.
+    ``table`` has a row per learner, best first. ``answers`` has one answer per question:
+    "attention", "query", "data" and "heads". An answer ``says`` "yes", "perhaps", "no" or "not
+    tested", and has a ``sentence`` and the numbers behind it.
     """
 
     config: LensConfig
