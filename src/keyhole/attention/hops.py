@@ -437,7 +437,7 @@ def rarity_of(sets: SetBatch) -> Float[np.ndarray, " d"] | None:
     share = (tokens > 0).mean(axis=0)
     is_presence = (tokens >= 0).all(axis=0) & (share > 0)
     rarity = np.zeros(sets.dim)
-    rarity[is_presence] = -np.log(share[is_presence])
+    rarity[is_presence] = np.log(1.0 / share[is_presence])
     self_similarity = float((np.square(tokens).mean(axis=0) * rarity).sum())
     if self_similarity <= 0:
         return None
