@@ -60,24 +60,29 @@ def test_the_number_of_keys_is_a_feature_of_the_sample(route, samples, pooling):
         pytest.importorskip("torch", reason="the torch route is tested where torch is installed")
     sets, y = samples
     is_grouped = isinstance(sets, kh.SetGroups)
-    if is_grouped and ("device" in settings or settings["query"] == "each"):
-        pytest.skip("a device, and a query of every key, take one set per sample")
+    if is_grouped and settings["query"] == "each":
+        pytest.skip("a query of every key takes one set per sample")
     with_features = BY_HAND[pooling](sets)
     weights = np.linspace(0.5, 2.0, N_SAMPLES)
 
     model = paper_regressor(pooling=pooling, **settings).fit(sets, y, weights)
     by_hand = paper_regressor(pooling="mean", **settings).fit(with_features, y, weights)
 
-    assert model.tokens_.extras_scale == by_hand.tokens_.extras_scale
-    assert model.alpha_ == by_hand.alpha_
-    np.testing.assert_array_equal(model.predict(sets), by_hand.predict(with_features))
-    np.testing.assert_array_equal(
-        model.extras_contributions(sets), by_hand.extras_contributions(with_features)
+    # on a device statistics are those of the host within rounding
+    rounding = 1e-9 if "device" in settings else 0.0
+
+    def assert_same(numbers, by_hand):
+        largest = np.abs(by_hand).max()
+        np.testing.assert_allclose(numbers, by_hand, rtol=0, atol=rounding * largest)
+
+    assert_same(model.tokens_.extras_scale, by_hand.tokens_.extras_scale)
+    assert_same(model.alpha_, by_hand.alpha_)
+    assert_same(model.predict(sets), by_hand.predict(with_features))
+    assert_same(model.extras_contributions(sets), by_hand.extras_contributions(with_features))
+    assert_same(
+        np.concatenate(model.contributions(sets)),
+        np.concatenate(by_hand.contributions(with_features)),
     )
-    for part, part_by_hand in zip(
-        model.contributions(sets), by_hand.contributions(with_features), strict=True
-    ):
-        np.testing.assert_array_equal(part, part_by_hand)
 
 
 @pytest.mark.parametrize("pooling", BY_HAND)

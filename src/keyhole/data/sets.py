@@ -913,11 +913,15 @@ class SetBatch(SampleBatch):
         )
 
     def _gather(self, rows: np.ndarray) -> SetBatch:
-        """Sets in any order: copies, or where their keys are if they are large."""
+        """Sets in any order: copies, or where their keys are if they are large.
+
+        On a device sets that follow each other are not copied either, of any size.
+        """
         n_bytes = int(self.lengths[rows].sum()) * self.dim * self.dtype.itemsize
         is_large = n_bytes >= sources.LAZY_BYTES
         follow_each_other = len(rows) > 0 and bool((np.diff(rows) == 1).all())
-        if is_large and follow_each_other:
+        may_share = is_large or is_tensor(self.stored)
+        if may_share and follow_each_other:
             return self._contiguous(int(rows[0]), int(rows[0]) + len(rows))
 
         query = self.query
