@@ -84,8 +84,9 @@ def main() -> None:
     matplotlib.rcParams["svg.hashsalt"] = "keyhole"
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, len(SETS), figsize=(3 * len(SETS), 3.2), layout="constrained")
-    for axis, (dim, n_keys) in zip(axes, SETS, strict=True):
+    # five panels and a legend in two rows: numbers can be read at the width of a page
+    figure, axes = plt.subplots(2, 3, figsize=(9, 5.6), layout="constrained")
+    for axis, (dim, n_keys) in zip(axes.flat, SETS, strict=False):
         for d, k, q, counts in rows:
             if (d, k) == (dim, n_keys):
                 [line] = axis.semilogy(
@@ -96,8 +97,10 @@ def main() -> None:
                     MEANS[best], counts[best], marker="*", markersize=11, color=line.get_color()
                 )
         axis.set(title=f"d = {dim}, N = {n_keys}", xlabel="mean c")
-    axes[0].set_ylabel("samples for 10 % error")
-    axes[0].legend()
+    for axis in axes[:, 0]:
+        axis.set_ylabel("samples for 10 % error")
+    axes[-1, -1].axis("off")
+    axes[-1, -1].legend(*axes[0, 0].get_legend_handles_labels(), loc="center")
     figure.savefig(folder / "best_bias.svg", metadata={"Date": None})
 
 
