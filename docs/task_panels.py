@@ -1,7 +1,7 @@
 """Draw the pictures of docs/explanation/what_one_layer_learns.md.
 
 `keyhole reproduce tasks --preset full --out OUT`, then `python docs/task_panels.py OUT FIGURES`
-writes FIGURES/tasks-matrix.svg, FIGURES/tasks-panels.svg and their rows as CSV from the cells in
+writes FIGURES/tasks-matrix.svg, FIGURES/tasks-panels.png and their rows as CSV from the cells in
 OUT. Nothing is measured here.
 """
 
