@@ -104,6 +104,8 @@ autosummary_context = {
         "Schema": ["read", "check"],
         "Dataset": ["train", "test", "schema"],
         "HeadDraw": ["block"],
+        "LearnedHeads": ["fit"],
+        "IdentityHeads": ["fit"],
     },
 }
 

@@ -188,14 +188,14 @@ class LearnedHeads(UnfittedHeads):
     Parameters
     ----------
     n_means : int
-        K, the number of means that the heads share out among themselves.
+        Number of means K. Head m has mean m mod K.
     hops : int or "auto"
-        Hops. "auto" tries 1, 2 and 3. After a fifth and two fifths of the steps the better half of
-        the descents goes on, two at least. Of those that are run to their end, the one of fewest
-        hops is kept that nothing else beats by more than one standard error on the held-out part,
-        two below 300 samples. Without a query there is one hop.
+        Number of hops. "auto" tries 1, 2 and 3. After a fifth and two fifths of the steps the
+        better half of the descents continues, at least two. Of those that run to their end, the one
+        with the fewest hops is kept that no other beats by more than one standard error on the
+        held-out part (two below 300 samples). Without a query there is one hop.
     patterns : int
-        P, what each hop before the last finds at a time.
+        Number of things P that each hop before the last finds at once.
     scale : float
         Standard deviation of the entries around the means.
     max_iter : int
