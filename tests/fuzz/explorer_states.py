@@ -31,6 +31,7 @@ from keyhole.lab.explore.views import (
 )
 from keyhole.lab.report.document import Chart
 from keyhole.lab.report.html import as_json, fragment
+from keyhole.lab.task_learners import PARTS
 from keyhole.theory.tasks import TASKS
 
 SECONDS = 4.5
@@ -197,7 +198,9 @@ def _check_query(query: dict[str, str], meets_a_page: bool) -> None:
         again = ExploreState.read(dict(parse_qsl(state.address)))
         assert again == state, f"the address reads back as {again}"
         if state.view == "tasks":
-            of_this_state = all(cell.target in state.tasks for cell in cells_of(state))
+            # the halves of the task "position" belong to it
+            tasks = {*state.tasks, *PARTS} if "position" in state.tasks else set(state.tasks)
+            of_this_state = all(cell.target in tasks for cell in cells_of(state))
         else:
             of_this_state = all(cell.dim == state.dim for cell in cells_of(state))
         assert of_this_state, "cells of another state"
