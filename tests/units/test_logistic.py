@@ -9,6 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from keyhole import textbook
 from keyhole.logistic import LogisticProblem, logistic_gram, logistic_rows
 from keyhole.logistic.gram import GramSystem
+from keyhole.logistic.problem import working_problem
 
 ALPHA = 0.5
 
@@ -191,3 +192,26 @@ def test_rounding_does_not_decide_how_far_a_path_of_penalties_goes(seed: int) ->
         system.largest = factor
         lengths.append(len(problem.decades(system)))
     assert lengths == [8] * 200
+
+
+def test_steps_go_on_where_the_objective_cannot_tell_them(seed: int) -> None:
+    """Classes that can be told apart have logits beyond 100, and losses of 1e-40.
+
+    Steps that still matter then change the objective by less than rounding. The reference takes
+    every step whole.
+    """
+    rng = np.random.default_rng([52, seed])
+    features = rng.standard_normal((24, 12))
+    y = np.where(features[:, :1] + 0.3 * features[:, 1:2] > 0, 1.0, -1.0)
+    gram = features @ features.T
+    problem = LogisticProblem.of(y, [1e-7])
+
+    system = GramSystem(gram, problem, rounding=1e-16)
+    point = system.constant(0.0)
+    for _ in range(100):
+        curvature, responses = working_problem(point.outputs, y[:, 0])
+        point = system.solve(1e-7, curvature, responses)
+
+    fit = logistic_gram(gram, problem)
+    logits = gram @ fit.coef[:, 0] + fit.intercept
+    np.testing.assert_allclose(logits, point.outputs, rtol=1e-6)

@@ -65,8 +65,14 @@ PATH_TOLERANCE = 0.03
 """Change of the logits, beside 1 and their size, at which a penalty is judged. Newton's method
 squares its error: the next step would change them by about a thousandth."""
 
-FINAL_TOLERANCE = 1e-6
-"""Change of the logits at which the fit is final: a next step would change them by rounding."""
+FINAL_TOLERANCE = 1e-7
+"""Change of the logits at which the fit is final. Where logits are so large that `LEAST_CURVATURE`
+counts, a step is smaller than the one before by a factor only: what remains is of its size."""
+
+SAFE_CHANGE = 0.1
+"""Change of the logits up to which a step is taken whole. Along it p(1 − p) changes by a tenth
+at most, so that it lowers the objective; where logits are far from zero it does so by less
+than rounding, and comparing objectives would stop the steps too early."""
 
 MAX_STEPS = 50
 MAX_HALVINGS = 30
@@ -394,8 +400,9 @@ def newton(
 ) -> NewtonResult:
     """Newton steps for one output until a step changes no logit by more than ``tolerance``.
 
-    The tolerance is beside 1 plus the largest logit. A step that does not lower the objective is
-    halved until it does; the objective is convex, so that it then always falls.
+    The tolerance is beside 1 plus the largest logit. A step of more than `SAFE_CHANGE` that does
+    not lower the objective is halved until it does; the objective is convex, so that it then always
+    falls.
     """
 
     def objective(point: Point) -> float:
@@ -415,7 +422,9 @@ def newton(
         next_point = target
         share = 1.0
         next_value = objective(next_point)
-        while not next_value <= value and share > 0.5**MAX_HALVINGS:
+        whole_change = float(np.abs(target.outputs - point.outputs).max())
+        is_safe = whole_change <= SAFE_CHANGE
+        while not is_safe and not next_value <= value and share > 0.5**MAX_HALVINGS:
             share /= 2
             next_point = point.towards(target, share)
             next_value = objective(next_point)
