@@ -329,6 +329,7 @@ REASONS = {
     "median": ORDER_STATISTIC,
     "count in a ball": "a step in the length of a key, which random heads meet by few directions",
     "any of the keys": "a step in a distance, then a maximum: DeepSets learns both",
+    "majority": "needs a nonlinearity after pooling, which one layer does not have",
     "sparse signal": "3 of 60 coordinates matter: random heads weigh all alike, trees choose",
 }
 """Why default settings are behind where they were seen to be."""
