@@ -414,7 +414,7 @@ def choose_query(search: CandidateSearch, best: Draft) -> Stage:
         for scaling in search.scalings_from(best.spec.scaling):
             spec = replace(best.spec, query="mean", scaling=scaling)
             drafts.append((yield CandidateTrial(spec)))
-        # as simple as the constant query, so that it need not be better by a standard error
+        # no more complicated than the constant query, so the least loss decides, without a guard
         draft = search.best(drafts)
         if search.is_lower(draft, best):
             best = draft
@@ -552,6 +552,7 @@ def choose_fitted(search: CandidateSearch, best: Draft, candidates: Sequence[Lay
         drafts.append((yield CandidateTrial(candidate, held_out="folds", reference=reference)))
     winner = search.replaced(reference, drafts)
     if winner is reference:
+        # the draft that later stages compare with: the losses of the reference are those of folds
         return best
     return winner
 
@@ -1009,9 +1010,9 @@ class CandidateSearch:
     def is_better_where_held_out(self, new: Draft, old: Draft) -> bool:
         """`is_better` of drafts of all samples, where the new one has held samples out.
 
-        The mean loss must be lower. What must be so by `GUARD` standard errors is the Brier score
-        instead of the log-loss: few samples are held out, and the log-losses of one or two of them,
-        of a rare class, make a standard error that hides any gain.
+        The mean loss must be lower, and the squared error by more than `GUARD` standard errors: of
+        numbers the loss itself, of classes the Brier score. Few samples are held out, and the
+        log-losses of one or two of them, of a rare class, hide any gain.
         """
         if new.predictions is None or old.predictions is None:
             return False

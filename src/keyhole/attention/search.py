@@ -404,7 +404,7 @@ def race_from_all_starts(
         if runner.has_solved:
             break
 
-    # the better half goes on, or that alone which has solved the task; the others make room
+    # the better half goes on, or that alone which has solved the task; others free their memory
     left = begun
     for share in rounds[1:]:
         ranking = sorted(left, key=lambda runner: runner.descended.best.held_out_error)

@@ -67,7 +67,7 @@ squares its error: the next step would change them by about a thousandth."""
 
 FINAL_TOLERANCE = 1e-7
 """Change of the logits at which the fit is final. Where logits are so large that `LEAST_CURVATURE`
-counts, a step is smaller than the one before by a factor only: what remains is of its size."""
+counts, convergence is only linear: what remains is about as large as the last step."""
 
 SAFE_CHANGE = 0.1
 """Change of the logits up to which a step is taken whole. Along it p(1 − p) changes by a tenth
@@ -400,9 +400,9 @@ def newton(
 ) -> NewtonResult:
     """Newton steps for one output until a step changes no logit by more than ``tolerance``.
 
-    The tolerance is beside 1 plus the largest logit. A step of more than `SAFE_CHANGE` that does
-    not lower the objective is halved until it does; the objective is convex, so that it then always
-    falls.
+    The tolerance is relative to 1 plus the largest logit. A step of more than `SAFE_CHANGE` that
+    does not lower the objective is halved until it does. The objective is convex, so a small enough
+    part of the step lowers it, up to rounding; after `MAX_HALVINGS` what is left is taken anyway.
     """
 
     def objective(point: Point) -> float:
@@ -418,7 +418,7 @@ def newton(
         curvature, responses = working_problem(point.outputs, y)
         target = system.solve(alpha, sample_weights * curvature, responses)
 
-        # the whole step, or half of it, or half of that; rounding may stop the last of them
+        # the whole step, or half of it, or half of that; "not <=" also holds for NaN
         next_point = target
         share = 1.0
         next_value = objective(next_point)
@@ -436,6 +436,7 @@ def newton(
         if change <= tolerance * size:
             break
 
-    # the exact leave-one-out predictions of the last ridge problem
+    # the exact leave-one-out predictions of the last ridge problem, whose solution ``target`` is
+    # the point itself once steps have converged
     left_out = target.outputs - system.left_out(responses - target.outputs)
     return NewtonResult(point=point, left_out=left_out, n_steps=n_steps)
