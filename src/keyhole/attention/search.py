@@ -384,9 +384,11 @@ def race_from_all_starts(
 ) -> list[Descended]:
     """Descents from all starts; after each of the ``rounds`` the better half of them goes on.
 
-    Once a descent has solved the task, it alone goes on, and no further one is begun. ``view`` has
-    the ages, and ``base`` at penalty ``alpha`` is its head distribution without learning. Rounds
-    are shares of the steps, rounded up to the next check.
+    A descent that solves the task in the first round is the last to begin; from the next round on
+    it alone goes on, because its error may still fall. ``rounds`` are cumulative shares of the
+    steps, rounded up to the next check: (0.2, 0.4, 1.0) stops after a fifth, after two fifths and
+    at the end. ``view`` has the ages, and ``base`` at penalty ``alpha`` is its head distribution
+    without learning.
     """
     # one view of the task with ages and one without, made when a start needs it
     views = {False: SplitView.of(view, split)}
@@ -405,22 +407,22 @@ def race_from_all_starts(
             break
 
     # the better half goes on, or that alone which has solved the task; others free their memory
-    left = begun
+    still_running = begun
     for share in rounds[1:]:
-        ranking = sorted(left, key=lambda runner: runner.descended.best.held_out_error)
-        n_left = max(LEAST_IN_RACE, -(-len(left) // 2))
+        ranking = sorted(still_running, key=lambda runner: runner.descended.best.held_out_error)
+        n_kept = max(LEAST_IN_RACE, math.ceil(len(still_running) / 2))
         if ranking[0].has_solved:
-            n_left = 1
-        for runner in ranking[n_left:]:
+            n_kept = 1
+        for runner in ranking[n_kept:]:
             runner.stop()
-        left = ranking[:n_left]
-        for runner in left:
+        still_running = ranking[:n_kept]
+        for runner in still_running:
             runner.go_on(share)
 
     # in the order in which they began
     results = []
     for runner in begun:
-        result = replace(runner.descended, finished=runner in left)
+        result = replace(runner.descended, finished=runner in still_running)
         results.append(result)
         plan.tell(
             f"{result.start.name}: held-out error {result.best.held_out_error:.4f} after "
