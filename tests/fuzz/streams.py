@@ -17,6 +17,7 @@ from cases import Case, Format, after_reading
 from samples import DifferenceError, Samples
 
 import keyhole as kh
+from keyhole._checks import NoPenaltyError
 
 STEPS = {
     "add": 10,
@@ -251,8 +252,13 @@ class Stream:
             self.predict()
 
     def check_refusal(self, refusal: BaseException) -> None:
-        """Predictions may be refused only for samples that a single fit refuses as well."""
-        if self.accepted_faults:
+        """Predictions may be refused only for samples that a single fit refuses as well.
+
+        A batch with a fault must not have been accepted if it is the reason. Penalties that are too
+        small for all samples together are none: with a larger one the stream goes on.
+        """
+        lacks_penalty = isinstance(refusal, NoPenaltyError)
+        if self.accepted_faults and not lacks_penalty:
             raise DifferenceError(
                 f"partial_fit accepted a batch with {self.accepted_faults[0]}, and predict now "
                 f"refuses all {sum(map(len, self.accepted))} samples: {refusal}"
