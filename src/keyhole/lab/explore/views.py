@@ -765,10 +765,16 @@ FEW_FEATURES = 200
 DRAWN_SETS = 1000
 """Sets without labels that such a prediction uses."""
 
+MOST_DRAWN_NUMBERS = 2**20
+"""Coordinates of all tokens of these sets, above which there is no such prediction: one million
+takes 8 MB and some 25 ms."""
+
 
 def _drawn_curve(view: View, state: ExploreState) -> list[Series]:
-    """The learning curve of zero-mean heads as drawn: nothing where they are many."""
-    if state.n_heads * (state.dim + 1) > FEW_FEATURES:
+    """The learning curve of zero-mean heads as drawn: nothing where they, or tokens, are many."""
+    many_features = state.n_heads * (state.dim + 1) > FEW_FEATURES
+    many_numbers = DRAWN_SETS * (1 + state.n_keys) * state.dim > MOST_DRAWN_NUMBERS
+    if many_features or many_numbers:
         return []
     name = f"attention, {state.n_heads} heads as drawn"
     sizes = [n for n in state.sizes[::4] if n <= DRAWN_SETS]
