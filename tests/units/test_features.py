@@ -9,13 +9,15 @@ import keyhole as kh
 from keyhole._checks import FeatureOverflowError
 from keyhole.attention.activations import POINTWISE, SOFTMAX
 from keyhole.attention.features import (
+    TiledLayer,
     apply_values,
     attention_features,
     attention_weights,
     feature_blocks,
+    key_contributions,
     mlp_features,
 )
-from keyhole.attention.heads import GaussianHeads, HeadDraw, sample_mlp_weights
+from keyhole.attention.heads import GaussianHeads, HeadArray, HeadDraw, sample_mlp_weights
 
 ACTIVATIONS = (*POINTWISE, SOFTMAX)
 SIGMA = {
@@ -562,6 +564,37 @@ def test_overflow_of_the_mlp_is_named():
         match=r"features must be finite: these overflow float32, with units of size up to",
     ):
         mlp_features(batch, np.full((3, 5), 1e20), dtype="float32")
+
+
+@pytest.mark.parametrize("activation", ["relu", SOFTMAX])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_queries_of_wide_heads_are_projected_first(rng, activation, dtype):
+    """Heads of 300 × 301 numbers outgrow the cache: each set then has heads of its own."""
+    batch = draw_batch(rng, [70, 33, 40, 1, 50], dim=300, scale=3.0)
+    heads = rng.normal(size=(19, 301, 301))
+    values = rng.normal(size=(19 * 301, 2))
+    layer = TiledLayer.of(batch, HeadArray(heads), activation, dtype)
+    assert layer.projects_first
+    assert not TiledLayer.of(batch[3:4], HeadArray(heads), activation, dtype).projects_first
+
+    # in blocks of few heads, and all at once
+    expected, size = formula(batch, heads, activation)
+    tolerance = 600 * np.finfo(dtype).eps * size
+    centre = rng.normal(size=19 * 301)
+    small_budget = 8 * 5 * 301 * 4
+    for budget in (small_budget, 2**30):
+        blocks = feature_blocks(
+            batch, heads, activation, dtype=dtype, memory_budget=budget, centre=centre
+        )
+        features = np.hstack([features for _, features in blocks])
+        assert (abs(features + centre - expected) <= tolerance + 1e-6).all()
+    outputs = apply_values(batch, heads, values, activation, dtype=dtype)
+    contributions = key_contributions(batch, heads, values, activation, dtype=dtype)
+    sums = np.add.reduceat(contributions, batch.offsets[:-1], axis=0)
+    share = 1e-11 if dtype == "float64" else 1e-3
+    largest = abs(expected @ values).max()
+    np.testing.assert_allclose(outputs, expected @ values, rtol=0, atol=share * largest)
+    np.testing.assert_allclose(sums, expected @ values, rtol=0, atol=share * largest)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -55,6 +55,52 @@ class KeyChunk:
     offsets: Int[np.ndarray, " o"]
 
 
+_KEYS_TO_PROJECT = 32
+"""Keys of a set, on average, from which projecting the queries of wide heads first pays."""
+
+
+_PROJECTED_HEADS = 16
+"""Heads at least whose projected queries must fit a quarter of the memory budget."""
+
+
+@dataclass(frozen=True)
+class PackedHeads:
+    """A block of heads in tiles, for the compiled loops.
+
+    The tiles are the same for all sets, (tiles, D_q, D, lanes), and meet the queries of all sets.
+    Or every set has tiles of its own, (n, tiles, 1, D, lanes), in which its query is projected
+    already, and ``queries`` is a single one.
+    """
+
+    n_heads: int
+    tiles: Float[np.ndarray, "... e lanes"]
+    queries: Float[np.ndarray, " q"]
+
+    def __len__(self) -> int:
+        return self.n_heads
+
+    @property
+    def are_projected(self) -> bool:
+        """Whether every set has tiles of its own."""
+        return self.tiles.ndim == 5
+
+    @property
+    def n_tiles(self) -> int:
+        """Tiles that hold all heads."""
+        return self.tiles.shape[-4]
+
+    @property
+    def lanes(self) -> int:
+        """Heads of a tile."""
+        return self.tiles.shape[-1]
+
+    def tiles_of(self, sets: tuple[int, int]) -> Float[np.ndarray, "tiles _ e lanes"]:
+        """The tiles of a range of sets, which is one set where each has its own."""
+        if self.are_projected:
+            return self.tiles[sets[0]]
+        return self.tiles
+
+
 @dataclass(frozen=True)
 class TiledLayer:
     """A batch and its heads, checked and laid out for the compiled loops; ``of`` builds one."""
@@ -186,21 +232,70 @@ class TiledLayer:
 
     def head_blocks(
         self, memory_budget: int, bytes_per_head: int = 0, *, in_cache: bool = False
-    ) -> Iterator[tuple[slice, Float[np.ndarray, "m f e"]]]:
+    ) -> Iterator[tuple[slice, PackedHeads]]:
         """Cut the heads so that a block fits the budget.
 
         What it takes to draw and pack the block counts too.
         """
+        if self.projects_first:
+            yield from self._projected_blocks(memory_budget, bytes_per_head)
+            return
         size = block_size(bytes_per_head + DRAWN_BYTES * self.entries, memory_budget)
         if in_cache:
             size = min(size, block_size(self.entries * self.dtype.itemsize, _CACHE))
-        return self.heads.blocks(size)
+        for part, block in self.heads.blocks(size):
+            used = block[:, self.used]
+            _, lanes = self._tiling(len(used), used[0].size)
+            tiles = _heads_last(used, lanes, self.dtype)
+            yield part, PackedHeads(n_heads=len(block), tiles=tiles, queries=self.queries)
+
+    @property
+    def projects_first(self) -> bool:
+        """Whether x~_0ᵀ W of every set is computed by matrix products, before the compiled loops.
+
+        Each set then has heads of one row, its own. The loops would read every W again for each few
+        sets, which is slow where the heads of one vector outgrow the cache. At 150 sets of 1,500
+        keys, d = 768 and 128 heads, a fit takes 8.5 s of process time this way, and 22 s
+        in the loops.
+        """
+        from keyhole.attention.compiled_features import VECTOR_BYTES
+
+        n_sets = len(self.batch)
+        if self.batch.query is None or n_sets == 0:
+            return False
+        n_rows = len(self.queries) // n_sets
+        outgrows_cache = VECTOR_BYTES * n_rows * self.width > _CACHE
+        has_large_sets = self.batch.n_tokens >= _KEYS_TO_PROJECT * n_sets
+        bytes_per_head = n_sets * self.width * self.dtype.itemsize
+        fits = _PROJECTED_HEADS * bytes_per_head <= MEMORY_BUDGET // 4
+        return outgrows_cache and has_large_sets and fits
+
+    def _projected_blocks(
+        self, memory_budget: int, bytes_per_head: int
+    ) -> Iterator[tuple[slice, PackedHeads]]:
+        """`head_blocks` with x~_0ᵀ W_m of all sets, by one product for each head."""
+        n_sets = len(self.batch)
+        queries = self.queries.reshape(n_sets, -1)
+        one = np.ones(1, self.dtype)
+        projected_bytes = n_sets * self.width * self.dtype.itemsize
+        size = block_size(bytes_per_head + projected_bytes, memory_budget)
+        drawn_heads = self.heads.blocks(block_size(DRAWN_BYTES * self.entries, memory_budget))
+        heads = (head for _, block in drawn_heads for head in block[:, self.used])
+        for part in blocks(len(self.heads), size):
+            n_heads = part.stop - part.start
+            n_tiles, lanes = self._tiling(n_heads, self.width)
+            tiles = np.zeros((n_sets, n_tiles, 1, self.width, lanes), self.dtype)
+            with np.errstate(over="ignore", invalid="ignore"):  # overflow shows in the features
+                for m in range(n_heads):
+                    head = next(heads).astype(self.dtype, copy=False)
+                    tiles[:, m // lanes, 0, :, m % lanes] = queries @ head
+            yield part, PackedHeads(n_heads=n_heads, tiles=tiles, queries=one)
 
     def write(
         self,
         out: Float[np.ndarray, "n p"],
         column: int,
-        block: Float[np.ndarray, "m f e"],
+        heads: PackedHeads,
         rows: slice,
         centre: Float[np.ndarray, "m e"] | None = None,
     ) -> None:
@@ -213,15 +308,14 @@ class TiledLayer:
         from keyhole.attention.compiled_features import workspace, write_features
 
         announce_compilation(write_features)
-        packed = self._pack(block)
-        n_tiles = len(packed)
+        n_tiles = heads.n_tiles
 
         # The centre in the layout of the tiles; an empty one means that nothing is subtracted.
         if centre is None:
             centre_tiles = np.zeros((n_tiles, 0), self.dtype)
         else:
-            lanes = packed.shape[-1]
-            centre_tiles = _heads_last(centre[:, None], lanes, self.dtype).reshape(n_tiles, -1)
+            centre_last = _heads_last(centre[:, None], heads.lanes, self.dtype)
+            centre_tiles = centre_last.reshape(n_tiles, -1)
 
         # The compiled loop counts places in the flat output itself, from where the features of
         # set 0 would begin.
@@ -231,22 +325,23 @@ class TiledLayer:
         overflown_sets: list[int] = []
 
         def work(chunk: KeyChunk, task: tuple[tuple[int, int], tuple[int, int]]) -> None:
-            sets, tiles = task
+            sets, tile_range = task
+            tiles = heads.tiles_of(sets)
             overflown = write_features(
-                packed,
-                self.queries,
+                tiles,
+                heads.queries,
                 chunk.keys,
                 chunk.offsets,
                 sets,
-                tiles,
-                len(block),
+                tile_range,
+                len(heads),
                 self.activation_code,
                 self.scale,
                 centre_tiles,
                 flat,
                 start,
                 row_length,
-                workspace(packed),
+                workspace(tiles),
             )
             if overflown >= 0:
                 overflown_sets.append(overflown)
@@ -254,8 +349,9 @@ class TiledLayer:
         # A task is a range of sets times a range of tiles. The tiles are cut too where the heads
         # outgrow the cache, and where there are fewer ranges of sets than threads.
         for chunk in self.key_chunks(rows):
-            set_ranges = self._set_ranges(chunk.rows, len(block))
-            parts_for_cache = -(-packed.nbytes // _CACHE)
+            set_ranges = self._set_ranges(chunk.rows, heads)
+            bytes_of_heads = heads.tiles_of((chunk.rows.start, chunk.rows.start + 1)).nbytes
+            parts_for_cache = -(-bytes_of_heads // _CACHE)
             parts_for_threads = -(-thread_count() // max(1, len(set_ranges)))
             n_parts = min(max(parts_for_cache, parts_for_threads), n_tiles)
             tile_ranges = _ranges(np.linspace(0, n_tiles, n_parts + 1))
@@ -266,7 +362,7 @@ class TiledLayer:
     def add_outputs(
         self,
         out: Float[np.ndarray, "n t"],
-        block: Float[np.ndarray, "m f e"],
+        heads: PackedHeads,
         values: Float[np.ndarray, "m e t"],
     ) -> None:
         """Add the outputs of a block of heads to ``out``."""
@@ -274,36 +370,34 @@ class TiledLayer:
         from keyhole.attention.compiled_features import add_outputs, workspace
 
         announce_compilation(add_outputs)
-        packed = self._pack(block)
 
         # The values in the layout of the features of a tile: coordinates, then heads.
-        n_tiles = len(packed)
-        lanes = packed.shape[-1]
         n_outputs = values.shape[2]
-        tiles = _heads_last(values.transpose(0, 2, 1), lanes, self.dtype)
-        table = tiles.reshape(n_tiles, n_outputs, self.width * lanes)
+        values_last = _heads_last(values.transpose(0, 2, 1), heads.lanes, self.dtype)
+        table = values_last.reshape(heads.n_tiles, n_outputs, self.width * heads.lanes)
 
         def work(chunk: KeyChunk, sets: tuple[int, int]) -> None:
+            tiles = heads.tiles_of(sets)
             add_outputs(
-                packed,
+                tiles,
                 table,
-                self.queries,
+                heads.queries,
                 chunk.keys,
                 chunk.offsets,
                 sets,
                 self.activation_code,
                 self.scale,
                 out,
-                workspace(packed),
+                workspace(tiles),
             )
 
         for chunk in self.key_chunks(slice(0, len(self.batch))):
-            run_threads(partial(work, chunk), self._set_ranges(chunk.rows, len(block)))
+            run_threads(partial(work, chunk), self._set_ranges(chunk.rows, heads))
 
     def add_contributions(
         self,
         out: Float[np.ndarray, "k t"],
-        block: Float[np.ndarray, "m f e"],
+        heads: PackedHeads,
         values: Float[np.ndarray, "m e t"],
     ) -> None:
         """Add what every key adds to the outputs of a block of heads to ``out``."""
@@ -311,15 +405,15 @@ class TiledLayer:
         from keyhole.attention.compiled_features import CHUNK, add_contributions, workspace
 
         announce_compilation(add_contributions)
-        packed = self._pack(block)
-        table = self._contribution_values(packed, values)
+        table = self._contribution_values(heads, values)
 
         def work(chunk: KeyChunk, sets: tuple[int, int]) -> None:
             mixed = np.empty((CHUNK, table.shape[-1]), self.dtype)
+            tiles = heads.tiles_of(sets)
             add_contributions(
-                packed,
+                tiles,
                 table,
-                self.queries,
+                heads.queries,
                 chunk.keys,
                 chunk.offsets,
                 sets,
@@ -327,16 +421,14 @@ class TiledLayer:
                 self.scale,
                 out[self.offsets[chunk.rows.start] :],
                 mixed,
-                workspace(packed),
+                workspace(tiles),
             )
 
         for chunk in self.key_chunks(slice(0, len(self.batch))):
-            run_threads(partial(work, chunk), self._set_ranges(chunk.rows, len(block)))
+            run_threads(partial(work, chunk), self._set_ranges(chunk.rows, heads))
 
     def _contribution_values(
-        self,
-        packed: Float[np.ndarray, "tiles _ e lanes"],
-        values: Float[np.ndarray, "m e t"],
+        self, heads: PackedHeads, values: Float[np.ndarray, "m e t"]
     ) -> Float[np.ndarray, "tiles _ _"]:
         """The values as the compiled `add_contributions` reads them.
 
@@ -345,8 +437,8 @@ class TiledLayer:
         """
         from keyhole.attention.compiled_features import VECTOR_BYTES
 
-        n_tiles = len(packed)
-        lanes = packed.shape[-1]
+        n_tiles = heads.n_tiles
+        lanes = heads.lanes
         n_heads, width, n_outputs = values.shape
         if n_outputs == 1:
             return _heads_last(values.transpose(0, 2, 1), lanes, self.dtype)[:, 0]
@@ -366,9 +458,8 @@ class TiledLayer:
 
         # The largest score of the set is the evidence that the message gives.
         with np.errstate(all="ignore"):
-            peaks = [
-                np.abs(query @ block @ keys.T).max() for _, block in self.head_blocks(MEMORY_BUDGET)
-            ]
+            size = block_size(DRAWN_BYTES * self.entries, MEMORY_BUDGET)
+            peaks = [np.abs(query @ block @ keys.T).max() for _, block in self.heads.blocks(size)]
         peak = float(np.nan_to_num(peaks, nan=np.inf, posinf=np.inf).max())
 
         remedy = "Scale the tokens or the heads down"
@@ -381,34 +472,37 @@ class TiledLayer:
             f"{self.activation!r}, with scores of size up to {peak:.3g}. {remedy}."
         )
 
-    def _pack(self, block: Float[np.ndarray, "m _ e"]) -> Float[np.ndarray, "tiles _ e lanes"]:
-        """Tiles of heads of equal width.
+    def _tiling(self, n_heads: int, head_size: int) -> tuple[int, int]:
+        """The number of tiles for some heads of this many numbers, and the heads of each tile.
 
         A tile is small enough for the cache, and a whole number of vectors wide.
         """
         from keyhole.attention.compiled_features import VECTOR_BYTES
 
-        block = block[:, self.used]
         vector_length = VECTOR_BYTES // self.dtype.itemsize
         # at most eight vectors of heads in a tile, fewer where the heads are large
-        vectors_per_tile = min(8, max(1, _TILE // (VECTOR_BYTES * block[0].size)))
-        n_tiles = -(-len(block) // (vector_length * vectors_per_tile))
+        vectors_per_tile = min(8, max(1, _TILE // (VECTOR_BYTES * head_size)))
+        n_tiles = -(-n_heads // (vector_length * vectors_per_tile))
         # the narrowest tiles of which as many hold all heads
-        lanes = vector_length * -(-len(block) // (n_tiles * vector_length))
-        return _heads_last(block, lanes, self.dtype)
+        lanes = vector_length * -(-n_heads // (n_tiles * vector_length))
+        # narrower tiles may be fewer than before
+        return -(-n_heads // lanes), lanes
 
-    def _set_ranges(self, rows: slice, n_heads: int) -> list[tuple[int, int]]:
-        """Cut sets into ranges of equal work.
+    def _set_ranges(self, rows: slice, heads: PackedHeads) -> list[tuple[int, int]]:
+        """Cut sets into ranges of equal work; into single sets where each has tiles of its own.
 
         4MD·N_i operations for scores and values, 2MD_qD for a query.
         """
+        if heads.are_projected:
+            return [(i, i + 1) for i in range(rows.start, rows.stop)]
+
         # The work of the first i sets, in units of 4MD: a query counts as D_q/2 keys.
         offsets = self.offsets[rows.start : rows.stop + 1]
         query_work = self.entries / self.width / 2
         work_before = offsets - offsets[0] + query_work * np.arange(len(offsets))
 
         # A few ranges for each thread, but none that is not worth a thread's while.
-        operations = 4 * n_heads * self.width * work_before[-1]
+        operations = 4 * len(heads) * self.width * work_before[-1]
         n_parts = min(8 * thread_count(), 1 + int(operations / _TASK))
         cuts = np.searchsorted(work_before, np.linspace(0, work_before[-1], n_parts + 1))
         return _ranges(rows.start + cuts)
