@@ -899,7 +899,7 @@ class CandidateSearch:
 
         # descents cost what the coordinates cost that are not zero throughout
         sets = ready.samples.sets
-        coordinates = UsedCoordinates.of(sets, Ages.of(sets))
+        coordinates = UsedCoordinates.of(sets, Ages.of(sets), has_query=ready.samples.has_query)
         in_use = ready.with_samples(ready.samples.with_sets(coordinates.of_sets(sets)))
 
         # as many samples a step as all short descents together are allowed to take
@@ -997,11 +997,12 @@ class CandidateSearch:
         samples = ready.samples
         width = samples.dim + 1
         n = min(self.n_distinct, round(settings.max_samples / math.sqrt(hops)))
+        query_dim = samples.query_dim if samples.has_query else 0
         one_step = step_seconds(
             n,
-            keys_per_set=float(samples.token_counts.mean()),
+            keys_per_set=float(np.minimum(samples.token_counts, settings.max_keys).mean()),
             dim=samples.dim,
-            query_dim=samples.query_dim,
+            query_dim=query_dim,
             n_heads=max(16 // hops, min(256, -(-n // width))),
             hops=hops,
         )

@@ -16,6 +16,7 @@ from jaxtyping import Int
 
 from keyhole._array import thread_count
 from keyhole.attention.activations import SOFTMAX
+from keyhole.attention.learned import LearnedHeads
 from keyhole.spec import AUTO, LayerSpec
 from keyhole.training import TrainingSet
 
@@ -175,16 +176,21 @@ def choose_n_heads(spec: LayerSpec, samples: Any, rows: Int[np.ndarray, " r"]) -
 
     The exact kernel is taken where it exists and is predicted to be cheaper.
 
-    M is `AUTO_HEADS`, halved until a direct fit without a device is predicted to take
-    `AUTO_SECONDS` at most. Only the distinct samples, ``rows``, cost time.
+    M is `AUTO_HEADS`, halved until all direct fits without a device are predicted to take
+    `AUTO_SECONDS` at most: learned heads take one more for each part that they hold out. Only the
+    distinct samples, ``rows``, cost time.
     """
     if not isinstance(spec.n_heads, str):
         return spec.n_heads
     has_query = samples.sets.query is not None or spec.query != "given"
     n_tokens = keys_seen(samples.token_counts[rows], spec.query)
+    n_fits = 1
+    if isinstance(spec.heads, LearnedHeads):
+        n_fits += spec.heads.n_held_out_parts(len(rows))
 
     def seconds(n_heads: float) -> float:
-        return fit_seconds(len(rows), n_tokens, samples.dim, n_heads, has_query=has_query)
+        one_fit = fit_seconds(len(rows), n_tokens, samples.dim, n_heads, has_query=has_query)
+        return n_fits * one_fit
 
     # few enough heads for a fit within AUTO_SECONDS; "cg" and devices have costs of their own
     n_heads = AUTO_HEADS

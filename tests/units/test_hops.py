@@ -269,7 +269,9 @@ def test_ages_are_found_with_all_that_follows_from_them(rng):
 
 
 def test_where_all_is_zero_one_coordinate_is_used():
-    used = UsedCoordinates.of(kh.SetBatch(np.zeros((3, 2, 1)), np.zeros((3, 1))), None)
+    used = UsedCoordinates.of(
+        kh.SetBatch(np.zeros((3, 2, 1)), np.zeros((3, 1))), None, has_query=True
+    )
     assert (used.keys.tolist(), used.query.tolist()) == ([0], [0])
 
 

@@ -6,7 +6,8 @@ import pytest
 from paper import paper_regressor
 
 import keyhole as kh
-from keyhole.attention.descent import Adam, DescentSettings, HeadDescent
+from keyhole import costs
+from keyhole.attention.descent import Adam, DescentSettings, HeadDescent, HostSamples
 from keyhole.attention.head_error import (
     Judgement,
     Task,
@@ -28,6 +29,7 @@ from keyhole.attention.search import (
     race_from_all_starts,
     starts_of,
 )
+from keyhole.spec import LayerSpec
 
 
 @pytest.fixture
@@ -784,6 +786,14 @@ def test_a_descent_that_diverges_ends(monkeypatch, task):
     assert (found.gain, found.best.step) == (0.0, 0)
 
 
+def test_a_descent_that_solved_the_task_ends_once_it_hardly_gains(monkeypatch, task):
+    # 0.019 is below 2 %; 0.008 is less than 0.8 times that, and 0.0079 is not
+    errors = [2.0, 1.0, 1.0, 0.019, 0.008, 0.0079, 0.0001]
+    found = descent_that_finds(monkeypatch, task, errors, max_iter=30)
+    assert [step.step for step in found.history] == [0, 5, 10, 15, 20, 25]
+    assert found.best.step == 25
+
+
 def test_a_descent_is_checked_at_its_last_step(monkeypatch, task):
     found = descent_that_finds(monkeypatch, task, [2.0, 1.9, 1.8, 1.7], max_iter=12)
     assert [step.step for step in found.history] == [0, 5, 10, 12]
@@ -1093,3 +1103,91 @@ def test_a_gradient_is_in_the_means_alone_unless_scales_are_asked_for(task, rng)
         gradient_in_heads(whole, np.zeros((1, 4, 4)), rng.normal(size=(5, 4, 4)), 1.0).scales
         is None
     )
+
+
+# ---- large sets ----------------------------------------------------------------------------------
+
+
+def bags_without_query(rng, n=60, n_keys=(5, 40), dim=3):
+    keys = [rng.normal(size=(int(rng.integers(*n_keys)), dim)) for _ in range(n)]
+    y = np.array([key.max(axis=0)[0] for key in keys])
+    return kh.SetBatch(keys), y
+
+
+def test_a_step_sees_fresh_keys_of_large_sets(rng):
+    sets, y = bags_without_query(rng)
+    task = Task.of(sets, y[:, None], None, "relu", True)
+    heads = kh.LearnedHeads(hops=1)
+    plan = heads.plan(task, 0, None, None, DescentSettings(max_keys=10))
+    first, second = (plan.with_keys_of_step(task, count).batch.sets for count in (0, 1))
+    np.testing.assert_array_equal(first.lengths, np.minimum(sets.lengths, 10))
+    assert (first.tokens != second.tokens).any()
+    # every key it sees is one of the set, and all keys of small sets are seen
+    for i, one in enumerate(first):
+        rows = {tuple(row) for row in sets.keys_of(i)}
+        assert {tuple(row) for row in one.tokens} <= rows
+        if sets.lengths[i] <= 10:
+            np.testing.assert_array_equal(one.tokens, sets.keys_of(i))
+    # over many steps each key of a set is seen about as often as every other
+    seen = np.mean([plan.keys_of_step(np.array([25]), count) for count in range(600)], axis=0)
+    np.testing.assert_allclose(seen, 10 / 25, atol=0.12)
+
+
+def test_sums_over_keys_are_not_thinned(rng):
+    sets, y = bags_without_query(rng)
+    task = Task.of(sets.pooled("sum"), y[:, None], None, "relu", True)
+    plan = kh.LearnedHeads(hops=1).plan(task, 0, None, None, DescentSettings(max_keys=10))
+    assert plan.with_keys_of_step(task, 0) is task
+
+
+def test_without_a_query_the_last_rows_are_learned_and_nothing_else(rng):
+    """The constant query [0; √2] meets no other row: those stay where they start."""
+    sets, y = bags_without_query(rng)
+    fitted = kh.LearnedHeads(max_iter=10).fit(sets, y, activation="softmax")
+    assert fitted.chosen == "learned"
+    assert fitted.means_.shape == (2, 4, 4)
+    assert abs(fitted.means_[:, -1]).max() > 0.1
+    np.testing.assert_array_equal(fitted.query_scales_[:-1], 1.0)
+
+
+@pytest.mark.parametrize("activation", ["relu", "softmax"])
+def test_without_a_query_the_gradient_is_that_in_the_last_rows(rng, activation):
+    sets, y = bags_without_query(rng)
+    task = Task.of(sets, y[:, None], None, activation, True)
+    means = rng.normal(size=(2, 4, 4))
+    noise = 0.3 * rng.normal(size=(6, 4, 4)).astype(np.float32)
+    whole = gradient_in_heads(task, means, noise, 0.1, dtype="float64", scales=True)
+    last = gradient_in_heads(task, means[:, -1:], noise[:, -1:], 0.1, dtype="float64", scales=True)
+    assert last.error == pytest.approx(whole.error, rel=1e-9)
+    np.testing.assert_allclose(last.means[:, 0], whole.means[:, -1], rtol=1e-6, atol=1e-12)
+
+
+def test_a_device_sees_the_same_keys_of_large_sets(rng):
+    pytest.importorskip("torch")
+    from keyhole.attention.torch_heads import DeviceTask
+
+    sets, y = bags_without_query(rng)
+    task = Task.of(sets, y[:, None], None, "softmax", True)
+    plan = kh.LearnedHeads(hops=1).plan(task, 0, None, None, DescentSettings(max_keys=10))
+    means = rng.normal(size=(2, 1, 4))
+    noise = 0.3 * rng.normal(size=(6, 1, 4)).astype(np.float32)
+    rows = np.arange(7, 51)
+    on_host = HostSamples(task).part(rows, plan, 3)
+    on_device = DeviceTask(task, "cpu").part(rows, plan, 3)
+    host = on_host.gradient_in_heads(means, noise.copy(), 0.1)
+    device = on_device.gradient_in_heads(means, noise.copy(), 0.1)
+    assert device.error == pytest.approx(host.error, rel=1e-4)
+    np.testing.assert_allclose(device.means, host.means, rtol=1e-3, atol=1e-5)
+
+
+def test_automatic_heads_count_the_fits_of_held_out_parts(rng, monkeypatch):
+    """Below 300 samples learned heads take five further fits, so that each has fewer heads."""
+    sets, _ = bags_without_query(rng)
+    rows = np.arange(60)
+    one_fit = costs.fit_seconds(60, sets.n_tokens, 3, 512, has_query=False)
+    monkeypatch.setattr(costs, "AUTO_SECONDS", 4 * one_fit)
+    spec = LayerSpec(heads=kh.GaussianHeads(), activation="softmax", query="given")
+    assert costs.choose_n_heads(spec, sets, rows) == 512
+    assert kh.LearnedHeads().n_held_out_parts(300) == 1
+    assert kh.LearnedHeads().n_held_out_parts(60) == 5
+    assert costs.choose_n_heads(replace(spec, heads=kh.LearnedHeads()), sets, rows) < 512

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from keyhole.attention.backends import DescentPart, backend_for
 from keyhole.attention.head_error import (
@@ -74,6 +74,9 @@ class DescentSettings:
         Multiples c of the identity that a single hop starts from, chosen by leave-one-out.
     max_samples : int
         Samples that one step uses, a fresh part if there are more; with H hops 1/√H of them.
+    max_keys : int
+        Keys of a set that one step uses, a fresh part if there are more (`sampled_keys`). All keys
+        count where a head distribution is judged.
     heads_per_step : int or None
         Heads drawn at each step; None is as many features as samples, 16 to 256 heads (from 8 with
         two hops, 5 with three).
@@ -89,6 +92,7 @@ class DescentSettings:
     jitter: float = 0.1
     strengths: tuple[float, ...] = (0.0, 1.0, 3.0)
     max_samples: int = 600
+    max_keys: int = 256
     heads_per_step: int | None = None
     learn_scales: bool = True
 
@@ -162,12 +166,29 @@ class LearningPlan:
         means[:, -1] += newer_first(dim, self.ages)
         if self.n_means > 1:
             # equal means would have equal gradients and stay equal
-            means += START_NOISE * head_normals(self.n_means, dim, self.seed + 1, query_dim)
+            noise = head_normals(self.n_means, dim, self.seed + 1, query_dim)
+            means += START_NOISE * noise[:, -means.shape[1] :]
         return [means]
 
     def generator(self, count: int) -> np.random.Generator:
         """What step number ``count`` changes samples by."""
         return np.random.default_rng([self.seed, count, 1])
+
+    def keys_of_step(self, lengths: Int[np.ndarray, " n"], count: int) -> Bool[np.ndarray, " t"]:
+        """Which keys of sets of these lengths step number ``count`` sees."""
+        rng = np.random.default_rng([self.seed, count, 2])
+        return sampled_keys(lengths, self.settings.max_keys, rng)
+
+    def with_keys_of_step(self, task: Task, count: int) -> Task:
+        """The samples with the keys that step number ``count`` sees.
+
+        All of them where a sample is not the average of one set: sums over some keys are others.
+        """
+        sets = task.batch.sets
+        has_large_sets = int(sets.lengths.max()) > self.settings.max_keys
+        if not has_large_sets or not task.batch.is_plain:
+            return task
+        return task.with_sets(sets.with_kept_keys(self.keys_of_step(sets.lengths, count)))
 
     def jittered(self, task: Task, count: int) -> Task:
         """The samples as step number ``count`` sees them: some keys a little older."""
@@ -200,6 +221,28 @@ class LearningPlan:
         return judge_heads
 
 
+def sampled_keys(
+    lengths: Int[np.ndarray, " n"], max_keys: int, rng: np.random.Generator
+) -> Bool[np.ndarray, " t"]:
+    """Which keys of sets of these lengths are seen: at most ``max_keys`` of each set.
+
+    A larger set is cut into as many stretches, equal but for rounding, and one key of each is seen.
+
+    >>> rng = np.random.default_rng(0)
+    >>> is_seen = sampled_keys(np.array([2, 8]), 4, rng)
+    >>> is_seen[:2].tolist(), is_seen[2:].reshape(4, 2).sum(axis=1).tolist()
+    ([True, True], [1, 1, 1, 1])
+    """
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    is_large = lengths > max_keys
+    is_seen = np.repeat(~is_large, lengths)
+    edges = np.arange(max_keys + 1) * lengths[is_large, None] // max_keys
+    widths = np.diff(edges, axis=1)
+    drawn = edges[:, :-1] + (rng.random(widths.shape) * widths).astype(np.int64)
+    is_seen[offsets[:-1][is_large, None] + drawn] = True
+    return is_seen
+
+
 @dataclass
 class Adam:
     """First and second moments of a gradient."""
@@ -230,6 +273,7 @@ class HostSamples:
         task = self.task
         if len(rows) < len(task):
             task = task.take(rows)
+        task = plan.with_keys_of_step(task, count)
         return HostPart(plan.jittered(task, count))
 
 

@@ -972,7 +972,11 @@ class FeatureTrace:
 
         # x~_0ᵀ W_m of all sets and heads in one matrix product
         wide = np.ascontiguousarray(heads.transpose(1, 0, 2)).reshape(rows, n_heads * width)
-        queries = batch.extended_query().astype(heads.dtype, copy=False)
+        # sets without a query may be given the last rows of heads alone
+        if rows == 1:
+            queries = batch.seen_query().astype(heads.dtype, copy=False)
+        else:
+            queries = batch.extended_query().astype(heads.dtype, copy=False)
         projected = (queries @ wide).reshape(len(batch), n_heads, width)
 
         trace = cls(
@@ -1164,9 +1168,16 @@ def key_stacks(
         stack_size = block_size(dtype.itemsize * numbers_per_set, memory_budget // 16)
         for part in blocks(len(equal_sets), min(stack_size, 256)):
             rows = equal_sets[part]
-            places = batch.offsets[rows][:, None] + np.arange(length)
-            keys = np.ones((len(rows), length, width), dtype)
-            keys[:, :, :-1] = tokens[places]
+            first_key = int(batch.offsets[rows[0]])
+            if rows[-1] - rows[0] == len(rows) - 1:
+                # sets that follow each other, whose keys are copied once only
+                given = tokens[first_key : first_key + len(rows) * length]
+                given = given.reshape(len(rows), length, width - 1)
+            else:
+                given = tokens[batch.offsets[rows][:, None] + np.arange(length)]
+            keys = np.empty((len(rows), length, width), dtype)
+            keys[:, :, :-1] = given
+            keys[:, :, -1] = 1.0
             stacks.append((rows, keys))
     return stacks
 

@@ -220,7 +220,8 @@ def judge(
     if heads is None:
         dim = task.batch.dim
         query_dim = task.batch.query_dim + dim * sum(len(hop) for hop in hops)
-        heads = HeadDraw(distribution, n_heads, dim, seed, query_dim).block(0, n_heads)
+        draw = HeadDraw(distribution, n_heads, dim, seed, query_dim)
+        heads = draw.seen_by(query=task.batch.has_query).block(0, n_heads)
     heads = heads.astype(np.float32)
 
     # centred features and their Gram matrix

@@ -707,8 +707,11 @@ class FittedHeads:
     def last_rows(
         self, n_heads: int, dim: int, seed: int, *, start: int = 0
     ) -> Float[np.ndarray, "m 1 e"]:
-        """The last rows of the heads of ``sample(n_heads, dim, seed)``, and nothing else drawn."""
-        self._check_dim(dim)
+        """The last rows of the heads of ``sample(n_heads, dim, seed)``, and nothing else drawn.
+
+        The means may be known in their last rows alone.
+        """
+        self._check_dim(dim, self.means_.shape[1] - 1)
         return self.around(head_normals(n_heads, dim, seed, start=start, last_row=True), start)
 
     def around(

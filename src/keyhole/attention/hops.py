@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from keyhole._array import block_size, blocks
 from keyhole.attention.features import KeyStack, softmax, through_weights
 from keyhole.attention.heads import FittedHeads, identity_mean
-from keyhole.data.sets import SetBatch
+from keyhole.data.sets import BLOCK_BYTES, SetBatch
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,8 @@ class UsedCoordinates:
 
     What meets zeros alone has no gradient and is in no score: a head distribution is learned in
     these coordinates, and its other entries stay where they started. Words that no question has,
-    and ages that no story reaches, cost nothing.
+    and ages that no story reaches, cost nothing. Sets without a query have the constant one
+    [0; √2]: no coordinate of it is used, and only the last rows of heads are learned.
     """
 
     query: Int[np.ndarray, " q"]
@@ -217,13 +219,20 @@ class UsedCoordinates:
     """Coordinates of keys that are used, and that a head distribution is to make nothing of."""
 
     @classmethod
-    def of(cls, sets: SetBatch, ages: Ages | None, *, ignore_ages: bool = False) -> UsedCoordinates:
+    def of(
+        cls, sets: SetBatch, ages: Ages | None, *, has_query: bool, ignore_ages: bool = False
+    ) -> UsedCoordinates:
         """Those of some sets, and all that ages may move to; one at least of each.
 
-        Ages that are to be ignored are none of them.
+        Ages that are to be ignored are none of them. ``has_query`` says whether sets have a query,
+        of their own or one of their keys.
         """
-        # keys: what ages may move to counts as used
-        used = sets.tokens.any(axis=0)
+        # keys: what ages may move to counts as used; most often the first few use all coordinates
+        used = np.zeros(sets.dim, bool)
+        for keys_read in blocks(sets.n_tokens, block_size(8 * sets.dim, BLOCK_BYTES)):
+            used |= sets.token_rows(keys_read.start, keys_read.stop).any(axis=0)
+            if used.all():
+                break
         ignored = np.zeros(0, int)
         if ages is not None and ignore_ages:
             used[ages.columns] = False
@@ -233,7 +242,10 @@ class UsedCoordinates:
         if not used.any():
             used[0] = True
         keys = np.flatnonzero(used)
+        if not has_query:
+            return cls(query=np.zeros(0, int), keys=keys, pairs=None, ignored=ignored)
         if sets.query is None:
+            # every key is the query in turn
             return cls(query=keys, keys=keys, pairs=None, ignored=ignored)
 
         # queries, and the pairs of W_0 among what is used of both
@@ -252,6 +264,8 @@ class UsedCoordinates:
     def of_sets(self, sets: SetBatch) -> SetBatch:
         """The sets in these coordinates."""
         query = None if sets.query is None else np.ascontiguousarray(sets.query[:, self.query])
+        if len(self.keys) == sets.dim:
+            return sets.with_query(query).with_pairs(self.pairs)
         tokens = np.ascontiguousarray(sets.tokens[:, self.keys])
         return SetBatch._from_flat(tokens, sets.offsets, query, sets.extras, self.pairs)
 
@@ -313,6 +327,11 @@ def ages_of(tokens: Float[np.ndarray, "t d"], hot: Int[np.ndarray, " a"]) -> Int
 
 def _find_ages(sets: SetBatch) -> Int[np.ndarray, " a"]:
     """The longest run of columns that look like ages, if it has at least `MIN_AGES` of them."""
+    # tokens without columns of zeros and ones show that in their first rows
+    first_keys = sets.token_rows(0, min(1000, sets.n_tokens))
+    if not ((first_keys == 0) | (first_keys == 1)).all(axis=0).any():
+        return np.zeros(0, int)
+
     ones = sets.tokens == 1
     binary = ((sets.tokens == 0) | ones).all(axis=0)
     # keys of each set with a one in each column

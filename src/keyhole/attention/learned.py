@@ -26,6 +26,7 @@ from keyhole.attention.search import (
     Learned,
     Screening,
     choose_identity,
+    held_out_turns,
     learn,
     screen,
 )
@@ -362,13 +363,6 @@ class LearnedHeads(UnfittedHeads):
         settings: DescentSettings,
     ) -> LearningPlan:
         """The parameters, checked, for some samples and a layer of ``n_heads`` heads."""
-        validation = check_number(
-            self.validation_fraction, "validation_fraction", minimum=0.0, exclusive=True
-        )
-        if validation >= 1:
-            raise ValueError(
-                f"`validation_fraction` must be a share between 0 and 1: got {validation:g}."
-            )
         n_means = check_count(self.n_means, "n_means")
         hops = self._hops(task.batch)
 
@@ -393,7 +387,7 @@ class LearnedHeads(UnfittedHeads):
             steps=check_count(self.max_iter, "max_iter", minimum=0),
             hops=tuple(hops),
             patterns=check_count(self.patterns, "patterns"),
-            validation=validation,
+            validation=self._validation(),
             settings=settings,
             ages=Ages.of(task.batch.sets),
             heads_per_step=heads_per_step,
@@ -402,6 +396,21 @@ class LearnedHeads(UnfittedHeads):
             device=device,
             tell=self._tell,
         )
+
+    def n_held_out_parts(self, n_samples: int) -> int:
+        """How many parts of so many samples are held out in turn, each with heads of its own."""
+        return held_out_turns(n_samples, self._validation())
+
+    def _validation(self) -> float:
+        """The share of samples that is held out, checked."""
+        validation = check_number(
+            self.validation_fraction, "validation_fraction", minimum=0.0, exclusive=True
+        )
+        if validation >= 1:
+            raise ValueError(
+                f"`validation_fraction` must be a share between 0 and 1: got {validation:g}."
+            )
+        return validation
 
     def _hops(self, batch: SampleBatch) -> list[int]:
         """The numbers of hops to try, fewest first."""

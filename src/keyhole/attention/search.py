@@ -80,6 +80,10 @@ LEAST_IN_RACE = 2
 SOLVED = 0.02
 """Held-out error, as a share of the variance, that is so small that no further start is tried."""
 
+STALLED = 0.8
+"""A descent that has solved the task ends at the first check whose held-out error is not below this
+share of the best one before it."""
+
 SCREENING_STEPS = 20
 """Steps of a descent that only says whether a longer one may pay. On the tuning tasks of
 benchmarks/stories.py every task that 300 steps solve has gained after so many from some start."""
@@ -121,7 +125,9 @@ class TaskView:
     def of(cls, task: Task, plan: LearningPlan, *, ignores_ages: bool) -> TaskView:
         """Without the coordinates that are zero in every sample, and perhaps without ages."""
         sets = task.batch.sets
-        coordinates = UsedCoordinates.of(sets, plan.ages, ignore_ages=ignores_ages)
+        coordinates = UsedCoordinates.of(
+            sets, plan.ages, has_query=task.batch.has_query, ignore_ages=ignores_ages
+        )
         ages = None
         if not ignores_ages:
             ages = coordinates.of_ages(plan.ages)
@@ -130,6 +136,24 @@ class TaskView:
             plan=replace(plan, ages=ages),
             coordinates=coordinates,
         )
+
+    def choose_identity(self) -> tuple[FittedHeads, Judgement]:
+        """The head distribution without learning in the rows that queries meet, and its judgement.
+
+        One hop starts from it, and descents must beat it.
+        """
+        plan = self.plan
+        sample = self.task.at_most(min(plan.settings.max_samples, MAX_SAMPLES_TO_START), plan.seed)
+        base, judgement = choose_identity(
+            sample,
+            strengths=plan.settings.strengths,
+            scales=plan.scales(),
+            n_heads=max(plan.heads_per_step.values()),
+            seed=plan.seed,
+        )
+        if not self.task.batch.has_query:
+            base = replace(base, means_=base.means_[:, -1:])
+        return base, judgement
 
     def among_all(self, distribution: FittedHeads, start: Start, task: Task) -> FittedHeads:
         """A head distribution of this view, in all coordinates of the task itself.
@@ -197,6 +221,13 @@ class Descended:
         return min(self.history, key=lambda step: step.held_out_error)
 
 
+def held_out_turns(n_samples: int, share: float) -> int:
+    """How many parts are held out in turn: one of many samples, and of few every sample once."""
+    if n_samples >= MIN_SAMPLES_FOR_ONE_SPLIT:
+        return 1
+    return round(1 / share)
+
+
 @dataclass(frozen=True)
 class Split:
     """Which samples each descent does not see, and how many hops more must gain."""
@@ -209,12 +240,10 @@ class Split:
     @classmethod
     def of(cls, task: Task, plan: LearningPlan) -> Split:
         """One held-out part of many samples; of few, every sample is held out in turn."""
-        if len(task) < MIN_SAMPLES_FOR_ONE_SPLIT:
-            turns = round(1 / plan.validation)
+        turns = held_out_turns(len(task), plan.validation)
+        standard_errors = STANDARD_ERRORS_FOR_A_HOP
+        if turns > 1:
             standard_errors = STANDARD_ERRORS_FOR_A_HOP_OF_FEW
-        else:
-            turns = 1
-            standard_errors = STANDARD_ERRORS_FOR_A_HOP
         return cls.of_turns(task, plan, turns, standard_errors)
 
     @classmethod
@@ -284,14 +313,7 @@ def learn(task: Task, plan: LearningPlan, given_rows: np.ndarray) -> Learned:
     """
     # the head distribution without learning: where one hop starts and what descents must beat
     view = TaskView.of(task, plan, ignores_ages=False)
-    sample = view.task.at_most(min(plan.settings.max_samples, MAX_SAMPLES_TO_START), plan.seed)
-    base, judgement = choose_identity(
-        sample,
-        strengths=plan.settings.strengths,
-        scales=plan.scales(),
-        n_heads=max(plan.heads_per_step.values()),
-        seed=plan.seed,
-    )
+    base, judgement = view.choose_identity()
     if plan.steps == 0 or len(task) < MIN_SAMPLES_TO_DESCEND:
         return Learned(view.among_all(base, Start(1), task))
 
@@ -350,14 +372,7 @@ def screen(task: Task, plan: LearningPlan, given_rows: np.ndarray) -> Screening:
     ``given_rows`` are the numbers of the samples of the task among those that were given.
     """
     view = TaskView.of(task, plan, ignores_ages=False)
-    sample = view.task.at_most(min(plan.settings.max_samples, MAX_SAMPLES_TO_START), plan.seed)
-    base, judgement = choose_identity(
-        sample,
-        strengths=plan.settings.strengths,
-        scales=plan.scales(),
-        n_heads=max(plan.heads_per_step.values()),
-        seed=plan.seed,
-    )
+    base, judgement = view.choose_identity()
     # one held-out part says enough to go on or not, and all starts take all of the few steps
     split = Split.of_turns(task, plan, turns=1, standard_errors=STANDARD_ERRORS_FOR_A_HOP)
     descents = race_from_all_starts(task, view, plan, split, base, judgement.alpha, rounds=(1.0,))
@@ -526,7 +541,7 @@ class RunningDescent:
         self.count = 0
         self.steps_between_checks = max(5, plan.steps // CHECKS)
         self.limit = np.inf
-        self.has_diverged = False
+        self.has_ended = False
         self.descended = Descended(
             start=start,
             view=view,
@@ -540,10 +555,13 @@ class RunningDescent:
         )
 
     def go_on(self, share: float) -> None:
-        """Step until this share of all steps is done, unless the held-out error diverges."""
+        """Step until this share of all steps is done, unless it ends before.
+
+        It ends where its held-out error diverges, or hardly falls any more and is small.
+        """
         n_checks = math.ceil(share * self.plan.steps / self.steps_between_checks)
         until = min(self.plan.steps, n_checks * self.steps_between_checks)
-        while self.count < until and not self.has_diverged:
+        while self.count < until and not self.has_ended:
             for descent in self.descents:
                 descent.step()
             self.count += 1
@@ -577,8 +595,11 @@ class RunningDescent:
                 distributions=distributions,
                 alpha=self.descents[0].alpha,
             )
+        error_before = min(earlier.held_out_error for earlier in history)
+        has_diverged = not step.held_out_error <= self.limit
+        has_stalled = error_before <= SOLVED and step.held_out_error > STALLED * error_before
+        self.has_ended = has_diverged or has_stalled
         self.descended = replace(self.descended, history=(*history, step))
-        self.has_diverged = not step.held_out_error <= self.limit
 
     @property
     def has_solved(self) -> bool:

@@ -18,6 +18,7 @@ from keyhole.attention.descent import LearningPlan
 from keyhole.attention.head_error import HeadGradient, Task
 from keyhole.attention.heads import FittedHeads
 from keyhole.attention.hops import ages_of
+from keyhole.data.arrays import gathered
 from keyhole.ridge.gram import group_stacks
 from keyhole.ridge.problem import numerical_floor
 
@@ -44,8 +45,8 @@ class DeviceTask:
         keys[:-1, -1] = 1.0
         self.keys = self.put(keys)
 
-        # x_0, and the number appended to it: 1, or √2 for the constant query
-        query = sets.extended_query()
+        # x_0, and the number appended to it: 1, or √2 for the constant query, which has no x_0
+        query = sets.seen_query()
         self.query = self.put(query[:, :-1].astype(np.float32))
         self.last = float(query[0, -1])
         self.ages: np.ndarray | None = None
@@ -59,12 +60,18 @@ class DeviceTask:
     ) -> DevicePart:
         """Some samples, as step number ``count`` of a plan sees them if there is one."""
         sets = self.task.batch.sets
-        # keys of these sets, (n, longest, D); places beyond the end of a set hold the row of zeros
         lengths = sets.lengths[rows]
-        places_in_set = np.arange(int(lengths.max()))
-        inside = places_in_set < lengths[:, None]
-        places = sets.offsets[rows][:, None] + places_in_set
-        places = np.where(inside, places, len(sets.tokens))
+        # where the keys of these sets stand among all; a step sees some of those of large sets
+        offsets, seen_keys = gathered(sets.offsets, rows)
+        if plan is not None:
+            is_seen = plan.keys_of_step(lengths, count)
+            lengths = np.add.reduceat(is_seen, offsets[:-1], dtype=int)
+            seen_keys = seen_keys[is_seen]
+
+        # keys of these sets, (n, longest, D); places beyond the end of a set hold the row of zeros
+        inside = np.arange(int(lengths.max())) < lengths[:, None]
+        places = np.full(inside.shape, sets.n_tokens)
+        places[inside] = seen_keys
         keys = self.keys[self.put(places)]
 
         # some keys become older, as in `Ages.moved`
@@ -117,7 +124,7 @@ class DevicePart:
         # −∞ is added to the scores of padding, so that softmax gives it no weight
         padding = torch.where(self.inside, 0.0, -torch.inf)[:, None]
         query = self.query
-        one = torch.full_like(query[:, :1], self.last)
+        one = query.new_full((len(query), 1), self.last)
         for hop in hops:
             scores = self._scores(torch.cat([query, one], dim=1), hop) + padding
             found = torch.softmax(scores, dim=2) @ self.keys[:, :, :-1]

@@ -819,15 +819,15 @@ class SetBatch(SampleBatch):
     def with_kept_keys(self, is_kept: Bool[np.ndarray, " t"]) -> SetBatch:
         """The same sets with some of their keys, at least one of each set."""
         kept_before = np.concatenate([[0], np.cumsum(is_kept)])
-        if isinstance(self.stored, TokenSource):
-            # the kept keys of some megabytes of keys after the other
+        if self.is_on_disk:
+            # the kept keys of some megabytes of keys after the other: files are read in order
             pieces = []
             for rows in set_blocks(self.offsets, block_size(self.dim * 8, BLOCK_BYTES)):
                 keys = slice(int(self.offsets[rows.start]), int(self.offsets[rows.stop]))
                 pieces.append(self.token_rows(keys.start, keys.stop)[is_kept[keys]])
             tokens = np.concatenate(pieces)
         else:
-            tokens = self.stored[arrays.like(is_kept, self.stored)]
+            tokens = gathered_rows(self.stored, np.flatnonzero(is_kept))
         return self._from_flat(
             tokens=tokens,
             offsets=kept_before[self.offsets],

@@ -193,6 +193,14 @@ def gathered_rows(tokens: Any, rows: Int[np.ndarray, " r"]) -> Any:
         return tokens[arrays.like(rows, tokens)]
     if not isinstance(tokens, TokenSource):
         return tokens[rows]
+    if isinstance(tokens, ChangedTokens):
+        given = gathered_rows(tokens.base, rows)
+        return tokens.change(given).astype(tokens.number, copy=False)
+    if isinstance(tokens, TokenRuns):
+        run = np.searchsorted(tokens.offsets, rows, side="right") - 1
+        return gathered_rows(tokens.base, tokens.starts[run] + rows - tokens.offsets[run])
+
+    # files: runs of rows that follow each other
     breaks = np.flatnonzero(np.diff(rows) != 1) + 1
     starts = rows[np.append(0, breaks)] if len(rows) else rows
     lengths = np.diff(np.concatenate([[0], breaks, [len(rows)]])) if len(rows) else rows
