@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -104,19 +105,28 @@ def thread_count() -> int:
     return count
 
 
+_this_thread = threading.local()
+
+
 def run_threads(work: Callable[[T], object], items: Iterable[T]) -> None:
     """Call ``work`` on every item, on as many threads as we may use.
 
     ``work`` must release the GIL to gain by it: the compiled loops do. Plain threads rather than a
-    compiled runtime's pool, because they may be started from any thread and survive a fork.
+    compiled runtime's pool, because they may be started from any thread and survive a fork. Work
+    that calls this function again does so in its own thread: all others are busy.
     """
     items = list(items)
     n_threads = min(thread_count(), len(items))
-    if n_threads <= 1:
+    is_nested = getattr(_this_thread, "is_of_a_pool", False)
+    if n_threads <= 1 or is_nested:
         for item in items:
             work(item)
         return
-    with ThreadPoolExecutor(n_threads) as pool:
+
+    def mark_thread() -> None:
+        _this_thread.is_of_a_pool = True
+
+    with ThreadPoolExecutor(n_threads, initializer=mark_thread) as pool:
         # going through the results raises what a thread raised
         for _ in pool.map(work, items):
             pass

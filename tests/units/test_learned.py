@@ -878,6 +878,17 @@ def test_a_descent_that_has_solved_the_task_goes_on_alone(monkeypatch):
     assert results[1].best.held_out_error == 0.001
 
 
+def test_of_two_that_begin_together_the_second_has_not_begun_if_the_first_solves(monkeypatch):
+    errors_of = {
+        Start(1): [1.0, 0.9, 0.5, 0.1],
+        Start(2): [1.0, 0.8, 0.5, 0.1],
+        Start(3): [1.0, 0.01, 0.005, 0.001],
+        Start(2, CHAIN): [1.0, 0.001, 0.0, 0.0],
+    }
+    results = race(monkeypatch, errors_of)
+    assert [result.start for result in results] == [Start(1), Start(2), Start(3)]
+
+
 def test_weights_groups_and_all_parts_count_in_a_check(monkeypatch, task, rng):
     weights = rng.uniform(0.5, 2.0, 80)
     groups = np.arange(80) // 4

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Bool, Float
 
+from keyhole._array import blocks, run_threads
 from keyhole.attention.descent import HeadDescent, LearningPlan
 from keyhole.attention.head_error import (
     Judgement,
@@ -73,6 +74,10 @@ RACE = (0.2, 0.4, 1.0)
 """Shares of the steps after which descents are compared: of those that are left, the better half
 goes on, two at least. On long stories (benchmarks/stories.py --run long) this takes half the time
 of running all to their end, and the winner was the same."""
+
+BEGIN_AT_ONCE = 2
+"""Descents that begin together. The number is fixed, so that which descents there are does not
+depend on the machine."""
 
 LEAST_IN_RACE = 2
 """Descents at least that run to their end, where there are as many."""
@@ -404,21 +409,33 @@ def race_from_all_starts(
     steps, rounded up to the next check: (0.2, 0.4, 1.0) stops after a fifth, after two fifths and
     at the end. ``view`` has the ages, and ``base`` at penalty ``alpha`` is its head distribution
     without learning.
+
+    Descents do not know of each other, and those of a round share the threads. In the first round
+    two begin at a time, whatever the number of threads; where the first of them solves the task,
+    the second has not begun.
     """
     # one view of the task with ages and one without, made when a start needs it
     views = {False: SplitView.of(view, split)}
     incumbent = views[False].judge_incumbent(base)
 
-    # the first round, in which descents begin
+    # the first round, in which descents begin, until one has solved the task
     begun: list[RunningDescent] = []
-    for start in starts_of(plan):
-        if start.ignores_ages not in views:
-            without_ages = TaskView.of(task, plan, ignores_ages=True)
-            views[True] = SplitView.of(without_ages, split)
-        runner = RunningDescent(start, views[start.ignores_ages], base, alpha, incumbent)
-        begun.append(runner)
-        runner.go_on(rounds[0])
-        if runner.has_solved:
+    starts = starts_of(plan)
+    for pair in blocks(len(starts), BEGIN_AT_ONCE):
+        beginners = []
+        for start in starts[pair]:
+            if start.ignores_ages not in views:
+                without_ages = TaskView.of(task, plan, ignores_ages=True)
+                views[True] = SplitView.of(without_ages, split)
+            beginners.append(
+                RunningDescent(start, views[start.ignores_ages], base, alpha, incumbent)
+            )
+        go_on_together(beginners, rounds[0])
+        for runner in beginners:
+            begun.append(runner)
+            if runner.has_solved:
+                break
+        if begun[-1].has_solved:
             break
 
     # the better half goes on, or that alone which has solved the task; others free their memory
@@ -431,8 +448,7 @@ def race_from_all_starts(
         for runner in ranking[n_kept:]:
             runner.stop()
         still_running = ranking[:n_kept]
-        for runner in still_running:
-            runner.go_on(share)
+        go_on_together(still_running, share)
 
     # in the order in which they began
     results = []
@@ -444,6 +460,11 @@ def race_from_all_starts(
             f"{result.best.step} of {result.history[-1].step} steps"
         )
     return results
+
+
+def go_on_together(runners: list[RunningDescent], share: float) -> None:
+    """Step descents, each in a thread of its own, until this share of all steps is done."""
+    run_threads(lambda runner: runner.go_on(share), runners)
 
 
 def race_cost(costs: Sequence[float]) -> float:
@@ -562,8 +583,7 @@ class RunningDescent:
         n_checks = math.ceil(share * self.plan.steps / self.steps_between_checks)
         until = min(self.plan.steps, n_checks * self.steps_between_checks)
         while self.count < until and not self.has_ended:
-            for descent in self.descents:
-                descent.step()
+            run_threads(lambda descent: descent.step(), self.descents)
             self.count += 1
             is_last = self.count == self.plan.steps
             if self.count % self.steps_between_checks == 0 or is_last:
