@@ -3,7 +3,7 @@
     python benchmarks/large_sets.py cpu [--quick]     100 bags × ~1,560 keys × 384 float32
     python benchmarks/large_sets.py disk [--quick]    50 bags × 10,000 keys × 1,024 float32 in files
     python benchmarks/large_sets.py keys [--quick]    contributions of one bag of 50,000 keys × 384
-    python benchmarks/large_sets.py auc [--quick]     accuracy at a share of 1 % of signal keys
+    python benchmarks/large_sets.py auc [--quick] [--only METHOD]    at 1 % of signal keys
     python benchmarks/large_sets.py needles           learned heads and scalings at d = 384
     python benchmarks/large_sets.py device DEVICE [--quick]      times and a profile on cuda or cpu
 
@@ -216,8 +216,8 @@ def mean_pooling(train: Any, train_y: Any, test: Any) -> Any:
     return model.fit(means(train), train_y).decision_function(means(test))
 
 
-def auc(quick: bool, device: str = "cpu") -> None:
-    """Needles: accuracy on new bags, and time of a fit."""
+def auc(quick: bool, device: str, only: str | None) -> None:
+    """Needles: accuracy on new bags, and time of a fit; of one method if ``only`` names it."""
     n_keys, dim, n_each = ((250, 350), 32, 60) if quick else ((1000, 2000), 768, 150)
     bags = kh.datasets.make_bags(2 * n_each, n_keys, dim, 0.01)
     train, test = bags.sets[:n_each], bags.sets[n_each:]
@@ -237,6 +237,8 @@ def auc(quick: bool, device: str = "cpu") -> None:
     }
     print(f"{n_each} bags to train, {n_each} to test, 1 % signal keys: {train}")
     for name, method in methods.items():
+        if only not in (None, name):
+            continue
         began = time.perf_counter()
         cpu_began = time.process_time()
         scores = method()
@@ -302,6 +304,7 @@ def main() -> None:
     parser.add_argument("part", choices=("cpu", "disk", "keys", "auc", "needles", "device"))
     parser.add_argument("device", nargs="?", default="cpu")
     parser.add_argument("--quick", action="store_true", help="a small form of it")
+    parser.add_argument("--only", help="one method of auc, by its name in the table")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if options.part == "device":
@@ -309,7 +312,7 @@ def main() -> None:
     elif options.part == "needles":
         needles()
     elif options.part == "auc":
-        auc(options.quick, options.device)
+        auc(options.quick, options.device, options.only)
     else:
         {"cpu": cpu, "disk": disk, "keys": keys}[options.part](options.quick)
 

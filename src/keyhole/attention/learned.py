@@ -200,8 +200,9 @@ class LearnedHeads(UnfittedHeads):
     scale : float
         Standard deviation of the entries around the means.
     max_iter : int
-        Steps of a descent that nothing else beats, unless its held-out error diverges. 0 chooses
-        among multiples of the identity only.
+        Steps of a descent that nothing else beats, unless its held-out error diverges, or is below
+        2 % of the variance and hardly falls any more. 0 chooses among multiples of the identity
+        only.
     validation_fraction : float
         Share of the samples that the first descent does not see.
     verbose : bool
@@ -210,8 +211,9 @@ class LearnedHeads(UnfittedHeads):
     Notes
     -----
     One step costs n²p + n³ operations for n = min(samples, 600) and p = heads of a step · D, and
-    6 n p D_H for the last of H hops, D_H = d_q + (H−1)·P·d + 1. With H hops n is at most 600/√H. Up
-    to seven descents are begun, until the held-out error is below 2 % of the variance. The result
+    6 n p D_H for the last of H hops, D_H = d_q + (H−1)·P·d + 1. With H hops n is at most 600/√H. A
+    step sees at most 256 keys of a set, drawn anew; held-out errors are those of all keys. Up to
+    seven descents are begun, until the held-out error is below 2 % of the variance. The result
     is a deterministic function of the data, the parameters and the seed, which is that of the
     estimator. With ``device`` of the estimator a GPU does it, with the same numbers up to the
     rounding of float32.
