@@ -177,8 +177,8 @@ def choose_n_heads(spec: LayerSpec, samples: Any, rows: Int[np.ndarray, " r"]) -
     The exact kernel is taken where it exists and is predicted to be cheaper.
 
     M is `AUTO_HEADS`, halved until all direct fits without a device are predicted to take
-    `AUTO_SECONDS` at most: learned heads take one more for each part that they hold out. Only the
-    distinct samples, ``rows``, cost time.
+    `AUTO_SECONDS` at most, or M is `MIN_AUTO_HEADS`: learned heads take one more fit for each part
+    that they hold out. Only the distinct samples, ``rows``, cost time.
     """
     if not isinstance(spec.n_heads, str):
         return spec.n_heads
@@ -192,7 +192,7 @@ def choose_n_heads(spec: LayerSpec, samples: Any, rows: Int[np.ndarray, " r"]) -
         one_fit = fit_seconds(len(rows), n_tokens, samples.dim, n_heads, has_query=has_query)
         return n_fits * one_fit
 
-    # few enough heads for a fit within AUTO_SECONDS; "cg" and devices have costs of their own
+    # few enough heads for all fits within AUTO_SECONDS; "cg" and devices have costs of their own
     n_heads = AUTO_HEADS
     may_halve = spec.solver != "cg" and spec.device is None
     while may_halve and n_heads > MIN_AUTO_HEADS and seconds(n_heads) > AUTO_SECONDS:

@@ -97,7 +97,7 @@ def test_few_samples_are_not_descended_on(task):
 )
 def test_learned_heads_are_kept_by_two_standard_errors(n, gain, learns, monkeypatch, seed):
     def gains(start, view, split, base):
-        return descended(start, view, split, base, error=0.5, gain=gain, doubt=1.0)
+        return descended(start, view, split, base, error=0.5, gain=gain, standard_error=1.0)
 
     tell_descents(monkeypatch, gains)
     sets = kh.targets.sphere_sets(n, n_keys=2, dim=2, seed=seed)
@@ -119,7 +119,7 @@ def tell_descents(monkeypatch, result):
     monkeypatch.setattr("keyhole.attention.search.RunningDescent", ToldDescent)
 
 
-def descended(start, view, split, base, error, gain, doubt, best_step=1):
+def descended(start, view, split, base, error, gain, standard_error, best_step=1):
     """A descent that reached a held-out error, with so much gain, from 1.0 without learning."""
     matrices = view.plan.start(base, view.task, start)
     *hops, means = matrices
@@ -132,7 +132,7 @@ def descended(start, view, split, base, error, gain, doubt, best_step=1):
         history=(Step(0, 1.0, 1.0), Step(best_step, error, error)),
         errors=np.full(n_held_out, error),
         gain=gain,
-        doubt=doubt,
+        standard_error=standard_error,
         distributions=[reached] * len(split.masks),
         alpha=1.0,
     )
@@ -741,7 +741,7 @@ class Followed:
 def descent_that_finds(
     monkeypatch, task, errors, max_iter, parts=1, weights=None, groups=None, rounds=(1.0,)
 ):
-    """What comes of a descent with these held-out errors, from 2.0 without learning."""
+    """What comes of a descent with these held-out errors, the first of them without learning."""
     told = Told(monkeypatch, errors)
     whole = Task.of(task[0], task[1][:, None], weights, "relu", True, groups)
     plan = plan_of(80, 3, hops=1, max_iter=max_iter)
@@ -758,7 +758,7 @@ def descent_that_finds(
     incumbent = []
     for mask, part in zip(masks, held_out, strict=True):
         seen = whole.take(np.flatnonzero(~mask))
-        errors_before = 2.0 + np.resize([-1.0, 1.0], len(part))
+        errors_before = errors[0] + np.resize([-1.0, 1.0], len(part))
         incumbent.append(Judgement(np.full(len(seen), 0.5), errors_before, 1.0))
     assert told.errors
     running = RunningDescent(Start(1), SplitView.of(view, split), base, 1.0, incumbent)
@@ -775,7 +775,7 @@ def test_a_descent_passes_a_plateau(monkeypatch, task):
     np.testing.assert_allclose([step.held_out_error for step in found.history], errors)
     assert found.best.step == 70, "the first of its error"
     assert found.gain == pytest.approx(1.9)
-    assert found.doubt == pytest.approx(0.5 / math.sqrt(16))
+    assert found.standard_error == pytest.approx(0.5 / math.sqrt(16))
     assert found.distributions[0].steps == 70
 
 
@@ -791,6 +791,13 @@ def test_a_descent_that_solved_the_task_ends_once_it_hardly_gains(monkeypatch, t
     errors = [2.0, 1.0, 1.0, 0.019, 0.008, 0.0079, 0.0001]
     found = descent_that_finds(monkeypatch, task, errors, max_iter=30)
     assert [step.step for step in found.history] == [0, 5, 10, 15, 20, 25]
+    assert found.best.step == 25
+
+
+def test_a_descent_goes_on_where_the_task_was_solved_without_learning(monkeypatch, task):
+    """It may begin above what is there without learning, and end far below it."""
+    errors = [0.01, 0.5, 0.3, 0.1, 0.05, 0.001]
+    found = descent_that_finds(monkeypatch, task, errors, max_iter=25)
     assert found.best.step == 25
 
 
@@ -898,8 +905,8 @@ def test_weights_groups_and_all_parts_count_in_a_check(monkeypatch, task, rng):
     rows = np.concatenate([np.flatnonzero(np.arange(80) % 5 == part) for part in range(5)])
     before = 2.0 + np.tile(np.resize([-1.0, 1.0], 16), 5)
     after = 1.5 + np.tile(np.resize([-0.5, 0.5], 16), 5)
-    gain, doubt = improvement(before, after, weights[rows], groups[rows])
-    assert (found.gain, found.doubt) == pytest.approx((gain, doubt))
+    gain, standard_error = improvement(before, after, weights[rows], groups[rows])
+    assert (found.gain, found.standard_error) == pytest.approx((gain, standard_error))
     assert len(found.distributions) == 5
 
 
@@ -921,7 +928,9 @@ def test_no_further_start_is_tried_once_a_task_is_solved(monkeypatch, seed):
     def solves_with_two_hops(start, view, split, base):
         starts.append(start)
         error = 0.01 if start.hops == 2 else 0.5
-        return descended(start, view, split, base, error=error, gain=1.0 - error, doubt=0.1)
+        return descended(
+            start, view, split, base, error=error, gain=1.0 - error, standard_error=0.1
+        )
 
     tell_descents(monkeypatch, solves_with_two_hops)
     sets = kh.targets.sphere_sets(60, n_keys=2, dim=2, seed=seed)
@@ -944,7 +953,7 @@ def reached(start, errors):
         history=(Step(1, mean, mean),),
         errors=np.asarray(errors),
         gain=0.0,
-        doubt=0.0,
+        standard_error=0.0,
         distributions=[],
         alpha=1.0,
     )

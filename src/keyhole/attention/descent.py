@@ -182,7 +182,7 @@ class LearningPlan:
     def with_keys_of_step(self, task: Task, count: int) -> Task:
         """The samples with the keys that step number ``count`` sees.
 
-        All of them where a sample is not the average of one set: sums over some keys are others.
+        All of them where a sample is not the average of one set: a sum over some keys is another.
         """
         sets = task.batch.sets
         has_large_sets = int(sets.lengths.max()) > self.settings.max_keys
@@ -226,20 +226,24 @@ def sampled_keys(
 ) -> Bool[np.ndarray, " t"]:
     """Which keys of sets of these lengths are seen: at most ``max_keys`` of each set.
 
-    A larger set is cut into as many stretches, equal but for rounding, and one key of each is seen.
+    A larger set is cut into ``max_keys`` stretches, equal but for rounding, and one key of each is
+    seen: neighbours are often alike. The first stretch begins anywhere, so that all keys of a set
+    are seen equally often.
 
     >>> rng = np.random.default_rng(0)
-    >>> is_seen = sampled_keys(np.array([2, 8]), 4, rng)
-    >>> is_seen[:2].tolist(), is_seen[2:].reshape(4, 2).sum(axis=1).tolist()
-    ([True, True], [1, 1, 1, 1])
+    >>> is_seen = sampled_keys(np.array([2, 9]), 4, rng)
+    >>> is_seen[:2].tolist(), int(is_seen[2:].sum())
+    ([True, True], 4)
     """
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     is_large = lengths > max_keys
     is_seen = np.repeat(~is_large, lengths)
-    edges = np.arange(max_keys + 1) * lengths[is_large, None] // max_keys
+    n_keys = lengths[is_large, None]
+    edges = np.arange(max_keys + 1) * n_keys // max_keys
     widths = np.diff(edges, axis=1)
-    drawn = edges[:, :-1] + (rng.random(widths.shape) * widths).astype(np.int64)
-    is_seen[offsets[:-1][is_large, None] + drawn] = True
+    first_edge = (rng.random(n_keys.shape) * n_keys).astype(np.int64)
+    drawn = first_edge + edges[:, :-1] + (rng.random(widths.shape) * widths).astype(np.int64)
+    is_seen[offsets[:-1][is_large, None] + drawn % n_keys] = True
     return is_seen
 
 

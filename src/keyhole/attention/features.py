@@ -69,7 +69,7 @@ class PackedHeads:
 
     The tiles are the same for all sets, (tiles, D_q, D, lanes), and meet the queries of all sets.
     Or every set has tiles of its own, (n, tiles, 1, D, lanes), in which its query is projected
-    already, and ``queries`` is a single one.
+    already, and ``queries`` is the number 1.
     """
 
     n_heads: int
@@ -235,7 +235,8 @@ class TiledLayer:
     ) -> Iterator[tuple[slice, PackedHeads]]:
         """Cut the heads so that a block fits the budget.
 
-        What it takes to draw and pack the block counts too.
+        What it takes to draw and pack the block counts too, and ``bytes_per_head`` of results. With
+        ``in_cache`` the block fits the cache as well; heads that are projected always do.
         """
         if self.projects_first:
             yield from self._projected_blocks(memory_budget, bytes_per_head)
@@ -254,7 +255,7 @@ class TiledLayer:
         """Whether x~_0ᵀ W of every set is computed by matrix products, before the compiled loops.
 
         Each set then has heads of one row, its own. The loops would read every W again for each few
-        sets, which is slow where the heads of one vector outgrow the cache. At 150 sets of 1,500
+        sets, which is slow where one SIMD vector of heads outgrows the cache. At 150 sets of 1,500
         keys, d = 768 and 128 heads, a fit takes 8.5 s of process time this way, and 22 s
         in the loops.
         """
@@ -278,8 +279,9 @@ class TiledLayer:
         queries = self.queries.reshape(n_sets, -1)
         one = np.ones(1, self.dtype)
         projected_bytes = n_sets * self.width * self.dtype.itemsize
-        size = block_size(bytes_per_head + projected_bytes, memory_budget)
-        drawn_heads = self.heads.blocks(block_size(DRAWN_BYTES * self.entries, memory_budget))
+        # half of the budget is for what is projected, half for heads as they are drawn
+        size = block_size(bytes_per_head + projected_bytes, memory_budget // 2)
+        drawn_heads = self.heads.blocks(block_size(DRAWN_BYTES * self.entries, memory_budget // 2))
         heads = (head for _, block in drawn_heads for head in block[:, self.used])
         for part in blocks(len(self.heads), size):
             n_heads = part.stop - part.start

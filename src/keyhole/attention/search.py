@@ -86,8 +86,8 @@ SOLVED = 0.02
 """Held-out error, as a share of the variance, that is so small that no further start is tried."""
 
 STALLED = 0.8
-"""A descent that has solved the task ends at the first check whose held-out error is not below this
-share of the best one before it."""
+"""A descent that has solved the task ends at the first check whose held-out error exceeds this
+share of that of its best check before."""
 
 SCREENING_STEPS = 20
 """Steps of a descent that only says whether a longer one may pay. On the tuning tasks of
@@ -203,9 +203,9 @@ class Descended:
     """A descent apart from the held-out samples: its checks on these, and the best of them.
 
     ``errors`` are those of the best check, one for each held-out sample; ``gain`` is how far their
-    mean is below that of the head distribution without learning, and ``doubt`` its standard error.
-    ``distributions`` are where the descents were at the best check, one for each held-out part;
-    ``alpha`` is the penalty of the first of them.
+    mean is below that of the head distribution without learning, and ``standard_error`` is that of
+    the gain. ``distributions`` are where the descents were at the best check, one for each held-out
+    part; ``alpha`` is the penalty of the first of them.
     """
 
     start: Start
@@ -214,7 +214,7 @@ class Descended:
     history: tuple[Step, ...]
     errors: Float[np.ndarray, " h"] = field(repr=False)
     gain: float
-    doubt: float
+    standard_error: float
     distributions: list[FittedHeads] = field(repr=False)
     alpha: float
     finished: bool = True
@@ -227,10 +227,14 @@ class Descended:
 
 
 def held_out_turns(n_samples: int, share: float) -> int:
-    """How many parts are held out in turn: one of many samples, and of few every sample once."""
+    """How many parts are held out in turn: one of many samples; of few, parts that make up all.
+
+    >>> held_out_turns(1000, 0.2), held_out_turns(100, 0.2), held_out_turns(100, 0.3)
+    (1, 5, 4)
+    """
     if n_samples >= MIN_SAMPLES_FOR_ONE_SPLIT:
         return 1
-    return round(1 / share)
+    return math.ceil(1 / share)
 
 
 @dataclass(frozen=True)
@@ -328,7 +332,7 @@ def learn(task: Task, plan: LearningPlan, given_rows: np.ndarray) -> Learned:
     finished = [descended for descended in descents if descended.finished]
     best = fewest_hops(finished, split)
     summary = summary_of(descents, best)
-    if best.best.step == 0 or best.gain <= STANDARD_ERRORS_TO_LEARN * best.doubt:
+    if best.best.step == 0 or best.gain <= STANDARD_ERRORS_TO_LEARN * best.standard_error:
         reason = (
             f"nothing learned by more than {STANDARD_ERRORS_TO_LEARN} standard errors: {summary}; "
             f"{base.reason}"
@@ -383,7 +387,8 @@ def screen(task: Task, plan: LearningPlan, given_rows: np.ndarray) -> Screening:
     descents = race_from_all_starts(task, view, plan, split, base, judgement.alpha, rounds=(1.0,))
     ordered = sorted(descents, key=lambda descended: descended.best.held_out_error)
     gains = any(
-        descended.gain > STANDARD_ERRORS_TO_LEARN * descended.doubt for descended in descents
+        descended.gain > STANDARD_ERRORS_TO_LEARN * descended.standard_error
+        for descended in descents
     )
     return Screening(
         starts=tuple(descended.start for descended in ordered),
@@ -412,7 +417,7 @@ def race_from_all_starts(
 
     Descents do not know of each other, and those of a round share the threads. In the first round
     two begin at a time, whatever the number of threads; where the first of them solves the task,
-    the second has not begun.
+    what the second came to is dropped, as if it had not begun.
     """
     # one view of the task with ages and one without, made when a start needs it
     views = {False: SplitView.of(view, split)}
@@ -431,12 +436,14 @@ def race_from_all_starts(
                 RunningDescent(start, views[start.ignores_ages], base, alpha, incumbent)
             )
         go_on_together(beginners, rounds[0])
-        for runner in beginners:
-            begun.append(runner)
-            if runner.has_solved:
-                break
-        if begun[-1].has_solved:
-            break
+        first_solved = next((i for i, runner in enumerate(beginners) if runner.has_solved), None)
+        if first_solved is None:
+            begun += beginners
+            continue
+        begun += beginners[: first_solved + 1]
+        for runner in beginners[first_solved + 1 :]:
+            runner.stop()
+        break
 
     # the better half goes on, or that alone which has solved the task; others free their memory
     still_running = begun
@@ -570,7 +577,7 @@ class RunningDescent:
             history=(first_step,),
             errors=self.errors_before,
             gain=0.0,
-            doubt=0.0,
+            standard_error=0.0,
             distributions=[base] * len(split.masks),
             alpha=first_alpha,
         )
@@ -590,7 +597,7 @@ class RunningDescent:
                 self.check()
 
     def check(self) -> None:
-        """Judge where it is on the held-out parts; the first check that reaches an error counts."""
+        """Judge where it is on the held-out parts; of equal errors the earlier is the best."""
         split = self.split_view.split
         distributions = [descent.distribution(steps=self.count) for descent in self.descents]
         judgements = [
@@ -606,18 +613,22 @@ class RunningDescent:
             self.limit = DIVERGED * max(first_step.held_out_error, step.held_out_error)
         if step.held_out_error < self.descended.best.held_out_error:
             errors = np.concatenate([judgement.held_out for judgement in judgements])
-            gain, doubt = improvement(self.errors_before, errors, split.weights, split.groups)
+            gain, standard_error = improvement(
+                self.errors_before, errors, split.weights, split.groups
+            )
             self.descended = replace(
                 self.descended,
                 errors=errors,
                 gain=gain,
-                doubt=doubt,
+                standard_error=standard_error,
                 distributions=distributions,
                 alpha=self.descents[0].alpha,
             )
-        error_before = min(earlier.held_out_error for earlier in history)
         has_diverged = not step.held_out_error <= self.limit
-        has_stalled = error_before <= SOLVED and step.held_out_error > STALLED * error_before
+        # it must have solved the task itself: step 0 is the head distribution without learning
+        own_errors = [earlier.held_out_error for earlier in history[1:]]
+        best_before = min(own_errors, default=np.inf)
+        has_stalled = best_before <= SOLVED and step.held_out_error > STALLED * best_before
         self.has_ended = has_diverged or has_stalled
         self.descended = replace(self.descended, history=(*history, step))
 
@@ -636,8 +647,10 @@ def fewest_hops(descents: list[Descended], split: Split) -> Descended:
     best = min(descents, key=lambda descended: descended.best.held_out_error)
     close = []
     for descended in descents:
-        gain, doubt = improvement(descended.errors, best.errors, split.weights, split.groups)
-        if descended is best or gain <= split.standard_errors * doubt:
+        gain, standard_error = improvement(
+            descended.errors, best.errors, split.weights, split.groups
+        )
+        if descended is best or gain <= split.standard_errors * standard_error:
             close.append(descended)
     fewest = min(descended.start.hops for descended in close)
     of_fewest = [descended for descended in close if descended.start.hops == fewest]
@@ -653,7 +666,7 @@ def summary_of(descents: list[Descended], best: Descended) -> str:
     ]
     summary = (
         f"{best.start.name}: held-out error {best.best.held_out_error:.3g} of the variance, "
-        f"less by {best.gain:.3g} ± {best.doubt:.3g} than without learning, in "
+        f"less by {best.gain:.3g} ± {best.standard_error:.3g} than without learning, in "
         f"{best.best.step} steps"
     )
     if others:
