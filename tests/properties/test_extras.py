@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from devices import DEVICE
 from paper import PAPER_LAYER, paper_regressor
 from sklearn.linear_model import Ridge
 
@@ -47,8 +48,8 @@ ROUTES = {
     "kernel": {"n_heads": math.inf},
     "cg": {"n_heads": 40, "solver": "cg"},
     "stream": {"n_heads": 3},
-    "torch dual": {"n_heads": 40, "device": "cpu"},
-    "torch kernel": {"n_heads": math.inf, "device": "cpu"},
+    "torch dual": {"n_heads": 40, "device": DEVICE},
+    "torch kernel": {"n_heads": math.inf, "device": DEVICE},
 }
 
 

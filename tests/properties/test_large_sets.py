@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from devices import DEVICE
 from sklearn.base import clone
 
 import keyhole as kh
@@ -216,8 +217,8 @@ def test_a_device_predicts_the_same_under_every_setting(bags, scaling, activatio
     for query in QUERIES:
         for pooling in POOLINGS:
             host = fitted(sets, y, scaling, query, pooling, activation)
-            device = clone(host).set_params(device="cpu").fit(sets, y)
-            assert device.layer_.device == "cpu"
+            device = clone(host).set_params(device=DEVICE).fit(sets, y)
+            assert device.layer_.device == DEVICE
             expected = host.predict(sets)
             np.testing.assert_allclose(
                 device.predict(sets),
@@ -245,7 +246,7 @@ def test_a_device_gives_what_the_host_gives(
     monkeypatch.setattr("keyhole.solvers.layers.LONG_SET", 1)
     for room in (2**40, 20_000):
         monkeypatch.setattr(torch_backend, "free_bytes", lambda device, room=room: room)
-        model = clone(host).set_params(device="cpu").fit(sets, y)
+        model = clone(host).set_params(device=DEVICE).fit(sets, y)
         np.testing.assert_allclose(model.predict(sets), host.predict(sets), rtol=1e-7)
         contributions = np.concatenate(host.contributions(sets))
         np.testing.assert_allclose(
@@ -268,7 +269,7 @@ def test_sets_that_a_device_cannot_hold_move_there_in_parts(as_if_large, bags, m
         dtype="float64",
         heads=HeadDraw(kh.GaussianHeads(), 5, 3, 0),
         activation="relu",
-        device="cpu",
+        device=DEVICE,
         memory_budget=2**20,
     )
     assert len(products.parts) > 1
@@ -306,7 +307,7 @@ def test_sets_move_to_a_device_once_and_never_come_back(moves, n_heads, keys):
     bags = kh.datasets.make_bags(30, (60, 80), dim=20, share=0.2, random_state=0)
     n_numbers = bags.sets.tokens.size
     model = kh.AttentionClassifier(
-        n_heads, heads=kh.GaussianHeads(), keys=keys, random_state=0, device="cpu"
+        n_heads, heads=kh.GaussianHeads(), keys=keys, random_state=0, device=DEVICE
     )
     model.fit(bags.sets, bags.target)
     came_back = [size for size in moves["back"] if size >= n_numbers]
@@ -333,7 +334,7 @@ def test_default_settings_try_the_same_candidates_on_a_device(bags, estimator):
     if estimator is kh.AttentionClassifier:
         y = (y > np.median(y)).astype(int)
     host = estimator(heads=kh.GaussianHeads(), random_state=0).fit(sets, y)
-    device = clone(host).set_params(device="cpu").fit(sets, y)
+    device = clone(host).set_params(device=DEVICE).fit(sets, y)
     assert len(host.candidates_) > 5
     for here, there in zip(host.candidates_, device.candidates_, strict=True):
         assert there.loss == pytest.approx(here.loss, rel=1e-4, abs=1e-9)
@@ -344,8 +345,8 @@ def test_a_device_selects_the_keys_that_the_host_selects(bags):
     pytest.importorskip("torch", reason="devices are those of torch")
     sets, y = bags
     host = fitted(sets, y).set_params(keys=5).fit(sets, y)
-    device = clone(host).set_params(device="cpu").fit(sets, y)
-    assert device.key_selection_.layer.device == "cpu"
+    device = clone(host).set_params(device=DEVICE).fit(sets, y)
+    assert device.key_selection_.layer.device == DEVICE
     np.testing.assert_array_equal(
         device.key_selection_.kept_keys(sets), host.key_selection_.kept_keys(sets)
     )
@@ -362,7 +363,7 @@ def test_tensors_are_summarised_as_arrays_are(rng, dtype):
     tokens[:, 4] = 0.1
     tokens[3, 5], tokens[4, 5] = 0.0, -0.0
     sets = SetBatch.from_flat(tokens, lengths)
-    moved = SetBatch.from_flat(tokens, lengths).to("cpu")
+    moved = SetBatch.from_flat(tokens, lengths).to(DEVICE)
     np.testing.assert_array_equal(moved.summary("hashes"), sets.summary("hashes"))
     statistics = sets.summary("statistics")
     largest = np.abs(statistics[:, 2:]).max(axis=1, keepdims=True)
@@ -375,10 +376,10 @@ def test_tensors_are_summarised_as_arrays_are(rng, dtype):
 def test_tensors_are_scaled_where_they_are(bags, scaling, query):
     pytest.importorskip("torch", reason="devices are those of torch")
     sets, _ = bags
-    moved = sets.to("cpu")
+    moved = sets.to(DEVICE)
     here = TokenRule.learn(sets, scaling, query).apply(sets)
     there = TokenRule.learn(moved, scaling, query).apply(moved)
-    assert there.device == "cpu"
+    assert there.device == DEVICE
     np.testing.assert_allclose(there.numpy().tokens, here.tokens, rtol=1e-12, atol=1e-13)
     if query == "mean":
         np.testing.assert_allclose(there.numpy().query, here.query, rtol=1e-11, atol=1e-13)
@@ -389,7 +390,7 @@ def test_tensors_are_scaled_where_they_are(bags, scaling, query):
 def test_intervals_on_a_device_are_those_of_the_host(bags, n_heads, pooling, moves):
     sets, y = bags
     host = fitted(sets, y, pooling=pooling).set_params(n_heads=n_heads, alpha=1.0).fit(sets, y)
-    device = clone(host).set_params(device="cpu").fit(sets, y)
+    device = clone(host).set_params(device=DEVICE).fit(sets, y)
     moves["back"].clear()
     np.testing.assert_allclose(device.predict_interval(sets), host.predict_interval(sets), 1e-6)
     np.testing.assert_allclose(device.predict_std(sets), host.predict_std(sets), 1e-6)

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from devices import DEVICE
 from paper import paper_classifier, paper_regressor
 
 import keyhole as kh
@@ -26,8 +27,8 @@ ROUTES = {
     "no intercept": {"n_heads": 40, "fit_intercept": False},
     "gradients": {"n_heads": 40, "solver": "cg", "alpha": 0.1},
     "a scale": {"n_heads": 40, "extras_scale": 0.3},
-    "torch dual": {"n_heads": 40, "device": "cpu"},
-    "torch kernel": {"n_heads": math.inf, "device": "cpu"},
+    "torch dual": {"n_heads": 40, "device": DEVICE},
+    "torch kernel": {"n_heads": math.inf, "device": DEVICE},
 }
 
 
@@ -148,7 +149,7 @@ def test_classes_and_tensors(rng):
     np.testing.assert_array_equal(
         model.predict_proba(sets), by_hand.predict_proba(kh.tokens.with_size(sets))
     )
-    tensors = sets.to("cpu")
+    tensors = sets.to(DEVICE)
     assert isinstance(tensors.tokens, torch.Tensor)
     on_device = paper_classifier(pooling="mean+size", **settings).fit(tensors, labels)
     np.testing.assert_allclose(

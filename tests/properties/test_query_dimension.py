@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from devices import DEVICE, as_array
 from paper import PAPER_LAYER, paper_regressor
 from scipy.integrate import quad
 from scipy.special import ndtr
@@ -366,14 +367,14 @@ def test_torch_agrees(rng):
     for distribution in distributions(rng).values():
         draw = HeadDraw(distribution, 5, DIM, 2, ASKED)
         for activation in ACTIVATIONS:
-            kernel = kh.attention_kernel(sets.to("cpu"), None, distribution, activation).numpy()
+            kernel = as_array(kh.attention_kernel(sets.to(DEVICE), None, distribution, activation))
             np.testing.assert_allclose(
                 kernel,
                 kh.attention_kernel(sets, None, distribution, activation),
                 rtol=1e-9,
                 atol=1e-12,
             )
-            features = kh.attention_features(sets.to("cpu"), draw, activation).numpy()
+            features = as_array(kh.attention_features(sets.to(DEVICE), draw, activation))
             np.testing.assert_allclose(
                 features, kh.attention_features(sets, draw, activation), rtol=1e-9, atol=1e-12
             )

@@ -9,6 +9,7 @@ import math
 import cvxpy
 import numpy as np
 import pytest
+from devices import DEVICE
 
 import keyhole as kh
 from keyhole import textbook
@@ -105,7 +106,7 @@ def fit_by(route, train, y, mean, alpha=ALPHA):
     """A regressor of the library fitted by one route, and the textbook's fit of the same layer."""
     n_heads = {"primal": 3, "dual": 40, "kernel": math.inf, "cg": 40}[route.split()[-1]]
     solver = "cg" if "cg" in route else "direct"
-    device = "cpu" if "torch" in route else None
+    device = DEVICE if "torch" in route else None
     heads = kh.GaussianHeads(mean)
     model = kh.AttentionRegressor(n_heads, heads, alpha, solver=solver, device=device, **PAPER)
     if "streamed" in route:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from devices import DEVICE, as_array
 
 import keyhole as kh
 from keyhole.attention.activations import ACTIVATIONS
@@ -51,7 +52,7 @@ def host():
     return backend_for(None)
 
 
-@pytest.fixture(params=["cpu"])
+@pytest.fixture(params=[DEVICE])
 def device(request):
     """A device other than the host's NumPy; add that of a new backend here."""
     pytest.importorskip("torch", reason="devices are those of torch")
@@ -60,10 +61,6 @@ def device(request):
 
 def draw(n_heads=9):
     return HeadDraw(HEADS, n_heads, 3, 0, 3)
-
-
-def as_array(result):
-    return np.asarray(result)
 
 
 def both(method, host, device, *arguments, **options):

@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from devices import DEVICE
 
 import keyhole as kh
 from keyhole.attention.descent import DescentSettings
@@ -364,7 +365,7 @@ def test_a_device_takes_the_same_way(activation, grouped, rng):
     }
     distribution = kh.LearnedHeads(max_iter=5, hops=2, validation_fraction=0.5)
     y = sets.tokens[sets.offsets[:-1], :2]
-    host, device = (distribution.fit(sets, y, device=device, **given) for device in (None, "cpu"))
+    host, device = (distribution.fit(sets, y, device=device, **given) for device in (None, DEVICE))
     for mine, theirs in zip(host.history, device.history, strict=True):
         assert theirs.loo_error == pytest.approx(mine.loo_error, rel=1e-3)
         assert theirs.held_out_error == pytest.approx(mine.held_out_error, rel=1e-3)

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from devices import DEVICE
 from paper import paper_regressor
 
 import keyhole as kh
@@ -635,7 +636,7 @@ def test_a_device_judges_at_a_penalty_that_float32_carries(alpha):
     distribution = FittedHeads(np.eye(9)[None], 0.5)
     heads = distribution.sample(256, 8, 0).astype(np.float32)
     judge_heads = judge_on_device(
-        whole.take(np.arange(150)), whole.take(np.arange(150, 200)), "cpu"
+        whole.take(np.arange(150)), whole.take(np.arange(150, 200)), DEVICE
     )
     loo, held_out = judge_heads(distribution, heads, alpha)
     assert loo.mean() < 1e-4
@@ -1193,7 +1194,7 @@ def test_a_device_sees_the_same_keys_of_large_sets(rng):
     noise = 0.3 * rng.normal(size=(6, 1, 4)).astype(np.float32)
     rows = np.arange(7, 51)
     on_host = HostSamples(task).part(rows, plan, 3)
-    on_device = DeviceTask(task, "cpu").part(rows, plan, 3)
+    on_device = DeviceTask(task, DEVICE).part(rows, plan, 3)
     host = on_host.gradient_in_heads(means, noise.copy(), 0.1)
     device = on_device.gradient_in_heads(means, noise.copy(), 0.1)
     assert device.error == pytest.approx(host.error, rel=1e-4)

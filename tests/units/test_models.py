@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from devices import DEVICE
 from paper import PAPER_LAYER, paper_classifier, paper_regressor
 from safetensors.numpy import load_file, save_file
 
@@ -787,13 +788,13 @@ def test_a_model_fitted_on_a_device_is_saved_and_predicts_without_it(
 ):
     pytest.importorskip("torch")
     sets, y, _ = parts_of(rng)
-    model = estimator(n_heads, alpha=0.1, random_state=0, device="cpu").fit(
+    model = estimator(n_heads, alpha=0.1, random_state=0, device=DEVICE).fit(
         sets, y if estimator is kh.AttentionRegressor else y > 0
     )
     kh.save(model, tmp_path / "m")
     loaded = kh.load(tmp_path / "m")
-    assert loaded.device == "cpu"
-    assert model.layer_.device == "cpu"
+    assert loaded.device == DEVICE
+    assert model.layer_.device == DEVICE
     assert loaded.layer_.device is None
     scores = "predict" if estimator is kh.AttentionRegressor else "decision_function"
     np.testing.assert_allclose(

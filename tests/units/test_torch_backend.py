@@ -7,6 +7,7 @@ import sys
 import mpmath
 import numpy as np
 import pytest
+from devices import DEVICE, as_array
 from paper import PAPER_LAYER, paper_classifier, paper_regressor
 from ridges import gram_fixed
 from sklearn import config_context
@@ -59,13 +60,13 @@ def test_a_batch_keeps_tensors_with_type_and_device(rng):
 @pytest.mark.parametrize("query", [True, False])
 def test_a_batch_of_tensors_is_cut_as_one_of_arrays(rng, query):
     batch = draw_sets(rng, query=query)
-    moved = batch.to("cpu")
+    moved = batch.to(DEVICE)
     for rows in (slice(2, 9), [5, 1, 1], np.arange(24) % 2 == 0, 3):
         there, here = moved[rows].numpy(), batch[rows]
         assert np.array_equal(there.tokens, here.tokens)
         assert np.array_equal(there.offsets, here.offsets)
         assert np.array_equal(there.extended_query(), here.extended_query())
-    assert np.array_equal(moved.extended_keys().numpy(), batch.extended_keys())
+    assert np.array_equal(as_array(moved.extended_keys()), batch.extended_keys())
 
 
 def test_ragged_tensors_and_tokens_with_queries(rng):
@@ -108,16 +109,16 @@ def test_kernel_equals_that_of_arrays(rng, activation, distribution, query):
     for other in (None, b):
         expected = kh.attention_kernel(a, other, distribution, activation)
         found = kh.attention_kernel(
-            a.to("cpu"), None if other is None else other.to("cpu"), distribution, activation
+            a.to(DEVICE), None if other is None else other.to(DEVICE), distribution, activation
         )
         assert found.dtype == torch.float64
-        assert np.abs(found.numpy() - expected).max() <= 1e-12 * np.abs(expected).max()
+        assert np.abs(as_array(found) - expected).max() <= 1e-12 * np.abs(expected).max()
         assert other is not None or torch.equal(found, found.T)
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_kernel_in_blocks_and_in_float32(rng, distribution):
-    batch, distribution = draw_sets(rng).to("cpu"), DISTRIBUTIONS[distribution](rng, 3)
+    batch, distribution = draw_sets(rng).to(DEVICE), DISTRIBUTIONS[distribution](rng, 3)
     whole = kh.attention_kernel(batch, None, distribution)
     cut = kh.attention_kernel(batch, None, distribution, memory_budget=2**13)
     assert torch.abs(cut - whole).max() <= 1e-14 * whole.abs().max()
@@ -196,7 +197,7 @@ def test_near_copies_and_near_opposites_equal_those_of_arrays(rng, activation, a
     )
     expected = kh.attention_kernel(batch, None, distribution, activation)
     size = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
-    found = kh.attention_kernel(batch.to("cpu"), None, distribution, activation).numpy()
+    found = as_array(kh.attention_kernel(batch.to(DEVICE), None, distribution, activation))
     assert np.max(np.abs(found - expected) / np.maximum(size, np.abs(expected))) <= 1e-11
 
 
@@ -207,15 +208,15 @@ def test_features_equal_those_of_arrays(rng, activation, query, monkeypatch):
     draw = HeadDraw(kh.GaussianHeads(mean=1.0), 13, 3, seed=1)
     expected = kh.attention_features(batch, draw, activation)
     for heads in (draw, draw.block(0, 13), torch.from_numpy(draw.block(0, 13))):
-        found = kh.attention_features(batch.to("cpu"), heads, activation)
-        assert np.abs(found.numpy() - expected).max() <= 1e-12 * np.abs(expected).max()
+        found = kh.attention_features(batch.to(DEVICE), heads, activation)
+        assert np.abs(as_array(found) - expected).max() <= 1e-12 * np.abs(expected).max()
     monkeypatch.setattr("keyhole.attention.features.MEMORY_BUDGET", 2**12)
-    found = kh.attention_features(batch.to("cpu"), draw, activation)
-    assert np.abs(found.numpy() - expected).max() <= 1e-12 * np.abs(expected).max()
-    narrow = kh.attention_features(batch.to("cpu"), draw, activation, dtype="float32")
+    found = kh.attention_features(batch.to(DEVICE), draw, activation)
+    assert np.abs(as_array(found) - expected).max() <= 1e-12 * np.abs(expected).max()
+    narrow = kh.attention_features(batch.to(DEVICE), draw, activation, dtype="float32")
     assert narrow.dtype == torch.float32
     if activation != "step":  # which jumps where a score rounds through zero
-        assert np.abs(narrow.numpy() - expected).max() <= 2e-6 * np.abs(expected).max()
+        assert np.abs(as_array(narrow) - expected).max() <= 2e-6 * np.abs(expected).max()
 
 
 def test_features_that_overflow_are_refused(rng):
@@ -246,16 +247,16 @@ def test_ridge_equals_that_of_arrays(rng, weighted, fit_intercept, monkeypatch):
         weights = np.ones(n)
     expected = gram_fixed(gram, y, alpha, fit_intercept=fit_intercept, weights=weights)
     problem = RidgeProblem.of(y, [alpha], fit_intercept=fit_intercept, weights=weights)
-    device = ridge.DeviceRidge.of(torch.from_numpy(gram.copy()), problem)
+    device = ridge.DeviceRidge.of(torch.tensor(gram, device=DEVICE), problem)
     assert math.isclose(
-        device.largest(), np.linalg.eigvalsh(device.matrix.numpy())[-1], rel_tol=1e-12
+        device.largest(), np.linalg.eigvalsh(as_array(device.matrix))[-1], rel_tol=1e-12
     )
     assert math.isclose(
-        device.size(), max(np.linalg.norm(device.matrix.numpy()), device.weighing.removed)
+        device.size(), max(np.linalg.norm(as_array(device.matrix)), device.weighing.removed)
     )
     for room in (False, True):
         options = {"rounding": 2.0**-52, "room_for_a_copy": room}
-        fit = ridge.ridge_device(torch.from_numpy(gram.copy()), problem, **options)
+        fit = ridge.ridge_device(torch.tensor(gram, device=DEVICE), problem, **options)
         assert (expected.route, fit.route) == ("cholesky", "device")
         assert np.abs(fit.coef - expected.coef).max() <= 1e-10 * np.abs(expected.coef).max()
         assert np.abs(fit.intercept - expected.intercept).max() <= 1e-10
@@ -287,7 +288,7 @@ def test_regressor_on_a_device_gives_the_same_numbers(rng, n_heads, alpha):
     }
     there = kh.AttentionRegressor(
         **{**PAPER_LAYER, "n_heads": 512, **options},
-        device="cpu",
+        device=DEVICE,
     ).fit(sets, y, sample_weight=weights)
     if (
         alpha == "loo"
@@ -308,7 +309,7 @@ def test_regressor_on_a_device_gives_the_same_numbers(rng, n_heads, alpha):
     assert np.abs(here.predict(sets) - there.predict(sets)).max() <= 1e-8 * scale
     assert np.abs(here.loo_predictions_ - there.loo_predictions_).max() <= 1e-7 * scale
     assert isinstance(there.loo_predictions_, np.ndarray)
-    assert np.array_equal(there.predict(sets), there.predict(sets.to("cpu")))
+    assert np.array_equal(there.predict(sets), there.predict(sets.to(DEVICE)))
 
 
 def test_the_exact_kernel_of_learned_heads_on_a_device(rng):
@@ -318,7 +319,7 @@ def test_the_exact_kernel_of_learned_heads_on_a_device(rng):
     learned = kh.LearnedHeads(n_means=2, max_iter=5)
     settings["heads"] = kh.AttentionRegressor(**{**settings, "heads": learned}).fit(sets, y).heads_
     here, there = (
-        kh.AttentionRegressor(**settings, device=device).fit(sets, y) for device in (None, "cpu")
+        kh.AttentionRegressor(**settings, device=device).fit(sets, y) for device in (None, DEVICE)
     )
     np.testing.assert_allclose(there.predict(sets), here.predict(sets), rtol=1e-7, atol=1e-9)
 
@@ -328,7 +329,7 @@ def test_several_outputs_on_a_device(rng, n_heads):
     sets, y = draw_sets(rng, n=30), rng.standard_normal((30, 3))
     options = {**PAPER_LAYER, "alpha": 0.1, "random_state": 0}
     here, there = (
-        kh.AttentionRegressor(n_heads, device=d, **options).fit(sets, y) for d in (None, "cpu")
+        kh.AttentionRegressor(n_heads, device=d, **options).fit(sets, y) for d in (None, DEVICE)
     )
     np.testing.assert_allclose(
         there.predict(sets[:7]), here.predict(sets[:7]), rtol=1e-7, atol=1e-9
@@ -344,7 +345,7 @@ def test_a_device_pools_as_the_host_does(rng, n_heads, options):
     settings = {**PAPER_LAYER, "alpha": 0.1, "random_state": 0, **options}
     here, there = (
         kh.AttentionRegressor(**{**settings, "n_heads": n_heads}, device=device).fit(sets, y)
-        for device in (None, "cpu")
+        for device in (None, DEVICE)
     )
     np.testing.assert_allclose(there.predict(sets), here.predict(sets), rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(there.loo_predictions_, here.loo_predictions_, rtol=1e-6, atol=1e-8)
@@ -356,7 +357,7 @@ def test_a_device_takes_groups_of_sets(rng, n_heads):
     y = rng.standard_normal(12)
     settings = {**PAPER_LAYER, "n_heads": n_heads, "alpha": 0.1, "random_state": 0}
     here, there = (
-        kh.AttentionRegressor(**settings, device=device).fit(groups, y) for device in (None, "cpu")
+        kh.AttentionRegressor(**settings, device=device).fit(groups, y) for device in (None, DEVICE)
     )
     np.testing.assert_allclose(there.predict(groups), here.predict(groups), rtol=1e-7, atol=1e-9)
 
@@ -365,8 +366,8 @@ def test_classifier_follows_its_tensors(rng):
     sets = kh.targets.sphere_sets(90, 5, 4, seed=0)
     label = (kh.targets.TokenPower(2, dim=4)(sets) > 0.25).astype(int)
     here = paper_classifier(n_heads=math.inf, alpha=0.1).fit(sets, label)
-    there = paper_classifier(n_heads=math.inf, alpha=0.1).fit(sets.to("cpu"), label)
-    assert there.layer_.device == "cpu"
+    there = paper_classifier(n_heads=math.inf, alpha=0.1).fit(sets.to(DEVICE), label)
+    assert there.layer_.device == DEVICE
     assert np.abs(here.predict_proba(sets) - there.predict_proba(sets)).max() <= 1e-8
     keys = torch.tensor(sets.tokens.reshape(90, 5, 4))
     tensors = kh.SetBatch(keys, torch.tensor(sets.query))
@@ -379,8 +380,8 @@ def test_classifier_on_a_device_gives_the_same_labels(rng, n_heads):
     sets = kh.SetBatch(rng.normal(size=(60, 4, 3)))
     label = np.array(["a", "b", "c"])[np.arange(60) % 3]
     here = paper_classifier(n_heads, alpha=0.1, random_state=0).fit(sets, label)
-    there = paper_classifier(n_heads, alpha=0.1, random_state=0, device="cpu").fit(sets, label)
-    assert there.layer_.device == "cpu"
+    there = paper_classifier(n_heads, alpha=0.1, random_state=0, device=DEVICE).fit(sets, label)
+    assert there.layer_.device == DEVICE
     np.testing.assert_allclose(
         there.decision_function(sets), here.decision_function(sets), rtol=0, atol=1e-9
     )
@@ -422,7 +423,7 @@ def test_arrays_need_no_torch():
 
 def test_norm_balls_and_batches_take_tensors_to_the_host(rng):
     batch, y = draw_sets(rng, n=30), rng.standard_normal(30)
-    moved, label = batch.to("cpu"), y > 0
+    moved, label = batch.to(DEVICE), y > 0
     for model, target, extra in (
         (kh.NormBallRegressor(5, group_radius=1.0, ball_radius=1.0, random_state=0), y, {}),
         (kh.NormBallClassifier(5, group_radius=1.0, ball_radius=1.0, random_state=0), label, {}),
@@ -459,9 +460,9 @@ def test_heads_may_be_tensors_wherever_the_sets_are(rng):
     for sets in (batch, groups):
         by_numpy = kh.attention_features(sets, heads)
         np.testing.assert_array_equal(kh.attention_features(sets, torch.tensor(heads)), by_numpy)
-        by_torch = kh.attention_features(sets.to("cpu"), torch.tensor(heads))
+        by_torch = kh.attention_features(sets.to(DEVICE), torch.tensor(heads))
         assert isinstance(by_torch, torch.Tensor)
-        np.testing.assert_allclose(by_torch, by_numpy, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(as_array(by_torch), by_numpy, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("n_heads", [3, 30])
@@ -476,11 +477,11 @@ def test_a_device_without_room_leaves_the_gram_matrix_to_the_host(rng, n_heads, 
     expected = clone(model).fit(batch, y).predict(batch)
     route_of_host = "primal" if n_heads == 3 else "dual"
     for room, device, route in (
-        (24 * 24**2, "cpu", "dual"),
+        (24 * 24**2, DEVICE, "dual"),
         (24 * 24**2 - 1, None, route_of_host),
     ):
         monkeypatch.setattr(torch_backend, "free_bytes", lambda device, room=room: room)
-        found = clone(model).set_params(device="cpu").fit(batch, y)
+        found = clone(model).set_params(device=DEVICE).fit(batch, y)
         assert found.layer_.device == device
         assert found.solver_ == route
         np.testing.assert_allclose(found.predict(batch), expected, atol=1e-9)
@@ -496,7 +497,7 @@ def test_groups_are_left_out_on_a_device_too(n_heads, rng):
         paper_regressor(n_heads, device=device, random_state=0).fit(
             sets, y, groups=np.arange(40) // 4
         )
-        for device in (None, "cpu")
+        for device in (None, DEVICE)
     )
     assert device.alpha_ == pytest.approx(host.alpha_)
     assert device.loo_error_ == pytest.approx(host.loo_error_)
@@ -520,7 +521,7 @@ def test_blocks_of_heads_on_a_device_add_up(rng, monkeypatch):
     monkeypatch.setattr(torch_backend, "attention_features", counted)
     monkeypatch.setattr(torch_backend, "free_bytes", lambda device: 2**20)
     with config_context(working_memory=0.2):  # some twenty heads at a time
-        found = kh.AttentionRegressor(90, device="cpu", **options).fit(sets, sets.query[:, 0])
+        found = kh.AttentionRegressor(90, device=DEVICE, **options).fit(sets, sets.query[:, 0])
     assert len(widths) > 2
     assert sum(widths) == 2 * 90
     np.testing.assert_allclose(found.loo_predictions_, expected.loo_predictions_, rtol=1e-8)

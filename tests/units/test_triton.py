@@ -42,6 +42,9 @@ CASES = {
     "narrow queries": {"n": 71, "n_keys": 5, "dim": 6, "ragged": True, "asked": 2},
     "wide queries": {"n": 71, "n_keys": 5, "dim": 6, "ragged": True, "asked": 40},
     "both wide": {"n": 40, "n_keys": 3, "dim": 70, "asked": 35},
+    "the widest fused": {"n": 40, "n_keys": 3, "dim": 256, "ragged": True},
+    "too wide to fuse": {"n": 40, "n_keys": 3, "dim": 300, "ragged": True},
+    "queries too wide": {"n": 40, "n_keys": 3, "dim": 6, "asked": 300},
 }
 
 
