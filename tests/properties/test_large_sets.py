@@ -327,6 +327,30 @@ def test_sets_move_to_a_device_once_and_never_come_back(moves, n_heads, keys):
     assert max(moves["back"]) <= n_numbers // 10
 
 
+@pytest.mark.parametrize("n_heads", [40, np.inf], ids=["dual", "kernel"])
+def test_newton_steps_on_a_device_leave_its_matrices_there(moves, n_heads, rng):
+    """The host makes the choices along the path of penalties from vectors of n numbers."""
+    n = 60
+    sets = SetBatch(rng.normal(size=(n, 2, 3)), rng.normal(size=(n, 3)))
+    y = sets.query[:, 0] + 0.3 * rng.normal(size=n) > 0
+    model = kh.AttentionClassifier(
+        n_heads,
+        heads=kh.GaussianHeads(),
+        activation="relu",
+        pooling="mean",
+        loss="log_loss",
+        random_state=0,
+        device=DEVICE,
+    )
+    model.fit(sets, y)
+    assert model.solver_ == ("kernel" if n_heads == np.inf else "dual")
+    # a step brings back its solution, of two columns, and its logits
+    assert moves["back"].count(2 * n) >= 10
+    assert moves["back"].count(n) >= 10
+    # nothing is larger than the statistics of sets: 4 × 3 numbers of each
+    assert max(moves["back"]) <= 12 * n
+
+
 @pytest.mark.parametrize("estimator", [kh.AttentionRegressor, kh.AttentionClassifier])
 def test_default_settings_try_the_same_candidates_on_a_device(bags, estimator):
     pytest.importorskip("torch", reason="devices are those of torch")

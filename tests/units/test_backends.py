@@ -13,6 +13,8 @@ import keyhole as kh
 from keyhole.attention.activations import ACTIVATIONS
 from keyhole.attention.backends import Backend, FeatureProducts, backend_for
 from keyhole.attention.heads import HeadDraw
+from keyhole.logistic import LogisticProblem
+from keyhole.logistic.problem import SingularStepError
 from keyhole.ridge.problem import RidgeProblem
 
 SOURCE = Path(kh.__file__).parent
@@ -186,6 +188,52 @@ def test_ridge_on_a_kernel_agrees(sets, extras, rng, groups, host, device):
     here, there = fits
     np.testing.assert_allclose(there.coef, here.coef, rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(there.left_out, here.left_out, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False], ids=["intercept", "no intercept"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["no weights", "weights"])
+@pytest.mark.parametrize("groups", [None, np.arange(20) // 2], ids=["no groups", "groups"])
+def test_logistic_regression_on_a_kernel_agrees(
+    sets, extras, rng, groups, weighted, fit_intercept, host, device, monkeypatch
+):
+    # small tiles, so that a device factorises in several
+    monkeypatch.setattr("keyhole.ridge.device.SIDE", 7)
+    weights = None
+    if weighted:
+        weights = rng.uniform(0.2, 3.0, size=20)
+    if weighted and groups is not None:
+        weights[3] = 0.0  # predicted with the rest of its group
+    problem = LogisticProblem.of(
+        rng.standard_normal((20, 2)),
+        [0.1, 1.0],
+        fit_intercept=fit_intercept,
+        weights=weights,
+        groups=groups,
+    )
+    fits = []
+    for backend in (host, backend_for(device)):
+        gram = backend.kernel_gram(
+            sets, extras, HEADS, "relu", dtype="float64", memory_budget=BUDGET
+        )
+        fits.append(backend.logistic(gram, problem, rounding=backend.kernel_rounding("float64")))
+    here, there = fits
+    assert there.alpha == here.alpha
+    assert there.floor == pytest.approx(here.floor)
+    np.testing.assert_allclose(there.coef, here.coef, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(there.intercept, here.intercept, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(there.left_out, here.left_out, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(there.log_losses, here.log_losses, rtol=1e-8)
+
+
+def test_newton_steps_without_a_cholesky_factor_are_refused_alike(sets, extras, rng, host, device):
+    """Minus a kernel stands for a kernel that rounding has made indefinite."""
+    problem = LogisticProblem.of(rng.standard_normal((20, 1)), [0.01])
+    for backend in (host, backend_for(device)):
+        gram = backend.kernel_gram(
+            sets, extras, HEADS, "relu", dtype="float64", memory_budget=BUDGET
+        )
+        with pytest.raises(SingularStepError, match="too small beside the kernel"):
+            backend.logistic(-gram, problem, rounding=1e-16)
 
 
 # --- the one place --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 
 from keyhole import textbook
 from keyhole.logistic import LogisticProblem, logistic_gram, logistic_rows
-from keyhole.logistic.gram import GramSystem
+from keyhole.logistic.gram import GramSystem, HostGram
 from keyhole.logistic.problem import working_problem
 
 ALPHA = 0.5
@@ -186,7 +186,7 @@ def test_rounding_does_not_decide_how_far_a_path_of_penalties_goes(seed: int) ->
     rng = np.random.default_rng([51, seed])
     features = rng.standard_normal((6, 2))
     problem = LogisticProblem.of(np.where(features[:, :1] > 0, 1.0, -1.0))
-    system = GramSystem(features @ features.T, problem, rounding=1e-16)
+    system = GramSystem(HostGram(features @ features.T), problem, rounding=1e-16)
     lengths = []
     for factor in rng.uniform(0.1, 1.0, size=200):
         system.largest = factor
@@ -206,7 +206,7 @@ def test_steps_go_on_where_the_objective_cannot_tell_them(seed: int) -> None:
     gram = features @ features.T
     problem = LogisticProblem.of(y, [1e-7])
 
-    system = GramSystem(gram, problem, rounding=1e-16)
+    system = GramSystem(HostGram(gram), problem, rounding=1e-16)
     point = system.constant(0.0)
     for _ in range(100):
         curvature, responses = working_problem(point.outputs, y[:, 0])

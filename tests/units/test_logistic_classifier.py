@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from devices import DEVICE
 from exports import padded
 from sklearn.linear_model import LogisticRegression
 
@@ -291,3 +292,35 @@ def test_classes_of_equal_size_that_squares_fit_well_keep_them(seed: int) -> Non
     assert model.loss_ == "squared_error"
     tried = {candidate.objective for candidate in model.candidates_}
     assert tried == {"squared_error", "log_loss"}
+
+
+@pytest.mark.parametrize("n_heads", [60, math.inf], ids=["dual", "kernel"])
+@pytest.mark.parametrize("options", ["plain", "weights", "groups"])
+@pytest.mark.parametrize("fit_intercept", [True, False], ids=["intercept", "no intercept"])
+def test_a_device_gives_the_fit_of_the_host(
+    n_heads: float, options: str, fit_intercept: bool, seed: int
+) -> None:
+    pytest.importorskip("torch", reason="devices are those of torch")
+    bags = draw_bags(seed, 3)
+    rng = np.random.default_rng([53, seed])
+    weights = None
+    groups = None
+    if options == "weights":
+        weights = rng.uniform(0.5, 2.0, size=len(bags.y))
+    if options == "groups":
+        groups = np.arange(len(bags.y)) // 2
+    models = [
+        logistic_model(
+            n_heads, alpha=[0.03, 0.3, 3.0], fit_intercept=fit_intercept, device=device
+        ).fit(bags.train, bags.y, sample_weight=weights, groups=groups)
+        for device in (None, DEVICE)
+    ]
+    host, device = models
+    assert device.solver_ == host.solver_
+    assert device.alpha_ == host.alpha_
+    assert device.selection_.scores == pytest.approx(host.selection_.scores, rel=1e-7)
+    assert device.temperature_ == pytest.approx(host.temperature_, rel=1e-6)
+    close = {"rtol": 1e-7, "atol": 1e-8}
+    here = host.decision_function(bags.test)
+    np.testing.assert_allclose(device.decision_function(bags.test), here, **close)
+    np.testing.assert_allclose(device.loo_decision_, host.loo_decision_, **close)

@@ -16,6 +16,7 @@ from sklearn.base import clone
 import keyhole as kh
 from keyhole.attention.activations import POINTWISE, SOFTMAX
 from keyhole.attention.heads import HeadDraw
+from keyhole.logistic import LogisticProblem
 from keyhole.ridge.problem import RidgeProblem
 
 torch = pytest.importorskip("torch", reason="the torch backend is tested where torch is installed")
@@ -485,6 +486,30 @@ def test_a_device_without_room_leaves_the_gram_matrix_to_the_host(rng, n_heads, 
         assert found.layer_.device == device
         assert found.solver_ == route
         np.testing.assert_allclose(found.predict(batch), expected, atol=1e-9)
+
+
+def test_newton_steps_are_made_on_the_host_where_the_device_has_no_room_for_them(rng, monkeypatch):
+    """Two matrices of n × n numbers beside the kernel, of which the device has to hold all."""
+    from keyhole.attention import torch_backend
+
+    device_fits = []
+
+    def counted(gram, problem, *, rounding):
+        device_fits.append(len(gram))
+        return logistic_device(gram, problem, rounding=rounding)
+
+    logistic_device = torch_backend.logistic_device
+    monkeypatch.setattr(torch_backend, "logistic_device", counted)
+    features = rng.standard_normal((24, 5))
+    gram = torch.tensor(features @ features.T, device=DEVICE)
+    problem = LogisticProblem.of(rng.standard_normal((24, 1)), [0.1])
+    losses = []
+    for room in (16 * 24**2, 16 * 24**2 - 1):
+        monkeypatch.setattr(torch_backend, "free_bytes", lambda device, room=room: room)
+        fit = torch_backend.DeviceBackend(DEVICE).logistic(gram, problem, rounding=1e-16)
+        losses.append(fit.loss)
+    assert device_fits == [24]
+    assert losses[1] == pytest.approx(losses[0])
 
 
 @pytest.mark.parametrize("n_heads", [12, math.inf])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from keyhole.attention.head_error import HeadGradient, Judgement, Task
     from keyhole.attention.heads import FittedHeads, HeadDistribution, HeadDraw
     from keyhole.data.sets import SampleBatch, SetBatch
+    from keyhole.logistic.problem import LogisticProblem
     from keyhole.ridge.problem import RidgeFit, RidgeProblem
 
 
@@ -159,6 +160,10 @@ class Backend(Protocol):
         """Ridge with leave-one-out on a Gram matrix that this backend made."""
         ...
 
+    def logistic(self, gram: Any, problem: LogisticProblem, *, rounding: float) -> RidgeFit:
+        """Logistic regression on a Gram matrix that this backend made, both triangles of it."""
+        ...
+
     # learning a head distribution
 
     def descent_samples(self, task: Task) -> DescentSamples:
@@ -240,7 +245,8 @@ def backend_for(device: str | None) -> Backend:
 
     - features, kernel: Φ of finitely many heads, K of infinitely many;
     - outputs, contributions, kernel_outputs: predictions Φ·v and their parts, and K·a;
-    - products, kernel_gram, ridge: ΦΦᵀ and Φᵀa, or K, and ridge regression on them;
+    - products, kernel_gram, ridge, logistic: ΦΦᵀ and Φᵀa, or K, and ridge or logistic regression
+      on them;
     - descent_samples, judge_of: the gradient and the errors of a head distribution.
 
     There are two. `HostBackend` is numba and LAPACK on NumPy arrays. `DeviceBackend` is torch on

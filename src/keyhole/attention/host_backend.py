@@ -26,6 +26,7 @@ from keyhole.attention.head_error import Judgement, Task
 from keyhole.attention.heads import FittedHeads, HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel, host_kernel
 from keyhole.data.sets import SampleBatch
+from keyhole.logistic.gram import logistic_gram
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.matrices import add_outer, mirror_lower
 
@@ -44,6 +45,7 @@ class HostBackend:
     contributions = staticmethod(key_contributions)
     kernel = staticmethod(host_kernel)
     ridge = staticmethod(ridge_gram)
+    logistic = staticmethod(logistic_gram)
 
     def placed(self, samples: Any) -> Any:
         """The samples in host memory."""

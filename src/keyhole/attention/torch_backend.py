@@ -26,6 +26,9 @@ from keyhole.attention.heads import FittedHeads, HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel, tensor_kernel
 from keyhole.attention.torch_heads import DeviceTask, judge_on_device
 from keyhole.data.sets import SampleBatch
+from keyhole.logistic.device import logistic_device
+from keyhole.logistic.gram import logistic_gram
+from keyhole.logistic.problem import LogisticProblem
 from keyhole.ridge.device import ridge_device
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.problem import EPS, RidgeFit, RidgeProblem
@@ -225,6 +228,15 @@ class DeviceBackend:
             room_for_a_copy=room_for_a_copy,
             memory_budget=memory_budget,
         )
+
+    def logistic(
+        self, gram: torch.Tensor, problem: LogisticProblem, *, rounding: float
+    ) -> RidgeFit:
+        """Newton steps on a float64 Gram matrix on the device; on the host if no room is left."""
+        # the Cholesky factor, and as much again for parts of its inverse
+        if 2 * 8 * gram.shape[0] ** 2 > free_bytes(self.device):
+            return logistic_gram(as_array(gram), problem, rounding=rounding)
+        return logistic_device(gram, problem, rounding=rounding)
 
     def descent_samples(self, task: Task) -> DeviceTask:
         """The samples on the device."""

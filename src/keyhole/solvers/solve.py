@@ -6,8 +6,8 @@ Finitely many heads are solved through their features: primal (p × p) if there 
 than samples, dual (n × n) otherwise, by conjugate gradients if neither matrix fits the memory.
 Infinitely many heads are solved through their exact kernel. `solve_values` picks the route; every
 route gives the same numbers. Values of least log-loss take the same routes, but for conjugate
-gradients: each of their Newton steps is a weighted ridge fit (logistic/). A device makes the Gram
-matrix for them, and the host the steps.
+gradients: each of their Newton steps is a weighted ridge fit (logistic/). A device makes those
+of the dual and of the kernel route.
 
 The plain version is in `keyhole.textbook` (docs/explanation/textbook.md): `features` or `kernel`,
 then `ridge`, then v = Φᵀa. docs/howto/out_of_core.md says which route costs what.
@@ -28,9 +28,7 @@ from keyhole._array import block_size, blocks
 from keyhole.attention.backends import Backend, backend_for
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDistribution, HeadDraw
-from keyhole.data.arrays import on_host
 from keyhole.logistic.design import logistic_rows
-from keyhole.logistic.gram import logistic_gram
 from keyhole.logistic.problem import LogisticProblem
 from keyhole.ridge.design import ridge_rows
 from keyhole.ridge.problem import UNSTEADY, RidgeFit, RidgeProblem, RoundingWarning, steadiness
@@ -299,7 +297,7 @@ def solve_values(
         is_smaller = data.groups is None and n_features < len(samples)
         backend = backend.with_room_for(len(samples))
         if spec.is_logistic and is_smaller:
-            # Newton steps are made on the host, where p × p matrices are the smaller ones
+            # the p × p matrices of these Newton steps are made on the host
             backend = backend_for(None)
         if not spec.is_logistic:
             problem = replace(problem, spec=replace(spec, device=backend.device))
@@ -457,7 +455,7 @@ def solve_dual(problem: ValueProblem, backend: Backend) -> tuple[FiniteLayer, Ri
     reads_both = problem.ridge.groups is not None or problem.logistic is not None
     gram = products.gram(problem.extras, both_triangles=reads_both)
     if problem.logistic is not None:
-        ridge = logistic_gram(on_host(gram), problem.logistic, rounding=products.rounding)
+        ridge = backend.logistic(gram, problem.logistic, rounding=products.rounding)
     else:
         ridge = backend.ridge(
             gram,
@@ -494,7 +492,7 @@ def solve_kernel(problem: ValueProblem, backend: Backend) -> tuple[KernelLayer, 
     )
     if problem.logistic is not None:
         rounding = backend.kernel_rounding(spec.dtype)
-        ridge = logistic_gram(on_host(gram), problem.logistic, rounding=rounding)
+        ridge = backend.logistic(gram, problem.logistic, rounding=rounding)
     else:
         ridge = backend.ridge(
             gram,
