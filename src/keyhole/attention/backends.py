@@ -7,7 +7,7 @@ device is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from keyhole.attention.descent import LearningPlan
     from keyhole.attention.head_error import HeadGradient, Judgement, Task
-    from keyhole.attention.heads import FittedHeads, HeadDistribution, HeadDraw
+    from keyhole.attention.heads import HeadDistribution, HeadDraw
     from keyhole.data.sets import SampleBatch, SetBatch
     from keyhole.logistic.problem import LogisticProblem
     from keyhole.ridge.problem import RidgeFit, RidgeProblem
@@ -167,17 +167,7 @@ class Backend(Protocol):
     # learning a head distribution
 
     def descent_samples(self, task: Task) -> DescentSamples:
-        """Training samples of which every step of a descent takes some."""
-        ...
-
-    def judge_of(
-        self, seen: Task, unseen: Task, seed: int
-    ) -> Callable[[FittedHeads, np.ndarray, float | None], Judgement]:
-        """A function that judges drawn heads of a head distribution, at a penalty if one is given.
-
-        The fit is to the samples that are ``seen``, and predicts the ``unseen``. Heads are drawn
-        under ``seed``.
-        """
+        """The samples of a task where head distributions of them are learned."""
         ...
 
 
@@ -209,15 +199,41 @@ class FeatureProducts(Protocol):
 
 @runtime_checkable
 class DescentSamples(Protocol):
-    """Training samples of which every step of a descent takes some."""
+    """Training samples of which every step of a descent takes some, and every check some."""
 
     @property
-    def prepares_ahead(self) -> bool:
-        """Whether the host is idle during a step, and can prepare the next."""
+    def task(self) -> Task:
+        """The samples, with the options of the layer that will be fitted to them."""
+        ...
+
+    @property
+    def steps_elsewhere(self) -> bool:
+        """Whether a step leaves the host idle.
+
+        A thread of its own then prepares the next, and descents take turns.
+        """
         ...
 
     def part(self, rows: np.ndarray, plan: LearningPlan, count: int) -> DescentPart:
         """Some samples, as step number ``count`` of a plan sees them."""
+        ...
+
+    def judge(
+        self,
+        distribution: HeadDistribution,
+        seen: np.ndarray,
+        *,
+        n_heads: int,
+        seed: int,
+        heads: np.ndarray | None = None,
+        unseen: np.ndarray | None = None,
+        alpha: float | None = None,
+    ) -> Judgement:
+        """The errors of heads of a distribution, by a fit to the samples that are ``seen``.
+
+        The fit is at a penalty if one is given, and predicts the ``unseen``. ``heads`` are those
+        of the head distribution under the seed, if they are drawn already.
+        """
         ...
 
 
@@ -247,7 +263,7 @@ def backend_for(device: str | None) -> Backend:
     - outputs, contributions, kernel_outputs: predictions Φ·v and their parts, and K·a;
     - products, kernel_gram, ridge, logistic: ΦΦᵀ and Φᵀa, or K, and ridge or logistic regression
       on them;
-    - descent_samples, judge_of: the gradient and the errors of a head distribution.
+    - descent_samples: the gradient and the errors of a head distribution.
 
     There are two. `HostBackend` is numba and LAPACK on NumPy arrays. `DeviceBackend` is torch on
     any device of torch's, with fused triton kernels on CUDA where there are any
@@ -278,3 +294,13 @@ def pick_device(device: Any, batch: SetBatch) -> str | None:
     if device == "auto":
         return gpu_or_none()
     return str(check_device(device))
+
+
+def device_to_learn_on(samples: SampleBatch) -> str | None:
+    """Where a head distribution is learned: on the device that holds the samples, or on the host.
+
+    A device learns from samples of one averaged set only.
+    """
+    if samples.is_plain:
+        return samples.device
+    return None

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from keyhole.attention.backends import DescentPart, backend_for
+from keyhole.attention.backends import DescentPart, DescentSamples
 from keyhole.attention.head_error import (
     HeadGradient,
     Judgement,
@@ -23,7 +23,7 @@ from keyhole.attention.head_error import (
     gradient_in_heads,
     judge,
 )
-from keyhole.attention.heads import FittedHeads, Step, head_normals
+from keyhole.attention.heads import FittedHeads, HeadDistribution, Step, head_normals
 from keyhole.attention.hops import (
     START_NOISE,
     Ages,
@@ -198,7 +198,7 @@ class LearningPlan:
         return task.with_sets(self.ages.moved(sets, self.settings.jitter, self.generator(count)))
 
     def judge_of(
-        self, seen: Task, unseen: Task
+        self, samples: DescentSamples, seen: Int[np.ndarray, " s"], unseen: Int[np.ndarray, " h"]
     ) -> Callable[[FittedHeads, float | None], Judgement]:
         """A function that judges a head distribution by a fit to the samples that are ``seen``.
 
@@ -207,8 +207,6 @@ class LearningPlan:
         # every head distribution is judged with the same noise, drawn once for each shape of W
         normals: dict[tuple[int, ...], np.ndarray] = {}
 
-        judge_drawn = backend_for(self.device).judge_of(seen, unseen, self.seed)
-
         def judge_heads(distribution: FittedHeads, alpha: float | None) -> Judgement:
             rows, width = distribution.means_.shape[1:]
             if (rows, width) not in normals:
@@ -216,7 +214,15 @@ class LearningPlan:
                     self.judge_heads, width - 1, self.seed, rows - 1
                 )
             heads = distribution.around(normals[rows, width].copy())
-            return judge_drawn(distribution, heads, alpha)
+            return samples.judge(
+                distribution,
+                seen,
+                n_heads=self.judge_heads,
+                seed=self.seed,
+                heads=heads,
+                unseen=unseen,
+                alpha=alpha,
+            )
 
         return judge_heads
 
@@ -270,7 +276,7 @@ class HostSamples:
     """Training samples in host memory, of which every step of a descent takes some."""
 
     task: Task
-    prepares_ahead: ClassVar[bool] = False
+    steps_elsewhere: ClassVar[bool] = False
 
     def part(self, rows: Int[np.ndarray, " r"], plan: LearningPlan, count: int) -> HostPart:
         """Some samples, as step number ``count`` of a plan sees them."""
@@ -279,6 +285,31 @@ class HostSamples:
             task = task.take(rows)
         task = plan.with_keys_of_step(task, count)
         return HostPart(plan.jittered(task, count))
+
+    def judge(
+        self,
+        distribution: HeadDistribution,
+        seen: Int[np.ndarray, " s"],
+        *,
+        n_heads: int,
+        seed: int,
+        heads: Float[np.ndarray, "m f e"] | None = None,
+        unseen: Int[np.ndarray, " h"] | None = None,
+        alpha: float | None = None,
+    ) -> Judgement:
+        """`head_error.judge` of a fit to the samples that are ``seen``."""
+        held_out = None
+        if unseen is not None:
+            held_out = self.task.take(unseen)
+        return judge(
+            self.task.take(seen),
+            distribution,
+            n_heads=n_heads,
+            seed=seed,
+            held_out=held_out,
+            alpha=alpha,
+            heads=heads,
+        )
 
 
 @dataclass(frozen=True)
@@ -300,39 +331,20 @@ class HostPart:
         return gradient_in_heads(self.task, means, noise, alpha, scales=scales, hops=hops)
 
 
-def judge_drawn(
-    seen: Task,
-    unseen: Task,
-    seed: int,
-    distribution: FittedHeads,
-    heads: np.ndarray,
-    alpha: float | None,
-) -> Judgement:
-    """The errors of drawn heads of a head distribution, by a fit to ``seen``."""
-    return judge(
-        seen,
-        distribution,
-        n_heads=len(heads),
-        seed=seed,
-        held_out=unseen,
-        alpha=alpha,
-        heads=heads,
-    )
-
-
 class HeadDescent:
     """A descent on a head distribution: matrices of all hops, scales, penalty and their moments.
 
     `step` moves it, `distribution` is where it is.
 
     Every step draws fresh noise and, of many samples, a fresh part: what falls is the error of the
-    head distribution, not that of some heads of it. ``start`` has the matrices of every hop, the
-    means of the last one last.
+    head distribution, not that of some heads of it. It sees ``rows`` of the samples. ``start`` has
+    the matrices of every hop, the means of the last one last.
     """
 
     def __init__(
         self,
-        task: Task,
+        samples: DescentSamples,
+        rows: Int[np.ndarray, " s"],
         start: Sequence[np.ndarray],
         alpha: float,
         plan: LearningPlan,
@@ -342,7 +354,8 @@ class HeadDescent:
 
         The schedule of learning rates goes on where that one was, at its number of steps.
         """
-        self.task = task
+        self.samples = samples
+        self.rows = rows
         self.plan = plan
         self.anchors = list(start)
         self.log_alpha = math.log(alpha)
@@ -373,12 +386,11 @@ class HeadDescent:
         self.adam_of_scales = Adam()
         self.adam_of_penalty = Adam()
 
-        # the samples where steps are computed; if that is not the host, a helper thread prepares
-        # the next step while the device computes
-        self.samples = backend_for(plan.device).descent_samples(task)
+        # if steps are not computed by the host, a helper thread prepares the next step while the
+        # device computes
         self.next_step: Future[tuple[DescentPart, np.ndarray]] | None = None
         self.helper: ThreadPoolExecutor | None = None
-        if self.samples.prepares_ahead:
+        if self.samples.steps_elsewhere:
             self.helper = ThreadPoolExecutor(1)
 
     def distribution(
@@ -457,7 +469,7 @@ class HeadDescent:
 
         # a fresh part of the samples: fewer for more hops, whose steps are more expensive
         n_samples = max(2, round(plan.settings.max_samples / math.sqrt(n_hops)))
-        rows = self.task.rows(n_samples, plan.seed + count)
+        rows = self.samples.task.drawn(self.rows, n_samples, plan.seed + count)
         part = self.samples.part(rows, plan, count)
 
         # fresh noise: what falls is the error of the head distribution, not of some heads

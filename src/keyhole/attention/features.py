@@ -28,6 +28,7 @@ from keyhole._checks import (
 from keyhole.attention.activations import ACTIVATIONS, SOFTMAX, check_activation
 from keyhole.attention.backends import backend_for
 from keyhole.attention.heads import DRAWN_BYTES, HeadArray, HeadDraw, check_heads
+from keyhole.data import arrays
 from keyhole.data.sets import SampleBatch, SetBatch, WrittenSets, check_samples, check_sets
 
 # Bytes of heads worked on at a time: a quarter of a second-level cache.
@@ -548,13 +549,13 @@ def narrow(batch: SetBatch, dtype: np.dtype[Any]) -> SetBatch:
     return batch.mapped(partial(_narrow_rows, dtype=dtype))
 
 
-def _narrow_rows(rows: Float[np.ndarray, "n e"], dtype: np.dtype[Any]) -> Float[np.ndarray, "n e"]:
-    """Rows of tokens in ``dtype``, if they fit."""
+def _narrow_rows(rows: Float[Any, "n e"], dtype: np.dtype[Any]) -> Float[Any, "n e"]:
+    """Rows of tokens, arrays or tensors, in ``dtype``, if they fit."""
     if rows.dtype == dtype:
         return rows
     with np.errstate(over="ignore"):
-        narrowed = rows.astype(dtype)
-    if not np.isfinite(narrowed).all():
+        narrowed = arrays.astype(rows, dtype)
+    if not arrays.all_finite(narrowed):
         raise _too_large_for(dtype)
     return narrowed
 

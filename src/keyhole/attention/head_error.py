@@ -32,6 +32,41 @@ is seen."""
 
 
 @dataclass(frozen=True)
+class Outcomes:
+    """What a fit is to, and how its samples count: all that ridge needs beside features.
+
+    ``columns`` are outputs; ``weights`` are 1 each where there are none; samples of one of the
+    ``groups`` are left out together; ``extras`` are sample-level features, (n, 0) if there are
+    none.
+    """
+
+    columns: Float[np.ndarray, "n t"] = field(repr=False)
+    weights: Float[np.ndarray, " n"] | None = field(repr=False)
+    groups: Int[np.ndarray, " n"] | None = field(repr=False)
+    extras: Float[np.ndarray, "n c"] = field(repr=False)
+    fit_intercept: bool
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def weights_or_ones(self) -> Float[np.ndarray, " n"]:
+        """The weight of every sample."""
+        if self.weights is None:
+            return np.ones(len(self))
+        return self.weights
+
+    def problem(self, alphas: Float[np.ndarray, " a"] | None) -> RidgeProblem:
+        """The ridge problem with these penalties; None for an automatic grid."""
+        return RidgeProblem.of(
+            self.columns,
+            alphas,
+            fit_intercept=self.fit_intercept,
+            weights=self.weights,
+            groups=self.groups,
+        )
+
+
+@dataclass(frozen=True)
 class Task:
     """Training samples with the options of the layer that will be fitted to them.
 
@@ -98,14 +133,25 @@ class Task:
             groups=None if self.groups is None else self.groups[rows],
         )
 
-    def rows(self, count: int, seed: int) -> Int[np.ndarray, " r"]:
-        """At most ``count`` of the samples, drawn at random, in their order.
+    def outcomes(self, rows: Int[np.ndarray, " r"]) -> Outcomes:
+        """What a fit to some of the samples is to."""
+        return Outcomes(
+            columns=self.columns[rows],
+            weights=None if self.weights is None else self.weights[rows],
+            groups=None if self.groups is None else self.groups[rows],
+            extras=self.extras[rows],
+            fit_intercept=self.fit_intercept,
+        )
+
+    def drawn(self, rows: Int[np.ndarray, " r"], count: int, seed: int) -> Int[np.ndarray, " _"]:
+        """At most ``count`` of some of the samples, drawn at random, in their order.
 
         The same samples are drawn if the rows are permuted.
         """
-        if len(self) <= count:
-            return np.arange(len(self))
-        return np.sort(shuffled(self._hashes, seed)[:count])
+        if len(rows) <= count:
+            return rows
+        order = shuffled(self._hashes[rows], seed)
+        return np.sort(rows[order[:count]])
 
     @cached_property
     def _hashes(self) -> np.ndarray:
@@ -116,7 +162,7 @@ class Task:
         """At most ``count`` of the samples, drawn at random; the task itself if it has no more."""
         if len(self) <= count:
             return self
-        return self.take(self.rows(count, seed))
+        return self.take(self.drawn(np.arange(len(self)), count, seed))
 
     def with_sets(self, sets: SetBatch) -> Task:
         """The same samples with other sets."""
@@ -216,12 +262,9 @@ def judge(
     distribution under the seed, if they are drawn already. O(n²p + n³) with p = n_heads · D.
     """
     # heads in float32: an error only steers the search, values are fitted afresh afterwards
-    hops = getattr(distribution, "hops_", ())
+    hops = hops_of(distribution)
     if heads is None:
-        dim = task.batch.dim
-        query_dim = task.batch.query_dim + dim * sum(len(hop) for hop in hops)
-        draw = HeadDraw(distribution, n_heads, dim, seed, query_dim)
-        heads = draw.seen_by(query=task.batch.has_query).block(0, n_heads)
+        heads = drawn_heads(task.batch, distribution, n_heads, seed)
     heads = heads.astype(np.float32)
 
     # centred features and their Gram matrix
@@ -233,7 +276,8 @@ def judge(
     features -= centre
     gram = features @ features.T
     gram += task.extras @ task.extras.T
-    dual, intercept, left_out, alpha = ridge_values(gram, task, alpha)
+    outcomes = task.outcomes(np.arange(len(task)))
+    dual, intercept, left_out, alpha = ridge_values(gram, outcomes, alpha)
 
     # errors of the held-out samples
     held_out_errors = np.zeros(0)
@@ -250,8 +294,23 @@ def judge(
     )
 
 
+def hops_of(distribution: HeadDistribution) -> Sequence[Float[np.ndarray, "p _ e"]]:
+    """The matrices of the hops before the last; none of a distribution of one hop."""
+    return tuple(getattr(distribution, "hops_", ()))
+
+
+def drawn_heads(
+    batch: SampleBatch, distribution: HeadDistribution, n_heads: int, seed: int
+) -> Float[np.ndarray, "m f e"]:
+    """Heads of a head distribution for some samples: their last rows where there is no query."""
+    n_found = sum(len(hop) for hop in hops_of(distribution))
+    query_dim = batch.query_dim + batch.dim * n_found
+    draw = HeadDraw(distribution, n_heads, batch.dim, seed, query_dim)
+    return draw.seen_by(query=batch.has_query).block(0, n_heads)
+
+
 def ridge_values(
-    gram: Float[np.ndarray, "n n"], task: Task, alpha: float | None
+    gram: Float[np.ndarray, "n n"], outcomes: Outcomes, alpha: float | None
 ) -> tuple[Float[np.ndarray, "n t"], Float[np.ndarray, " t"], Float[np.ndarray, "n t"], float]:
     """Dual coefficients, intercept, leave-one-out residuals and penalty of ridge on a Gram matrix.
 
@@ -259,24 +318,26 @@ def ridge_values(
     if it is so small that K + α is not positive definite: a descent reached it, no user set it.
     """
     if alpha is None:
-        return _chosen_ridge_values(gram, task)
-    weights = np.ones(len(task)) if task.weights is None else task.weights
+        return _chosen_ridge_values(gram, outcomes)
+    weights = outcomes.weights_or_ones()
+    columns = outcomes.columns
+    fit_intercept = outcomes.fit_intercept
     check_gram_size(gram.diagonal())
 
     # the inverse of K + α diag(1/w), less its part along the intercept
     try:
-        inverse = centred_inverse(gram, alpha / weights, fit_intercept=task.fit_intercept)
+        inverse = centred_inverse(gram, alpha / weights, fit_intercept=fit_intercept)
     except np.linalg.LinAlgError:
         alpha = max(alpha, carried_penalty(gram, weights))
-        inverse = centred_inverse(gram, alpha / weights, fit_intercept=task.fit_intercept)
+        inverse = centred_inverse(gram, alpha / weights, fit_intercept=fit_intercept)
 
-    dual = inverse @ task.columns
+    dual = inverse @ columns
     intercept = np.zeros(dual.shape[1])
-    if task.fit_intercept:
+    if fit_intercept:
         # y − K a − α a / w is the intercept, the same for every sample
-        level = task.columns - gram @ dual - alpha * dual / weights[:, None]
+        level = columns - gram @ dual - alpha * dual / weights[:, None]
         intercept = np.average(level, axis=0, weights=weights)
-    return dual, intercept, left_out_residuals(inverse, dual, task.groups), alpha
+    return dual, intercept, left_out_residuals(inverse, dual, outcomes.groups), alpha
 
 
 def carried_penalty(gram: Float[np.ndarray, "n n"], weights: Float[np.ndarray, " n"]) -> float:
@@ -287,23 +348,23 @@ def carried_penalty(gram: Float[np.ndarray, "n n"], weights: Float[np.ndarray, "
 
 
 def _chosen_ridge_values(
-    gram: Float[np.ndarray, "n n"], task: Task
+    gram: Float[np.ndarray, "n n"], outcomes: Outcomes
 ) -> tuple[Float[np.ndarray, "n t"], Float[np.ndarray, " t"], Float[np.ndarray, "n t"], float]:
     """The same with a penalty chosen by leave-one-out."""
     alphas = None
-    if task.groups is not None:
-        # a few, from what float32 carries up, will do to compare head distributions
-        alphas = (float(np.linalg.norm(gram)) or 1.0) * np.geomspace(4e-6, 1.0, 7)
-    problem = RidgeProblem.of(
-        task.columns,
-        alphas,
-        fit_intercept=task.fit_intercept,
-        weights=task.weights,
-        groups=task.groups,
-    )
-    fit = ridge_gram(gram, problem, dtype=np.float64)
+    if outcomes.groups is not None:
+        alphas = penalties_to_compare(float(np.linalg.norm(gram)))
+    fit = ridge_gram(gram, outcomes.problem(alphas), dtype=np.float64)
     assert fit.left_out is not None
     return fit.coef, fit.intercept, fit.left_out, fit.alpha
+
+
+def penalties_to_compare(gram_norm: float) -> Float[np.ndarray, " a"]:
+    """A few penalties, from what float32 carries up: they will do to compare head distributions.
+
+    Where whole groups are left out, every one is expensive.
+    """
+    return (gram_norm or 1.0) * np.geomspace(4e-6, 1.0, 7)
 
 
 def improvement(

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from keyhole._array import block_size, blocks
 from keyhole.attention.features import KeyStack, softmax, through_weights
 from keyhole.attention.heads import FittedHeads, identity_mean
+from keyhole.data import arrays
 from keyhole.data.sets import BLOCK_BYTES, SetBatch
 
 
@@ -128,6 +129,9 @@ class Ages:
         >>> Ages.of(SetBatch(keys)).hot
         array([2, 3, 4, 5])
         """
+        if not _may_have_ages(sets):
+            return None
+        sets = sets.numpy()
         hot = _find_ages(sets)
         if len(hot) == 0:
             return None
@@ -230,7 +234,8 @@ class UsedCoordinates:
         # keys: what ages may move to counts as used; most often the first few use all coordinates
         used = np.zeros(sets.dim, bool)
         for keys_read in blocks(sets.n_tokens, block_size(8 * sets.dim, BLOCK_BYTES)):
-            used |= sets.token_rows(keys_read.start, keys_read.stop).any(axis=0)
+            keys_of_block = sets.token_rows(keys_read.start, keys_read.stop)
+            used |= arrays.on_host((keys_of_block != 0).any(axis=0))
             if used.all():
                 break
         ignored = np.zeros(0, int)
@@ -249,7 +254,7 @@ class UsedCoordinates:
             return cls(query=keys, keys=keys, pairs=None, ignored=ignored)
 
         # queries, and the pairs of W_0 among what is used of both
-        query = np.flatnonzero(sets.query.any(axis=0))
+        query = np.flatnonzero(arrays.on_host((sets.query != 0).any(axis=0)))
         if len(query) == 0:
             query = np.zeros(1, int)
         identity = identity_mean(sets.dim, sets.query.shape[1], sets.pairs)
@@ -263,10 +268,13 @@ class UsedCoordinates:
 
     def of_sets(self, sets: SetBatch) -> SetBatch:
         """The sets in these coordinates."""
-        query = None if sets.query is None else np.ascontiguousarray(sets.query[:, self.query])
+        query = None
+        if sets.query is not None:
+            query = sets.query[:, arrays.like(self.query, sets.query)]
         if len(self.keys) == sets.dim:
             return sets.with_query(query).with_pairs(self.pairs)
-        tokens = np.ascontiguousarray(sets.tokens[:, self.keys])
+        tokens = sets.tokens
+        tokens = tokens[:, arrays.like(self.keys, tokens)]
         return SetBatch._from_flat(tokens, sets.offsets, query, sets.extras, self.pairs)
 
     def of_ages(self, ages: Ages | None) -> Ages | None:
@@ -325,13 +333,14 @@ def ages_of(tokens: Float[np.ndarray, "t d"], hot: Int[np.ndarray, " a"]) -> Int
     return (tokens @ count).astype(int) - 1
 
 
+def _may_have_ages(sets: SetBatch) -> bool:
+    """Whether any coordinate is zero or one in the first rows of the tokens, as ages are."""
+    first_keys = sets.token_rows(0, min(1000, sets.n_tokens))
+    return bool(((first_keys == 0) | (first_keys == 1)).all(axis=0).any())
+
+
 def _find_ages(sets: SetBatch) -> Int[np.ndarray, " a"]:
     """The longest run of columns that look like ages, if it has at least `MIN_AGES` of them."""
-    # tokens without columns of zeros and ones show that in their first rows
-    first_keys = sets.token_rows(0, min(1000, sets.n_tokens))
-    if not ((first_keys == 0) | (first_keys == 1)).all(axis=0).any():
-        return np.zeros(0, int)
-
     ones = sets.tokens == 1
     binary = ((sets.tokens == 0) | ones).all(axis=0)
     # keys of each set with a one in each column
@@ -452,7 +461,7 @@ def rarity_of(sets: SetBatch) -> Float[np.ndarray, " d"] | None:
     >>> rarity_of(SetBatch([np.array([[1.0, 1.0, -1.0], [1.0, 0.0, 1.0]])])).round(3)
     array([0. , 1.4, 0. ])
     """
-    tokens = sets.tokens
+    tokens = sets.numpy().tokens
     share = (tokens > 0).mean(axis=0)
     is_presence = (tokens >= 0).all(axis=0) & (share > 0)
     rarity = np.zeros(sets.dim)

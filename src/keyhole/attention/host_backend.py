@@ -5,15 +5,14 @@ The plain versions are `features`, `kernel`, `ridge` and `predict` of `keyhole.t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, narrowed, unit_exponent
-from keyhole.attention.descent import HostSamples, judge_drawn
+from keyhole.attention.descent import HostSamples
 from keyhole.attention.features import (
     TiledLayer,
     apply_values,
@@ -22,8 +21,8 @@ from keyhole.attention.features import (
     key_contributions,
     pooled_features,
 )
-from keyhole.attention.head_error import Judgement, Task
-from keyhole.attention.heads import FittedHeads, HeadDistribution, HeadDraw
+from keyhole.attention.head_error import Task
+from keyhole.attention.heads import HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel, host_kernel
 from keyhole.data.sets import SampleBatch
 from keyhole.logistic.gram import logistic_gram
@@ -160,12 +159,6 @@ class HostBackend:
     def descent_samples(self, task: Task) -> HostSamples:
         """The samples where they are."""
         return HostSamples(task)
-
-    def judge_of(
-        self, seen: Task, unseen: Task, seed: int
-    ) -> Callable[[FittedHeads, np.ndarray, float | None], Judgement]:
-        """`head_error.judge` of heads that are drawn already."""
-        return partial(judge_drawn, seen, unseen, seed)
 
 
 class HostProducts:

@@ -16,7 +16,8 @@ from jaxtyping import Float, Int
 from threadpoolctl import threadpool_limits
 
 from keyhole._checks import check_choice, check_count, check_no_mask, check_number, check_seed
-from keyhole.attention.descent import DescentSettings, LearningPlan
+from keyhole.attention.backends import backend_for
+from keyhole.attention.descent import DescentSettings, HostSamples, LearningPlan
 from keyhole.attention.features import DIFFERENTIABLE, narrow
 from keyhole.attention.head_error import Task
 from keyhole.attention.heads import FittedHeads, HeadParameters, Pairs
@@ -121,7 +122,8 @@ class IdentityHeads(UnfittedHeads):
         )
         max_samples = check_count(self.max_samples, "max_samples")
         distribution, _ = choose_identity(
-            task.at_most(max_samples, seed),
+            HostSamples(task),
+            task.drawn(np.arange(len(task)), max_samples, seed),
             strengths=_numbers(self.strengths, "strengths"),
             scales=_positive_numbers(self.scales, "scales"),
             n_heads=check_count(self.n_heads, "n_heads"),
@@ -306,6 +308,7 @@ class LearnedHeads(UnfittedHeads):
         ``starts`` those of a `screen` that are affordable: only from these are descents tried.
         """
         outputs = check_outputs(y).reshape(len(batch), -1)
+        batch = backend_for(device).placed(batch)
         task = Task.of(
             batch=batch,
             columns=outputs,
@@ -336,11 +339,13 @@ class LearnedHeads(UnfittedHeads):
         groups: Int[np.ndarray, " n"] | None,
         seed: int,
         settings: DescentSettings,
+        device: str | None = None,
     ) -> Screening:
         """Whether learning may pay, from short descents, and from which starts.
 
         It takes `SCREENING_STEPS` steps from each start.
         """
+        batch = backend_for(device).placed(batch)
         task = Task.of(
             batch=batch,
             columns=y,
@@ -350,7 +355,7 @@ class LearnedHeads(UnfittedHeads):
             groups=groups,
         )
         given_rows = DistinctSamples.of(batch, y, weights, groups).rows
-        plan = self.plan(task, seed, None, None, settings)
+        plan = self.plan(task, seed, None, device, settings)
         plan = replace(plan, steps=SCREENING_STEPS)
         task = task.with_sets(narrow(task.batch.sets, np.dtype(np.float32)))
         with threadpool_limits(1, user_api="blas"):

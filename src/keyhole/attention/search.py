@@ -15,19 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import methodcaller
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from keyhole._array import blocks, run_threads
+from keyhole.attention.backends import DescentSamples, backend_for
 from keyhole.attention.descent import HeadDescent, LearningPlan
-from keyhole.attention.head_error import (
-    Judgement,
-    Task,
-    held_out_parts,
-    improvement,
-    judge,
-)
+from keyhole.attention.head_error import Judgement, Task, held_out_parts, improvement
 from keyhole.attention.heads import (
     FittedHeads,
     GaussianHeads,
@@ -120,11 +117,15 @@ def starts_of(plan: LearningPlan) -> list[Start]:
 
 @dataclass(frozen=True)
 class TaskView:
-    """A task in the coordinates that a descent uses, and the plan for them."""
+    """A task in the coordinates that a descent uses, and the plan for them.
+
+    ``samples`` are those of the task where steps are computed.
+    """
 
     task: Task
     plan: LearningPlan
     coordinates: UsedCoordinates
+    samples: DescentSamples = field(repr=False)
 
     @classmethod
     def of(cls, task: Task, plan: LearningPlan, *, ignores_ages: bool) -> TaskView:
@@ -136,11 +137,18 @@ class TaskView:
         ages = None
         if not ignores_ages:
             ages = coordinates.of_ages(plan.ages)
+        in_use = task.with_sets(coordinates.of_sets(sets))
         return cls(
-            task=task.with_sets(coordinates.of_sets(sets)),
+            task=in_use,
             plan=replace(plan, ages=ages),
             coordinates=coordinates,
+            samples=backend_for(plan.device).descent_samples(in_use),
         )
+
+    def rows_to_start(self) -> Int[np.ndarray, " r"]:
+        """The samples that the head distribution of a start is judged by."""
+        count = min(self.plan.settings.max_samples, MAX_SAMPLES_TO_START)
+        return self.task.drawn(np.arange(len(self.task)), count, self.plan.seed)
 
     def choose_identity(self) -> tuple[FittedHeads, Judgement]:
         """The head distribution without learning in the rows that queries meet, and its judgement.
@@ -148,9 +156,9 @@ class TaskView:
         One hop starts from it, and descents must beat it.
         """
         plan = self.plan
-        sample = self.task.at_most(min(plan.settings.max_samples, MAX_SAMPLES_TO_START), plan.seed)
         base, judgement = choose_identity(
-            sample,
+            self.samples,
+            self.rows_to_start(),
             strengths=plan.settings.strengths,
             scales=plan.scales(),
             n_heads=max(plan.heads_per_step.values()),
@@ -239,9 +247,15 @@ def held_out_turns(n_samples: int, share: float) -> int:
 
 @dataclass(frozen=True)
 class Split:
-    """Which samples each descent does not see, and how many hops more must gain."""
+    """Which samples each descent does not see, and how many hops more must gain.
+
+    ``masks`` are all samples that a descent does not see. Of these a check predicts ``judged``, by
+    a fit to the samples ``fitted``, which are some that the descent sees.
+    """
 
     masks: list[Bool[np.ndarray, " n"]] = field(repr=False)
+    fitted: list[Int[np.ndarray, " _"]] = field(repr=False)
+    judged: list[Int[np.ndarray, " _"]] = field(repr=False)
     standard_errors: int
     weights: Float[np.ndarray, " h"] | None = field(repr=False)
     groups: np.ndarray | None = field(repr=False)
@@ -258,44 +272,53 @@ class Split:
     @classmethod
     def of_turns(cls, task: Task, plan: LearningPlan, turns: int, standard_errors: int) -> Split:
         """So many parts that are held out in turn."""
+        max_samples = plan.settings.max_samples
         masks = held_out_parts(len(task), plan.validation, plan.seed, task.groups, turns)
-        unseen = [_unseen(task, mask, plan) for mask in masks]
+        judged = [task.drawn(np.flatnonzero(mask), max_samples, plan.seed) for mask in masks]
+        all_judged = np.concatenate(judged)
         return cls(
             masks=masks,
+            fitted=[
+                task.drawn(np.flatnonzero(~mask), 2 * max_samples, plan.seed) for mask in masks
+            ],
+            judged=judged,
             standard_errors=standard_errors,
-            weights=_joined([part.weights for part in unseen]),
-            groups=_joined([part.groups for part in unseen]),
+            weights=None if task.weights is None else task.weights[all_judged],
+            groups=None if task.groups is None else task.groups[all_judged],
         )
 
 
 def choose_identity(
-    task: Task,
+    samples: DescentSamples,
+    rows: Int[np.ndarray, " r"],
     strengths: Sequence[float],
     scales: Sequence[float],
     n_heads: int,
     seed: int,
     pairs: Pairs | None = None,
 ) -> tuple[FittedHeads, Judgement]:
-    """The pair (c, scale) of least leave-one-out error, and its judgement.
+    """The pair (c, scale) of least leave-one-out error on some samples, and its judgement.
 
     The first pair stays unless the best one is better by more than one standard error. ``pairs``
     says what W_0 pairs; by default what the batch pairs.
     """
+    batch = samples.task.batch
+    outcomes = samples.task.outcomes(rows)
     if pairs is None:
-        pairs = task.batch.sets.pairs
+        pairs = batch.sets.pairs
 
     # the leave-one-out error of every candidate, the incumbent first
     candidates = [(strength, scale) for scale in scales for strength in strengths]
     judgements = [
-        judge(task, GaussianHeads(strength, scale, pairs), n_heads, seed)
+        samples.judge(GaussianHeads(strength, scale, pairs), rows, n_heads=n_heads, seed=seed)
         for strength, scale in candidates
     ]
-    errors = [float(np.average(each.loo, weights=task.weights)) for each in judgements]
+    errors = [float(np.average(each.loo, weights=outcomes.weights)) for each in judgements]
 
     # the incumbent stays unless the gain exceeds its standard error
     best = int(np.argmin(errors))
     gain, standard_error = improvement(
-        judgements[0].loo, judgements[best].loo, task.weights, task.groups
+        judgements[0].loo, judgements[best].loo, outcomes.weights, outcomes.groups
     )
     if gain <= standard_error:
         best = 0
@@ -303,7 +326,7 @@ def choose_identity(
     first_strength, first_scale = candidates[0]
     strength, scale = candidates[best]
     distribution = FittedHeads(
-        means_=strength * identity_mean(task.batch.dim, task.batch.query_dim, pairs)[None],
+        means_=strength * identity_mean(batch.dim, batch.query_dim, pairs)[None],
         scale=scale,
         chosen="identity" if strength else "zero-mean",
         strength=strength,
@@ -435,7 +458,7 @@ def race_from_all_starts(
             beginners.append(
                 RunningDescent(start, views[start.ignores_ages], base, alpha, incumbent)
             )
-        go_on_together(beginners, rounds[0])
+        side_by_side(methodcaller("go_on", rounds[0]), beginners, view.samples)
         first_solved = next((i for i, runner in enumerate(beginners) if runner.has_solved), None)
         if first_solved is None:
             begun += beginners
@@ -455,7 +478,7 @@ def race_from_all_starts(
         for runner in ranking[n_kept:]:
             runner.stop()
         still_running = ranking[:n_kept]
-        go_on_together(still_running, share)
+        side_by_side(methodcaller("go_on", share), still_running, view.samples)
 
     # in the order in which they began
     results = []
@@ -469,9 +492,19 @@ def race_from_all_starts(
     return results
 
 
-def go_on_together(runners: list[RunningDescent], share: float) -> None:
-    """Step descents, each in a thread of its own, until this share of all steps is done."""
-    run_threads(lambda runner: runner.go_on(share), runners)
+def side_by_side(
+    work: Callable[[Any], None], items: Sequence[Any], samples: DescentSamples
+) -> None:
+    """Do some work on every item, each in a thread of its own.
+
+    One after the other where a device does the work: threads would wait for each other to launch
+    its kernels.
+    """
+    if samples.steps_elsewhere:
+        for item in items:
+            work(item)
+    else:
+        run_threads(work, items)
 
 
 def race_cost(costs: Sequence[float]) -> float:
@@ -501,23 +534,21 @@ class SplitView:
 
     view: TaskView
     split: Split
-    descended_on: list[Task] = field(repr=False)
     judges: list[Callable[[FittedHeads, float | None], Judgement]] = field(repr=False)
-    seen_weights: Float[np.ndarray, " s"] | None = field(repr=False)
+    fitted_weights: Float[np.ndarray, " s"] | None = field(repr=False)
 
     @classmethod
     def of(cls, view: TaskView, split: Split) -> SplitView:
         """The view of a task, split as said."""
-        seen = [_seen(view.task, mask, view.plan) for mask in split.masks]
-        unseen = [_unseen(view.task, mask, view.plan) for mask in split.masks]
+        weights = view.task.weights
         return cls(
             view=view,
             split=split,
-            descended_on=[view.task.take(np.flatnonzero(~mask)) for mask in split.masks],
             judges=[
-                view.plan.judge_of(one, other) for one, other in zip(seen, unseen, strict=True)
+                view.plan.judge_of(view.samples, fitted, judged)
+                for fitted, judged in zip(split.fitted, split.judged, strict=True)
             ],
-            seen_weights=_joined([part.weights for part in seen]),
+            fitted_weights=None if weights is None else weights[np.concatenate(split.fitted)],
         )
 
     def judge_incumbent(self, base: FittedHeads) -> list[Judgement]:
@@ -542,29 +573,28 @@ class RunningDescent:
     ) -> None:
         view = split_view.view
         split = split_view.split
-        task = view.task
         plan = view.plan
         self.split_view = split_view
         self.plan = plan
 
         # the incumbent is step 0
         self.errors_before = np.concatenate([judgement.held_out for judgement in incumbent])
-        first_step = _step_of(0, incumbent, split_view.seen_weights, split.weights)
+        first_step = _step_of(0, incumbent, split_view.fitted_weights, split.weights)
 
         # the start, and the penalty that leave-one-out chooses there, bounded so that there is a
         # slope
-        matrices = plan.start(base, task, start)
-        sample = task.at_most(min(plan.settings.max_samples, MAX_SAMPLES_TO_START), plan.seed)
-        on_host = replace(plan, device=None)
-        at_start = judge(
-            sample,
-            HeadDescent(sample, matrices, alpha, on_host).distribution(),
-            max(plan.heads_per_step.values()),
-            plan.seed,
+        matrices = plan.start(base, view.task, start)
+        rows = view.rows_to_start()
+        at_start = view.samples.judge(
+            HeadDescent(view.samples, rows, matrices, alpha, plan).distribution(),
+            rows,
+            n_heads=max(plan.heads_per_step.values()),
+            seed=plan.seed,
         )
         first_alpha = min(at_start.alpha, MAX_FIRST_PENALTY * at_start.spread)
         self.descents = [
-            HeadDescent(part, matrices, first_alpha, plan) for part in split_view.descended_on
+            HeadDescent(view.samples, np.flatnonzero(~mask), matrices, first_alpha, plan)
+            for mask in split.masks
         ]
         self.count = 0
         self.steps_between_checks = max(5, plan.steps // CHECKS)
@@ -590,7 +620,8 @@ class RunningDescent:
         n_checks = math.ceil(share * self.plan.steps / self.steps_between_checks)
         until = min(self.plan.steps, n_checks * self.steps_between_checks)
         while self.count < until and not self.has_ended:
-            run_threads(lambda descent: descent.step(), self.descents)
+            samples = self.split_view.view.samples
+            side_by_side(lambda descent: descent.step(), self.descents, samples)
             self.count += 1
             is_last = self.count == self.plan.steps
             if self.count % self.steps_between_checks == 0 or is_last:
@@ -606,7 +637,7 @@ class RunningDescent:
                 self.split_view.judges, distributions, self.descents, strict=True
             )
         ]
-        step = _step_of(self.count, judgements, self.split_view.seen_weights, split.weights)
+        step = _step_of(self.count, judgements, self.split_view.fitted_weights, split.weights)
         history = self.descended.history
         first_step = history[0]
         if len(history) == 1:
@@ -681,47 +712,30 @@ def go_on_with_all(best: Descended, *, anew: bool) -> FittedHeads:
     else a little further from where the best descent was.
     """
     view = best.view
+    rows = np.arange(len(view.task))
     if anew:
-        descent = HeadDescent(view.task, best.matrices, best.alpha, view.plan)
+        descent = HeadDescent(view.samples, rows, best.matrices, best.alpha, view.plan)
         steps = best.best.step
     else:
         found = best.distributions[0]
-        descent = HeadDescent(view.task, best.matrices, best.alpha, view.plan, found)
+        descent = HeadDescent(view.samples, rows, best.matrices, best.alpha, view.plan, found)
         steps = max(1, round(SHARE_TO_GO_ON * best.best.step))
     for _ in range(steps):
         descent.step()
     return descent.distribution()
 
 
-def _seen(task: Task, mask: Bool[np.ndarray, " n"], plan: LearningPlan) -> Task:
-    """Samples that values are fitted to for a check: some of those that a descent sees."""
-    seen = task.take(np.flatnonzero(~mask))
-    return seen.at_most(2 * plan.settings.max_samples, plan.seed)
-
-
-def _unseen(task: Task, mask: Bool[np.ndarray, " n"], plan: LearningPlan) -> Task:
-    """Held-out samples that a check predicts."""
-    unseen = task.take(np.flatnonzero(mask))
-    return unseen.at_most(plan.settings.max_samples, plan.seed)
-
-
 def _step_of(
     count: int,
     judgements: list[Judgement],
-    seen_weights: np.ndarray | None,
-    unseen_weights: np.ndarray | None,
+    fitted_weights: np.ndarray | None,
+    judged_weights: np.ndarray | None,
 ) -> Step:
     """The average errors after ``count`` steps, over all parts."""
     loo = np.concatenate([judgement.loo for judgement in judgements])
     held_out = np.concatenate([judgement.held_out for judgement in judgements])
     return Step(
         step=count,
-        loo_error=float(np.average(loo, weights=seen_weights)),
-        held_out_error=float(np.average(held_out, weights=unseen_weights)),
+        loo_error=float(np.average(loo, weights=fitted_weights)),
+        held_out_error=float(np.average(held_out, weights=judged_weights)),
     )
-
-
-def _joined(parts: list[np.ndarray | None]) -> np.ndarray | None:
-    """All parts as one array; None if they are None."""
-    arrays = [part for part in parts if part is not None]
-    return np.concatenate(arrays) if arrays else None

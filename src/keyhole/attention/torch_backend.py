@@ -7,7 +7,7 @@ has the routes; the plain version is `keyhole.textbook`, as for the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,10 +21,10 @@ from keyhole.attention import dispatch
 from keyhole.attention.activations import check_activation
 from keyhole.attention.backends import Backend, backend_for
 from keyhole.attention.features import attention_features, check_dtype, heads_seen_by
-from keyhole.attention.head_error import Judgement, Task
-from keyhole.attention.heads import FittedHeads, HeadDistribution, HeadDraw
+from keyhole.attention.head_error import Task
+from keyhole.attention.heads import HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel, tensor_kernel
-from keyhole.attention.torch_heads import DeviceTask, judge_on_device
+from keyhole.attention.torch_heads import DeviceSamples
 from keyhole.data.sets import SampleBatch
 from keyhole.logistic.device import logistic_device
 from keyhole.logistic.gram import logistic_gram
@@ -238,26 +238,9 @@ class DeviceBackend:
             return logistic_gram(as_array(gram), problem, rounding=rounding)
         return logistic_device(gram, problem, rounding=rounding)
 
-    def descent_samples(self, task: Task) -> DeviceTask:
+    def descent_samples(self, task: Task) -> DeviceSamples:
         """The samples on the device."""
-        return DeviceTask(task, self.device)
-
-    def judge_of(
-        self, seen: Task, unseen: Task, seed: int
-    ) -> Callable[[FittedHeads, np.ndarray, float | None], Judgement]:
-        """A function that judges at a penalty on the device; a penalty is chosen on the host."""
-        judge_there = judge_on_device(seen, unseen, self.device)
-        judge_and_choose = backend_for(None).judge_of(seen, unseen, seed)
-
-        def judge_heads(
-            distribution: FittedHeads, heads: np.ndarray, alpha: float | None
-        ) -> Judgement:
-            if alpha is None:
-                return judge_and_choose(distribution, heads, alpha)
-            loo, held_out = judge_there(distribution, heads, alpha)
-            return Judgement(loo=loo, held_out=held_out, alpha=alpha)
-
-        return judge_heads
+        return DeviceSamples(task, self.device)
 
 
 class DeviceProducts:
