@@ -259,7 +259,7 @@ def attention(problem: Problem, seed: int, distribution: Any, **changes: Any) ->
 
 def default_settings(problem: Problem, seed: int) -> Any:
     return (kh.AttentionRegressor if problem.regression else kh.AttentionClassifier)(
-        random_state=seed
+        random_state=seed, device=os.environ.get("KEYHOLE_DEVICE")
     )
 
 

@@ -3,6 +3,7 @@
     python benchmarks/stories.py                      # one question of every family
     python benchmarks/stories.py --run held-back      # the table of docs/benchmarks/stories.md
     python benchmarks/stories.py --run long           # six tasks of long stories, to tune on
+    python benchmarks/stories.py --descents --device cuda --tasks 1 4 8       # wall seconds alone
 
 The line that release 0.1.0 documented needs the code of that time, which a clone of the commit
 before 4a63a3f has. Its rows are added to those of the first run:
@@ -698,6 +699,27 @@ def run(
                 writer.writerows(rows)
 
 
+def time_descents(numbers: list[int], device: str | None) -> None:
+    """Wall seconds of `kh.LearnedHeads().fit`, with descents of all numbers of hops, by task.
+
+    The first task is fitted twice: its first fit also compiles, and loads libraries.
+    """
+    for number in (numbers[0], *numbers):
+        task = draw_task(number)
+        sets, answers = task.train()
+        columns = np.where(answers[:, None] == np.unique(answers), 1.0, -1.0)
+        began = time.perf_counter()
+        heads = kh.LearnedHeads().fit(
+            sets, columns, activation="softmax", n_heads=256, device=device
+        )
+        seconds = time.perf_counter() - began
+        error = min(step.held_out_error for step in heads.history)
+        print(
+            f"{task.name:28}{seconds:6.1f} s   {heads.hops} hops, held-out error {error:.3f}",
+            flush=True,
+        )
+
+
 def picture(path: Path) -> None:
     """Draw what every hop looks at, for one question of task 1: two facts."""
     from matplotlib.figure import Figure
@@ -745,10 +767,14 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--methods", nargs="*", help="only these methods")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="random states")
     parser.add_argument("--out", type=Path, default=Path("out/stories.csv"))
+    parser.add_argument("--descents", action="store_true", help="time descents alone")
+    parser.add_argument("--device", help="where descents are computed: cuda, or the host")
     parser.add_argument("--picture", type=Path, help="draw what hops look at into this file")
     options = parser.parse_args(arguments)
     if options.picture is not None:
         picture(options.picture)
+    elif options.descents:
+        time_descents(options.tasks or list(TUNING), options.device)
     elif options.run is not None:
         numbers = list(RUNS[options.run])
         draw = draw_long_task if options.run == "long" else draw_task
