@@ -21,7 +21,7 @@ import numpy as np
 from real import BABI, babi
 
 import keyhole as kh
-from keyhole.attention.descent import DescentSettings
+from keyhole.attention.descent import DescentSettings, HostSamples
 from keyhole.attention.features import FeatureTrace
 from keyhole.attention.head_error import Task, held_out_parts, judge, ridge_values
 from keyhole.attention.heads import head_normals
@@ -35,7 +35,8 @@ def outer_products(task: Task, heads: np.ndarray) -> tuple[np.ndarray, np.ndarra
     trace = FeatureTrace.of(task.batch.sets, heads, task.activation)
     features = trace.features()
     features -= features.mean(axis=0)
-    dual, *_ = ridge_values(features @ features.T, task, None)
+    outcomes = task.outcomes(np.arange(len(task)))
+    dual, *_ = ridge_values(features @ features.T, outcomes, None)
     values = (features.T @ dual).astype(np.float32).T.reshape(-1, *heads.shape[::2])
     projected = (trace.queries @ trace.wide).reshape(len(task), *heads.shape[::2])
     of_query, of_key = np.zeros(2 * heads.shape[1:2]), np.zeros(2 * heads.shape[2:])
@@ -95,8 +96,9 @@ def trial(data: Path, name: str, seed: int) -> list[list[Any]]:
         )
         return best[1]
 
+    few = seen.drawn(np.arange(len(seen)), 400, seed)
     identity, _ = choose_identity(
-        seen.at_most(400, seed), [0.0, 1.0, 3.0], [0.5, 0.25, 0.1], N_HEADS, seed
+        HostSamples(seen), few, [0.0, 1.0, 3.0], [0.5, 0.25, 0.1], N_HEADS, seed
     )
     given = {"activation": "softmax", "groups": seen.groups, "seed": seed, "n_heads": N_HEADS}
     means, scales = (

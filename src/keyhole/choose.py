@@ -33,7 +33,7 @@ from scipy.special import softmax
 from keyhole._array import block_size
 from keyhole._checks import FeatureOverflowError, NoPenaltyError
 from keyhole.attention.activations import SOFTMAX
-from keyhole.attention.backends import backend_for
+from keyhole.attention.backends import backend_for, device_to_learn_on
 from keyhole.attention.descent import DescentSettings
 from keyhole.attention.features import attention_features
 from keyhole.attention.head_error import improvement
@@ -895,7 +895,7 @@ class CandidateSearch:
         assert ranks is not None
         order = np.argsort(ranks, kind="stable")
         part = self.part[order]
-        ready = part.with_samples(self.token_rule(spec).apply(part.samples).numpy())
+        ready = part.with_samples(self.token_rule(spec).apply(part.samples))
 
         # descents cost what the coordinates cost that are not zero throughout
         sets = ready.samples.sets
@@ -918,6 +918,7 @@ class CandidateSearch:
             groups=ready.groups,
             seed=spec.seed,
             settings=settings,
+            device=device_to_learn_on(ready.samples),
         )
 
         if not screening.gains:
@@ -974,7 +975,7 @@ class CandidateSearch:
             spec = replace(spec, query="given")
         if self.spec.loss == AUTO:
             spec = replace(spec, loss="squared_error")
-        if self.spec.scaling == AUTO and Ages.of(self.part.samples.sets.numpy()) is not None:
+        if self.spec.scaling == AUTO and Ages.of(self.part.samples.sets) is not None:
             spec = replace(spec, scaling="none")
         return spec
 

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole.attention.activations import check_pointwise
-from keyhole.attention.backends import backend_for
+from keyhole.attention.backends import backend_for, device_to_learn_on
 from keyhole.attention.descent import DescentSettings
 from keyhole.attention.heads import HeadDistribution
 from keyhole.attention.learned import MAX_HEADS_TO_JUDGE, LearnedHeads
@@ -149,11 +149,8 @@ def fit(
     exponent = data.output_exponent()
     data = data.with_outputs_in_units(exponent)
 
-    # samples, where the layer is computed; heads are learned from arrays of the host
-    if spec.learns_heads:
-        data = data.with_samples(data.samples.numpy())
-    else:
-        data = data.with_samples(backend_for(spec.device).placed(data.samples))
+    # samples, where the layer is computed
+    data = data.with_samples(backend_for(spec.device).placed(data.samples))
 
     # keys: of large sets, those that matter most
     if spec.selects_keys:
@@ -307,7 +304,7 @@ def learn_heads(spec: LayerSpec, ready: TrainingSet) -> Learned:
         if spec.is_exact:
             check_pointwise(spec.activation)
         fitted_heads = heads.fit(
-            data.samples,
+            data.samples.numpy(),
             data.outputs,
             weights=data.weights,
             groups=data.groups,
@@ -327,10 +324,6 @@ def learn_heads(spec: LayerSpec, ready: TrainingSet) -> Learned:
     else:
         n_heads = int(spec.n_heads)
 
-    # a device knows samples of one averaged set only
-    device = None
-    if data.samples.is_plain:
-        device = spec.device
     learned = heads.learn(
         data.samples,
         data.outputs,
@@ -340,7 +333,7 @@ def learn_heads(spec: LayerSpec, ready: TrainingSet) -> Learned:
         activation=spec.activation,
         fit_intercept=spec.fit_intercept,
         n_heads=n_heads,
-        device=device,
+        device=device_to_learn_on(data.samples),
         settings=settings,
         starts=spec.starts,
     )

@@ -535,7 +535,7 @@ def test_a_descent_is_adam_on_fresh_heads_and_fresh_samples(learn_scales, hops, 
     whole = Task.of(sets, y[:, None], weights, "relu", True)
     rows = 4 if hops == 1 else 7
     start = [*([rng.normal(size=(1, 4, 4))] if hops == 2 else []), rng.normal(size=(2, rows, 4))]
-    descent = HeadDescent(whole, start, 0.7, plan)
+    descent = HeadDescent(HostSamples(whole), np.arange(80), start, 0.7, plan)
     matrices, scales, log_alpha = [m.copy() for m in start], np.zeros(rows + 4), math.log(0.7)
     averages, average_scales = [np.zeros_like(m) for m in start], np.zeros(rows + 4)
     adams, of_scales, of_alpha = [Adam() for _ in start], Adam(), Adam()
@@ -573,7 +573,7 @@ def test_a_descent_is_adam_on_fresh_heads_and_fresh_samples(learn_scales, hops, 
     else:
         found_scales = np.concatenate([distribution.query_scales_, distribution.key_scales_])
         np.testing.assert_allclose(found_scales, np.exp(average_scales), rtol=1e-9)
-    again = HeadDescent(whole, start, 0.7, plan, distribution)
+    again = HeadDescent(HostSamples(whole), np.arange(80), start, 0.7, plan, distribution)
     np.testing.assert_array_equal(again.matrices[-1], distribution.means_)
     assert again.anchors[-1] is start[-1]
     assert again.steps_before == 7, "the schedule goes on"
@@ -592,7 +592,9 @@ def test_a_penalty_that_float32_cannot_carry_is_raised(task, monkeypatch):
     with pytest.raises(
         ValueError, match=r"not finite in float32, so a head distribution cannot be descended on"
     ):
-        HeadDescent(whole, [np.zeros((1, 4, 4))], 1e-20, plan_of(80, 3)).step()
+        HeadDescent(
+            HostSamples(whole), np.arange(80), [np.zeros((1, 4, 4))], 1e-20, plan_of(80, 3)
+        ).step()
     np.testing.assert_allclose(tried, 1e-20 * np.exp(np.arange(60)), rtol=1e-9)
 
 
@@ -629,18 +631,55 @@ def test_a_device_judges_at_a_penalty_that_float32_carries(alpha):
     pytest.importorskip(
         "torch", reason="head distributions are learned on a device where torch is installed"
     )
-    from keyhole.attention.torch_heads import judge_on_device
+    from keyhole.attention.torch_heads import DeviceSamples
 
     sets, y = counting(200, seed=0)
     whole = Task.of(sets, y[:, None], np.linspace(0.1, 10.0, 200), "linear", True)
     distribution = FittedHeads(np.eye(9)[None], 0.5)
     heads = distribution.sample(256, 8, 0).astype(np.float32)
-    judge_heads = judge_on_device(
-        whole.take(np.arange(150)), whole.take(np.arange(150, 200)), DEVICE
+    found = DeviceSamples(whole, DEVICE).judge(
+        distribution,
+        np.arange(150),
+        n_heads=256,
+        seed=0,
+        heads=heads,
+        unseen=np.arange(150, 200),
+        alpha=alpha,
     )
-    loo, held_out = judge_heads(distribution, heads, alpha)
-    assert loo.mean() < 1e-4
-    assert held_out.mean() < 1e-4
+    assert found.alpha >= alpha
+    assert found.loo.mean() < 1e-4
+    assert found.held_out.mean() < 1e-4
+
+
+@pytest.mark.parametrize("alpha", [None, 0.03])
+@pytest.mark.parametrize("with_groups", [False, True])
+@pytest.mark.parametrize("with_hop", [False, True])
+def test_a_device_judges_as_the_host_does(task, rng, alpha, with_groups, with_hop):
+    pytest.importorskip(
+        "torch", reason="head distributions are learned on a device where torch is installed"
+    )
+    from keyhole.attention.torch_heads import DeviceSamples
+
+    sets, y = task
+    weights = rng.uniform(0.5, 2.0, 80)
+    groups = np.arange(80) // 3 if with_groups else None
+    outputs = np.stack([y + 3.0, y**2], axis=1)
+    whole = Task.of(sets, outputs, weights, "softmax", True, groups)
+    dim, query_dim = whole.batch.dim, whole.batch.query_dim
+    distribution = FittedHeads(rng.normal(size=(2, query_dim + 1, dim + 1)), 0.5)
+    if with_hop:
+        distribution = FittedHeads(
+            rng.normal(size=(2, query_dim + dim + 1, dim + 1)),
+            0.5,
+            hops_=(rng.normal(size=(1, query_dim + 1, dim + 1)),),
+        )
+    settings = {"n_heads": 7, "seed": 3, "unseen": np.arange(60, 80), "alpha": alpha}
+    host = HostSamples(whole).judge(distribution, np.arange(60), **settings)
+    device = DeviceSamples(whole, DEVICE).judge(distribution, np.arange(60), **settings)
+    assert device.alpha == pytest.approx(host.alpha, rel=1e-2)
+    assert device.spread == pytest.approx(host.spread, rel=1e-4)
+    np.testing.assert_allclose(device.loo, host.loo, rtol=1e-2, atol=1e-4)
+    np.testing.assert_allclose(device.held_out, host.held_out, rtol=1e-2, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -714,10 +753,10 @@ class Told:
         monkeypatch.setattr("keyhole.attention.search.HeadDescent", self.descent)
         monkeypatch.setattr("keyhole.attention.descent.LearningPlan.judge_of", self.judge_of)
 
-    def descent(self, task, start, alpha, plan):
+    def descent(self, samples, rows, start, alpha, plan):
         return Followed()
 
-    def judge_of(self, seen, unseen):
+    def judge_of(self, samples, seen, unseen):
         def judge_heads(distribution, alpha):
             error = self.errors[-(-distribution.steps // 5)]
             spread = np.resize([-0.5, 0.5], len(unseen))
@@ -748,19 +787,22 @@ def descent_that_finds(
     plan = plan_of(80, 3, hops=1, max_iter=max_iter)
     view = TaskView.of(whole, plan, ignores_ages=False)
     masks = [np.arange(80) % 5 == part for part in range(parts)]
-    held_out = [whole.take(np.flatnonzero(mask)) for mask in masks]
+    held_out = [np.flatnonzero(mask) for mask in masks]
+    seen = [np.flatnonzero(~mask) for mask in masks]
+    judged = np.concatenate(held_out)
     split = Split(
         masks=masks,
+        fitted=seen,
+        judged=held_out,
         standard_errors=1,
-        weights=None if weights is None else np.concatenate([part.weights for part in held_out]),
-        groups=None if groups is None else np.concatenate([part.groups for part in held_out]),
+        weights=None if weights is None else whole.weights[judged],
+        groups=None if groups is None else whole.groups[judged],
     )
     base = FittedHeads(np.zeros((1, 4, 4)), 0.5)
     incumbent = []
-    for mask, part in zip(masks, held_out, strict=True):
-        seen = whole.take(np.flatnonzero(~mask))
-        errors_before = errors[0] + np.resize([-1.0, 1.0], len(part))
-        incumbent.append(Judgement(np.full(len(seen), 0.5), errors_before, 1.0))
+    for fitted_rows, judged_rows in zip(seen, held_out, strict=True):
+        errors_before = errors[0] + np.resize([-1.0, 1.0], len(judged_rows))
+        incumbent.append(Judgement(np.full(len(fitted_rows), 0.5), errors_before, 1.0))
     assert told.errors
     running = RunningDescent(Start(1), SplitView.of(view, split), base, 1.0, incumbent)
     for share in rounds:
@@ -971,7 +1013,7 @@ def reached(start, errors):
 )
 def test_more_hops_need_more_than_a_standard_error(errors, chosen):
     """Ties go to fewer hops; two hops that fail say nothing of three."""
-    split = Split(masks=[], standard_errors=1, weights=None, groups=None)
+    split = Split(masks=[], fitted=[], judged=[], standard_errors=1, weights=None, groups=None)
     descents = []
     for hops, error in errors.items():
         spread = 0.2 * hops * np.resize([-1.0, 1.0], 100)
@@ -980,7 +1022,7 @@ def test_more_hops_need_more_than_a_standard_error(errors, chosen):
 
 
 def test_of_one_number_of_hops_the_best_start_is_kept():
-    split = Split(masks=[], standard_errors=1, weights=None, groups=None)
+    split = Split(masks=[], fitted=[], judged=[], standard_errors=1, weights=None, groups=None)
     first = reached(Start(2), np.full(50, 0.5))
     better = reached(Start(2, CHAIN), np.full(50, 0.1))
     assert fewest_hops([first, better], split) is better
@@ -996,7 +1038,7 @@ def chosen_from(monkeypatch, losses, weights=None, groups=None):
     sets = kh.SetBatch(np.ones((4, 1, 1)))
     whole = Task(sets, np.zeros((4, 1)), weights, "relu", True, groups)
 
-    def told(task, distribution, n_heads, seed):
+    def told(task, distribution, *, n_heads, seed, **no_held_out_samples):
         assert (n_heads, seed) == (6, 9)
         return Judgement(
             np.array(losses[distribution.mean, distribution.scale]),
@@ -1004,8 +1046,9 @@ def chosen_from(monkeypatch, losses, weights=None, groups=None):
             distribution.mean + distribution.scale,
         )
 
-    monkeypatch.setattr("keyhole.attention.search.judge", told)
-    return choose_identity(whole, [0.0, 1.0], [0.5, 0.2], 6, 9)
+    monkeypatch.setattr("keyhole.attention.descent.judge", told)
+    rows = np.arange(len(whole))
+    return choose_identity(HostSamples(whole), rows, [0.0, 1.0], [0.5, 0.2], 6, 9)
 
 
 def test_another_pair_is_chosen_beyond_a_standard_error_only(monkeypatch):
@@ -1058,11 +1101,10 @@ def test_the_choice_is_made_with_documented_numbers():
 def test_a_part_of_the_samples_is_enough_to_choose(task):
     sets, y = task
     distribution = kh.IdentityHeads(max_samples=30, n_heads=7).fit(sets, y, seed=4)
-    part = Task.of(sets, y[:, None], None, "relu", True).at_most(30, 4)
-    assert (
-        distribution.reason
-        == choose_identity(part, [0.0, 1.0, 3.0, 10.0, 30.0], [0.5], 7, 4)[0].reason
-    )
+    whole = Task.of(sets, y[:, None], None, "relu", True)
+    part = whole.drawn(np.arange(80), 30, 4)
+    chosen, _ = choose_identity(HostSamples(whole), part, [0.0, 1.0, 3.0, 10.0, 30.0], [0.5], 7, 4)
+    assert distribution.reason == chosen.reason
 
 
 def test_every_sample_is_held_out_in_turn_where_there_are_few(seed):
@@ -1095,7 +1137,8 @@ def test_few_samples_descend_anew_with_all_of_them(monkeypatch, task):
         "steps"
     )
     view = seen["view"]
-    descent = HeadDescent(view.task, seen["descended"].matrices, 1.0, view.plan)
+    rows = np.arange(len(view.task))
+    descent = HeadDescent(view.samples, rows, seen["descended"].matrices, 1.0, view.plan)
     for _ in range(3):
         descent.step()
     np.testing.assert_array_equal(distribution.means_, descent.distribution().means_)
@@ -1110,7 +1153,7 @@ def test_many_samples_go_on_from_the_heads_that_a_part_of_them_found(monkeypatch
         return descended(start, view, split, base, 0.5, 0.5, 0.1, best_step=8)
 
     def step(descent):
-        steps.append((len(descent.task), descent.steps_before))
+        steps.append((len(descent.rows), descent.steps_before))
 
     tell_descents(monkeypatch, gains)
     monkeypatch.setattr("keyhole.attention.search.HeadDescent.step", step)
@@ -1185,7 +1228,7 @@ def test_without_a_query_the_gradient_is_that_in_the_last_rows(rng, activation):
 
 def test_a_device_sees_the_same_keys_of_large_sets(rng):
     pytest.importorskip("torch")
-    from keyhole.attention.torch_heads import DeviceTask
+    from keyhole.attention.torch_heads import DeviceSamples
 
     sets, y = bags_without_query(rng)
     task = Task.of(sets, y[:, None], None, "softmax", True)
@@ -1194,7 +1237,7 @@ def test_a_device_sees_the_same_keys_of_large_sets(rng):
     noise = 0.3 * rng.normal(size=(6, 1, 4)).astype(np.float32)
     rows = np.arange(7, 51)
     on_host = HostSamples(task).part(rows, plan, 3)
-    on_device = DeviceTask(task, DEVICE).part(rows, plan, 3)
+    on_device = DeviceSamples(task, DEVICE).part(rows, plan, 3)
     host = on_host.gradient_in_heads(means, noise.copy(), 0.1)
     device = on_device.gradient_in_heads(means, noise.copy(), 0.1)
     assert device.error == pytest.approx(host.error, rel=1e-4)

@@ -71,6 +71,13 @@ def check_all_finite(array: Any, name: str) -> None:
         check_finite(array, name)
 
 
+def all_finite(array: Any) -> bool:
+    """Whether there is neither NaN nor infinity."""
+    if is_tensor(array):
+        return bool(array.isfinite().all())
+    return bool(np.isfinite(array).all())
+
+
 def concatenated(arrays: Sequence[Any]) -> Any:
     """Rows end to end."""
     n_tensors = sum(is_tensor(array) for array in arrays)
