@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -369,6 +370,62 @@ def test_a_device_takes_the_same_way(activation, grouped, rng):
     for mine, theirs in zip(host.history, device.history, strict=True):
         assert theirs.loo_error == pytest.approx(mine.loo_error, rel=1e-3)
         assert theirs.held_out_error == pytest.approx(mine.held_out_error, rel=1e-3)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_graph_is_replayed_for_the_samples_of_every_step(grouped, rng, monkeypatch):
+    """Whatever differs between steps is copied to where the graph reads it.
+
+    A host has no graphs: what stands for one there computes again from the same memory.
+    """
+    torch = pytest.importorskip("torch")
+    from keyhole.attention import torch_heads
+
+    def recomputed(compute, device):
+        result = compute()
+        graph = SimpleNamespace(replay=lambda: result.copy_(compute()))
+        return graph, result
+
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(torch_heads, "captured", recomputed)
+    sets = aged(rng, 90).with_extras(rng.normal(size=(90, 2)))
+    groups = np.arange(90) // 3 if grouped else None
+    weights = rng.uniform(0.5, 2.0, 90)
+    task = Task.of(sets, rng.normal(size=(90, 2)), weights, "softmax", True, groups)
+    plan = kh.LearnedHeads(hops=2).plan(task, 0, None, None, DescentSettings())
+    dim, query_dim = task.batch.dim, task.batch.query_dim
+    samples = torch_heads.DeviceSamples(task, DEVICE)
+    in_words = torch_heads.DeviceSamples(task, DEVICE)
+    samples.uses_graphs, in_words.uses_graphs = True, False
+
+    for count in range(3):
+        rows = np.sort(rng.permutation(90)[:40])
+        given = {
+            "means": rng.normal(size=(2, query_dim + dim + 1, dim + 1)),
+            "noise": 0.3 * rng.normal(size=(5, query_dim + dim + 1, dim + 1)).astype(np.float32),
+            "alpha": 0.1 + count,
+            "scales": True,
+            "hops": [rng.normal(size=(1, query_dim + 1, dim + 1))],
+        }
+        replayed = samples.part(rows, plan, count).gradient_in_heads(**given)
+        expected = in_words.part(rows, plan, count).gradient_in_heads(**given)
+        assert replayed.error == pytest.approx(expected.error, rel=1e-6)
+        assert replayed.log_alpha == pytest.approx(expected.log_alpha, rel=1e-4)
+        for name in ("means", "scales"):
+            there = getattr(replayed, name)
+            here = getattr(expected, name)
+            np.testing.assert_allclose(there, here, rtol=1e-4, atol=1e-5 * np.abs(here).max())
+        np.testing.assert_allclose(replayed.hops[0], expected.hops[0], rtol=1e-3, atol=1e-6)
+    assert len(samples.graphs) == 1
+
+
+def test_one_long_set_among_short_ones_is_padded_alone():
+    pytest.importorskip("torch")
+    from keyhole.attention.torch_heads import padded_blocks
+
+    blocks = padded_blocks(np.array([1, 1, 2, 3, 3, 50]), n_keys=9)
+    # three sets of at most 2 keys, two of 3, and one that is longer than all that is allowed
+    assert blocks == [slice(0, 3), slice(3, 5), slice(5, 6)]
 
 
 def test_what_the_sets_pair_is_where_hops_start(rng):

@@ -207,10 +207,10 @@ class DescentSamples(Protocol):
         ...
 
     @property
-    def steps_elsewhere(self) -> bool:
-        """Whether a step leaves the host idle.
+    def steps_on_device(self) -> bool:
+        """Whether steps are computed by torch: a helper thread then prepares the next one.
 
-        A thread of its own then prepares the next, and descents take turns.
+        Descents take turns then.
         """
         ...
 

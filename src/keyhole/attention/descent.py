@@ -276,7 +276,7 @@ class HostSamples:
     """Training samples in host memory, of which every step of a descent takes some."""
 
     task: Task
-    steps_elsewhere: ClassVar[bool] = False
+    steps_on_device: ClassVar[bool] = False
 
     def part(self, rows: Int[np.ndarray, " r"], plan: LearningPlan, count: int) -> HostPart:
         """Some samples, as step number ``count`` of a plan sees them."""
@@ -390,7 +390,7 @@ class HeadDescent:
         # device computes
         self.next_step: Future[tuple[DescentPart, np.ndarray]] | None = None
         self.helper: ThreadPoolExecutor | None = None
-        if self.samples.steps_elsewhere:
+        if self.samples.steps_on_device:
             self.helper = ThreadPoolExecutor(1)
 
     def distribution(

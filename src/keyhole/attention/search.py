@@ -250,7 +250,8 @@ class Split:
     """Which samples each descent does not see, and how many hops more must gain.
 
     ``masks`` are all samples that a descent does not see. Of these a check predicts ``judged``, by
-    a fit to the samples ``fitted``, which are some that the descent sees.
+    a fit to the samples ``fitted``, which are some that the descent sees. ``weights`` and
+    ``groups`` are those of all judged samples, end to end.
     """
 
     masks: list[Bool[np.ndarray, " n"]] = field(repr=False)
@@ -271,7 +272,10 @@ class Split:
 
     @classmethod
     def of_turns(cls, task: Task, plan: LearningPlan, turns: int, standard_errors: int) -> Split:
-        """So many parts that are held out in turn."""
+        """So many parts that are held out in turn.
+
+        Of each part ``max_samples`` are judged at most, by a fit to twice as many others.
+        """
         max_samples = plan.settings.max_samples
         masks = held_out_parts(len(task), plan.validation, plan.seed, task.groups, turns)
         judged = [task.drawn(np.flatnonzero(mask), max_samples, plan.seed) for mask in masks]
@@ -442,7 +446,7 @@ def race_from_all_starts(
     two begin at a time, whatever the number of threads; where the first of them solves the task,
     what the second came to is dropped, as if it had not begun.
     """
-    # one view of the task with ages and one without, made when a start needs it
+    # views of the task by whether ages are ignored; the second is made when a start needs it
     views = {False: SplitView.of(view, split)}
     incumbent = views[False].judge_incumbent(base)
 
@@ -500,7 +504,7 @@ def side_by_side(
     One after the other where a device does the work: threads would wait for each other to launch
     its kernels.
     """
-    if samples.steps_elsewhere:
+    if samples.steps_on_device:
         for item in items:
             work(item)
     else:
@@ -665,7 +669,10 @@ class RunningDescent:
 
     @property
     def has_solved(self) -> bool:
-        """Whether its held-out error is so small that nothing else need be tried."""
+        """Whether its held-out error is so small that nothing else need be tried.
+
+        A head distribution without learning that solves the task, step 0, ends a race too.
+        """
         return self.descended.best.held_out_error <= SOLVED
 
     def stop(self) -> None:

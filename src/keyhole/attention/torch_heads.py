@@ -6,14 +6,15 @@ The gradient and the judgement of `head_error` in plain torch; tokens stay on th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from keyhole._array import block_size, set_blocks
+from keyhole._array import block_size
 from keyhole._tensors import as_array, check_device
 from keyhole.attention.descent import LearningPlan
 from keyhole.attention.head_error import (
@@ -37,8 +38,13 @@ BLOCK_BYTES = 2**30
 
 FLOAT32_EPS = float(np.finfo(np.float32).eps)
 
+NOT_POSITIVE_DEFINITE = "the Gram matrix plus the penalty must be positive definite."
+
+_LOCK = threading.Lock()
+"""Held where torch sets something up for the whole process: its factorisations, a capture."""
+
 MAX_PADDING = 4
-"""Places for each sample up to which groups of different sizes are padded to one."""
+"""Places for each sample up to which groups of different sizes are padded to the largest."""
 
 
 class DeviceSamples:
@@ -48,42 +54,45 @@ class DeviceSamples:
     device already are not moved.
     """
 
-    steps_elsewhere = True
+    steps_on_device = True
 
     def __init__(self, task: Task, device: str) -> None:
         self.task = task
         self.device = check_device(device)
-        sets = task.batch.sets
-        # captured gradients by the shapes of what they are given; only CUDA has such graphs
-        self.graphs: dict[Any, GradientGraph] = {}
-        self.has_graphs = self.device.type == "cuda"
-        there = sets.to(str(self.device), "float32")
-        self.tokens = there.tokens
+        moved = task.batch.sets.to(str(self.device), "float32")
+        self.tokens = moved.tokens
 
         # x_0, and the number appended to it: 1, or √2 for the constant query, which has no x_0
-        if there.query is None:
-            self.query = self.tokens.new_zeros(len(sets), 0)
+        if moved.query is None:
+            self.query = self.tokens.new_zeros(len(task), 0)
             self.last = math.sqrt(2.0)
         else:
-            self.query = there.query
+            self.query = moved.query
             self.last = 1.0
 
         # outputs, weights and extras, of which steps take rows
         weights = task.weights
         if weights is None:
             weights = np.ones(len(task))
-        self.group_shape = (0, 0)
-        if task.groups is not None:
-            _, sizes = np.unique(task.groups, return_counts=True)
-            self.group_shape = (len(sizes), int(sizes.max()))
         self.columns = self.put(task.columns, torch.float64)
         self.weights = self.put(weights, torch.float64)
         self.extras = self.put(task.extras)
         self.ages: np.ndarray | None = None
 
+        # the number of groups and the size of the largest; (0, 0) without groups
+        self.group_shape = (0, 0)
+        if task.groups is not None:
+            _, sizes = np.unique(task.groups, return_counts=True)
+            self.group_shape = (len(sizes), int(sizes.max()))
+
+        # captured gradients by the shapes of what they are given; only CUDA has such graphs
+        self.uses_graphs = self.device.type == "cuda"
+        self.graphs: dict[Any, GradientGraph] = {}
+
         # torch loads its factorisations at the first call, and fails if two threads make it at
-        # once ("lazy wrapper should be called at most once"), as two descents would
-        torch.linalg.cholesky_ex(torch.ones(1, 1, device=self.device))
+        # once ("lazy wrapper should be called at most once"), as two fits in threads would
+        with _LOCK:
+            torch.linalg.cholesky_ex(torch.ones(1, 1, device=self.device))
 
     def put(self, array: Any, dtype: Any = None) -> Any:
         """An array on the device."""
@@ -107,9 +116,10 @@ class DeviceSamples:
             seen_keys = seen_keys[is_seen]
 
         # keys x~_i = [x_i; 1] of these sets, (n, longest, D). Places beyond the end of a set hold
-        # the first key of all, to which `PaddedPart` gives no weight. A graph takes one shape
+        # the first key of all, to which `PaddedPart` gives no weight
         longest = int(lengths.max())
-        if plan is not None and self.has_graphs:
+        if plan is not None and self.uses_graphs:
+            # one shape for all steps, so that one graph can be replayed for them
             longest = min(int(sets.lengths.max()), plan.settings.max_keys)
         inside = np.arange(longest) < lengths[:, None]
         places = np.zeros(inside.shape, np.int64)
@@ -146,8 +156,8 @@ class DeviceSamples:
         # a set takes its padded keys, and scores and weights of every head
         widest = max(len(matrix) for matrix in (*hops, heads))
         bytes_per_key = 4 * (2 * heads.shape[2] + 3 * widest)
-        ends = np.concatenate([[0], np.cumsum(lengths[by_length])])
-        for block in set_blocks(ends, block_size(bytes_per_key, BLOCK_BYTES)):
+        keys_at_once = block_size(bytes_per_key, BLOCK_BYTES)
+        for block in padded_blocks(lengths[by_length], keys_at_once):
             chosen = by_length[block]
             out[self.put(chosen)] = self._padded(rows[chosen]).features(hops, heads)
         return out
@@ -168,7 +178,7 @@ class DeviceSamples:
             heads = drawn_heads(self.task.batch, distribution, n_heads, seed)
         hops = [self.put(hop, torch.float32) for hop in hops_of(distribution)]
         drawn = self.put(heads, torch.float32)
-        rows = self.put(seen)
+        seen_there = self.put(seen)
         with torch.no_grad():
             # centred features and their Gram matrix
             features = self.features(seen, hops, drawn)
@@ -176,28 +186,29 @@ class DeviceSamples:
             if self.task.fit_intercept:
                 centre = features.mean(0)
             features = features - centre
-            extras = self.extras[rows]
+            extras = self.extras[seen_there]
             gram = features @ features.T + extras @ extras.T
+            spread = float(gram.diagonal().mean())
 
             # ridge, at a penalty that is chosen or given
             ridge = DescentRidge(self, seen)
             if alpha is None:
-                fit = ridge.chosen_values(gram.to(torch.float64), self.task.outcomes(seen))
+                outcomes = self.task.outcomes(seen)
+                fit = ridge.fit_at_best_penalty(gram.to(torch.float64), outcomes)
             else:
-                fit = ridge.values(gram.to(torch.float64), alpha)
+                fit = ridge.fit_at(gram.to(torch.float64), alpha)
             loo = as_array(fit.residuals.square().mean(1))
 
             # errors of the held-out samples, in float64
             held_out = np.zeros(0)
             if unseen is not None:
-                others = self.put(unseen)
+                unseen_there = self.put(unseen)
                 values = features.to(torch.float64).T @ fit.dual
                 shifted = self.features(unseen, hops, drawn) - centre
                 predicted = shifted.to(torch.float64) @ values + fit.intercept
-                of_extras = (self.extras[others] @ extras.T).to(torch.float64)
+                of_extras = (self.extras[unseen_there] @ extras.T).to(torch.float64)
                 predicted = predicted + of_extras @ fit.dual
-                held_out = as_array((self.columns[others] - predicted).square().mean(1))
-            spread = float(gram.diagonal().mean())
+                held_out = as_array((self.columns[unseen_there] - predicted).square().mean(1))
         return Judgement(loo=loo, held_out=held_out, alpha=fit.alpha, spread=spread)
 
 
@@ -224,11 +235,13 @@ class DescentRidge:
         self.columns = home.columns[rows_there]
         self.weights = home.weights[rows_there]
 
-        # members of each group, and ones where groups are padded
+        # members of each group, and ones where groups are padded; and whether these have the same
+        # shape for any other samples, if they are as many
         self.groups: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.has_one_shape = True
         if home.task.groups is not None:
-            stacks = _group_rows(home.task.groups[rows], home.group_shape)
-            for members in stacks:
+            self.has_one_shape = fits_one_table(home.group_shape, len(rows))
+            for members in _group_rows(home.task.groups[rows], home.group_shape):
                 padding = home.put(members == len(rows), torch.float64)
                 self.groups.append((home.put(members), padding))
 
@@ -236,8 +249,11 @@ class DescentRidge:
         """What differs between steps, in one order."""
         return [self.columns, self.weights, *(each for pair in self.groups for each in pair)]
 
-    def chosen_values(self, gram: Any, outcomes: Outcomes) -> RidgeValues:
-        """`head_error.ridge_values` at the penalty that leave-one-out chooses."""
+    def fit_at_best_penalty(self, gram: Any, outcomes: Outcomes) -> RidgeValues:
+        """`head_error.ridge_values` at the penalty that leave-one-out chooses.
+
+        The Gram matrix is overwritten.
+        """
         if outcomes.groups is None:
             fit = ridge_device(gram, outcomes.problem(None), rounding=FLOAT32_EPS)
             assert fit.left_out is not None
@@ -250,7 +266,7 @@ class DescentRidge:
 
         # with groups, a few penalties; every output counts in units of its own spread
         alphas = penalties_to_compare(float(torch.linalg.matrix_norm(gram)))
-        fits = [self.values(gram, alpha) for alpha in alphas.tolist()]
+        fits = [self.fit_at(gram, alpha) for alpha in alphas.tolist()]
         shares = self.weights / self.weights.sum()
         errors = as_array(torch.stack([shares @ fit.residuals.square() for fit in fits]))
         relative_errors = errors_in_own_units(errors, outcomes.problem(alphas).spread)
@@ -258,7 +274,7 @@ class DescentRidge:
             relative_errors = errors.mean(axis=1)
         return fits[choose_penalty(alphas, relative_errors)]
 
-    def values(self, gram: Any, alpha: float) -> RidgeValues:
+    def fit_at(self, gram: Any, alpha: float) -> RidgeValues:
         """`head_error.ridge_values` at a penalty.
 
         It is raised to what the rounding of K in float32 carries, if it is smaller.
@@ -266,27 +282,31 @@ class DescentRidge:
         inverse, failed = self._inverse(gram, alpha)
         if int(failed):
             alpha = max(alpha, self._carried_penalty(gram))
-            inverse, _ = self._inverse(gram, alpha)
+            inverse, failed = self._inverse(gram, alpha)
+            if int(failed):
+                raise np.linalg.LinAlgError(NOT_POSITIVE_DEFINITE)
         dual = inverse @ self.columns
         intercept = dual.new_zeros(dual.shape[1])
         if self.fit_intercept:
             # y − K a − α a / w is the intercept, the same for every sample
             level = self.columns - gram @ dual - alpha * dual / self.weights[:, None]
             intercept = (self.weights @ level) / self.weights.sum()
-        residuals, _, _ = self._pulls(inverse, dual, self.weights)
+        residuals, _, _ = self._residuals_and_pulls(inverse, dual, self.weights)
         return RidgeValues(dual=dual, intercept=intercept, residuals=residuals, alpha=alpha)
 
     def loo_gradient(self, gram: Any, alpha: Any) -> tuple[Any, Any]:
-        """`ridge.gram.loo_gradient` of a Gram matrix: three numbers, and the gradient in it.
+        """`ridge.gram.loo_gradient` of a Gram matrix.
 
-        The numbers are whether it failed, the error, and the gradient in log α.
+        Returns whether it failed, the error E and ∂E/∂log α as one tensor, for which the host waits
+        once; and ∂E/∂K.
         """
         inverse, failed = self._inverse(gram, alpha)
         dual = inverse @ self.columns
         share = self.weights / (self.weights.sum() * self.columns.shape[1])
-        residuals, pull, middle = self._pulls(inverse, dual, share)
+        residuals, pull, middle = self._residuals_and_pulls(inverse, dual, share)
 
-        # ∂E/∂K = B diag(p) B − (B z βᵀ + β zᵀ B)/2
+        # ∂E/∂K = B P B − (B z βᵀ + β zᵀ B)/2, where `middle` is P B: P is diagonal, or has a block
+        # for each group
         gradient = inverse @ middle
         cross = (inverse @ pull) @ dual.T
         gradient -= 0.5 * (cross + cross.T)
@@ -300,7 +320,8 @@ class DescentRidge:
         Without an intercept B = A.
         """
         factor, failed = torch.linalg.cholesky_ex(gram + torch.diag(alpha / self.weights))
-        # A = L⁻ᵀL⁻¹ by one product: 0.3 ms for 600 samples, and cholesky_inverse takes 0.6 (H200)
+        # A = L⁻ᵀL⁻¹ by a triangular solve and a product: 0.3 ms for 600 samples, and
+        # cholesky_inverse takes 0.6 (H200)
         identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
         factor_inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
         inverse = factor_inverse.T @ factor_inverse
@@ -314,10 +335,11 @@ class DescentRidge:
         largest = float(torch.linalg.matrix_norm(gram)) or 1.0
         return numerical_floor(largest, len(gram), FLOAT32_EPS) * float(self.weights.max())
 
-    def _pulls(self, inverse: Any, dual: Any, share: Any) -> tuple[Any, Any, Any]:
+    def _residuals_and_pulls(self, inverse: Any, dual: Any, share: Any) -> tuple[Any, Any, Any]:
         """Leave-one-out residuals e_g = B_gg⁻¹β_g, and what their gradient needs.
 
-        That is z_g = 2B_gg⁻¹w_g e_g, and the symmetric part of z_g e_gᵀ, times B.
+        That is z_g = 2 B_gg⁻¹ s_g e_g for the share s of each sample in the error, and P B, where P
+        has the symmetric parts of z_g e_gᵀ as blocks.
         """
         # a sample alone is a group of one, and B_gg a number
         if not self.groups:
@@ -334,6 +356,7 @@ class DescentRidge:
         residuals = torch.zeros_like(dual)
         pull = torch.zeros_like(dual)
         middle = torch.zeros_like(inverse)
+        # (several empty places write to that row, and all write zeros)
         for rows, padding in self.groups:
             # ones on the diagonal of the padding, so that every block has an inverse
             block = inverse[rows[:, :, None], rows[:, None, :]] + torch.diag_embed(padding)
@@ -377,7 +400,9 @@ class PaddedPart:
         if self.activation == "softmax":
             weights = torch.softmax(scores + padding, dim=2)
         else:
+            # masked before as well: where exp overflows, its slope times zero is NaN
             inside = self.inside[:, None]
+            scores = torch.where(inside, scores, 0.0)
             activated = torch.where(inside, _POINTWISE[self.activation](scores), 0.0)
             weights = activated / inside.sum(2, keepdim=True)
         return (weights @ self.keys).flatten(1) / math.sqrt(len(heads))
@@ -411,18 +436,16 @@ class DevicePart:
         """`head_error.gradient_in_heads` of these samples."""
         matrices = [self.put(matrix, torch.float32) for matrix in (noise, means, *hops)]
         penalty = torch.tensor(alpha, dtype=torch.float64, device=self.extras.device)
-        if self.home.has_graphs:
+        if self.home.uses_graphs and self.ridge.has_one_shape:
             flat = self.replayed_gradient(matrices, penalty)
         else:
             flat = self.flat_gradient(matrices, penalty)
 
-        # the host waits for the device here, and nowhere before
+        # the host waits for the gradient here. CUDA factorises NaN without saying that it failed
         numbers = as_array(flat)
         failed, error, in_log_alpha = numbers[:3].tolist()
-        if failed:
-            raise np.linalg.LinAlgError(
-                "the Gram matrix plus the penalty must be positive definite."
-            )
+        if failed or not math.isfinite(error):
+            raise np.linalg.LinAlgError(NOT_POSITIVE_DEFINITE)
         position = 3
         in_matrices = []
         for matrix in (means, *hops):
@@ -483,26 +506,18 @@ class DevicePart:
 class GradientGraph:
     """`DevicePart.flat_gradient` as a CUDA graph, replayed for other numbers of the same shapes.
 
-    A gradient is a chain of 130 small kernels. The host takes 3.6 ms to launch them one by one, and
-    0.6 ms as a graph (three hops, 346 samples, H200). The samples and matrices of the first step
-    are the memory that the graph reads: those of later steps are copied there.
+    A gradient is a chain of 130 small kernels. From the first launch to the last result it takes
+    3.6 ms one by one, and 0.6 ms as a graph (three hops, 346 samples, H200).
+
+    The tensors of the first step belong to the graph from then on: those of later steps are copied
+    into them. A result is to be read before the next replay, which overwrites it.
     """
 
     def __init__(self, part: DevicePart, matrices: list[Any], alpha: Any) -> None:
         self.inputs = self._inputs(part, matrices, alpha)
-
-        # torch wants a few rounds on a stream apart, in which libraries set up what they need
-        apart = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        apart.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(apart):
-            for _ in range(2):
-                part.flat_gradient(matrices, alpha)
-        torch.cuda.current_stream().wait_stream(apart)
-
-        # helper threads go on preparing steps: only what this thread calls is captured
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.result = part.flat_gradient(matrices, alpha)
+        self.graph, self.result = captured(
+            lambda: part.flat_gradient(matrices, alpha), alpha.device
+        )
 
     def replayed(self, part: DevicePart, matrices: list[Any], alpha: Any) -> Any:
         """The gradient of other samples at other matrices."""
@@ -516,16 +531,57 @@ class GradientGraph:
         return [*part.tensors(), *matrices, alpha]
 
 
-def _group_rows(groups: np.ndarray, shape: tuple[int, int]) -> list[np.ndarray]:
-    """The members of groups, padded to a number of groups and members if that is cheap.
+def captured(compute: Callable[[], Any], device: torch.device) -> tuple[Any, Any]:
+    """A CUDA graph of what a function computes, and the tensor that its replays write to."""
+    with _LOCK, torch.cuda.device(device):
+        # torch wants a few rounds on a stream apart, in which libraries set up what they need
+        apart = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        apart.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(apart):
+            for _ in range(2):
+                compute()
+        torch.cuda.current_stream().wait_stream(apart)
 
-    So it has one shape whichever samples a step sees. Else they are apart by size. The padding is
-    the number after the last sample.
+        # what is launched on the stream of the capture is captured, by the thread of autograd too;
+        # helper threads may meanwhile allocate and copy
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            result = compute()
+    return graph, result
+
+
+def padded_blocks(lengths: np.ndarray, n_keys: int) -> list[slice]:
+    """Cut sets, the shortest first, into blocks that hold so many keys once they are padded.
+
+    A block has one set at least.
     """
+    cut = []
+    start = 0
+    for stop in range(1, len(lengths) + 1):
+        # with one set more, all would be padded to that set
+        is_last = stop == len(lengths)
+        if is_last or (stop + 1 - start) * lengths[stop] > n_keys:
+            cut.append(slice(start, stop))
+            start = stop
+    return cut
+
+
+def fits_one_table(shape: tuple[int, int], n_samples: int) -> bool:
+    """Whether groups, so many of such a size at most, are padded to one table."""
     n_groups, longest = shape
-    if n_groups * longest > MAX_PADDING * len(groups):
+    return min(n_groups, n_samples) * longest <= MAX_PADDING * n_samples
+
+
+def _group_rows(groups: np.ndarray, shape: tuple[int, int]) -> list[np.ndarray]:
+    """The members of groups: one table (groups, longest), or one for each size of a group.
+
+    ``shape`` is that of the groups of all samples. Empty places of one table hold n, the number
+    after the last sample here: `_residuals_and_pulls` appends a row of zeros.
+    """
+    n_samples = len(groups)
+    if not fits_one_table(shape, n_samples):
         return list(group_stacks(groups))
-    padded = np.full(shape, len(groups))
+    padded = np.full((min(shape[0], n_samples), shape[1]), n_samples)
     first = 0
     for rows in group_stacks(groups):
         n_rows, size = rows.shape
