@@ -25,7 +25,7 @@ from keyhole.data.arrays import on_host
 from keyhole.data.sets import SampleBatch
 from keyhole.logistic.problem import working_problem
 from keyhole.ridge.problem import Smoother
-from keyhole.solvers.solve import beside, mean_feature, solve_values
+from keyhole.solvers.solve import beside, solve_values
 from keyhole.spec import LayerSpec
 from keyhole.training import TrainingSet
 
@@ -112,15 +112,10 @@ class Refits:
         assert ridge.factor is not None
         assert ridge.left_out is not None
 
-        # the dual route took this constant off all features, unless they were summed in float64:
-        # new samples are compared alike
+        # the distinct samples, where new ones are compared with them
         backend = backend_for(fit.layer.device)
         joined = fit.samples.data
         joined = joined.with_samples(backend.placed(joined.samples))
-        centre = None
-        if fit.route == "dual" and spec.fit_intercept and not backend.sums_in_float64:
-            assert isinstance(heads, HeadDraw)
-            centre = mean_feature(joined.samples, heads, spec)
 
         # a group starts where its number differs from that of the sample before
         if joined.groups is None:
@@ -146,7 +141,7 @@ class Refits:
             rows=rows[first_row],
             alpha=alpha,
             has_variance=bool(alpha > 0 and alpha >= ridge.floor),
-            centre=centre,
+            centre=fit.centre,
         )
 
     @property

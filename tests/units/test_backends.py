@@ -156,7 +156,6 @@ def test_products_with_features_agree(samples, rng, host, device):
     options = {
         "dtype": "float64",
         "memory_budget": BUDGET,
-        "centre": None,
         "centred_rows": None,
     }
     here, there = both("products", host, device, samples, draw(), "relu", **options)

@@ -342,12 +342,12 @@ def test_features_are_centred_by_the_mean_of_some_samples(sets, dtype):
     heads = HeadDraw(kh.GaussianHeads(1.0), 9, 3, 0)
     features = kh.attention_features(sets, heads, dtype=dtype).astype(np.float64)
     spec = LayerSpec(activation="relu", pooling="mean", dtype=dtype)
-    found = solvers.mean_feature(sets, heads, spec)
+    found = gradient_solver.mean_feature(sets, heads, spec)
     assert (found == found.astype(dtype)).all(), "as it is in the precision of the features"
     off = np.abs(found - features.mean(axis=0))
     assert (off < features.std(axis=0)).all()
     np.testing.assert_allclose(
-        solvers.mean_feature(sets[:5], heads, spec), features[:5].mean(axis=0), rtol=1e-6
+        gradient_solver.mean_feature(sets[:5], heads, spec), features[:5].mean(axis=0), rtol=1e-6
     )
 
 

@@ -121,12 +121,11 @@ class Backend(Protocol):
         *,
         dtype: str,
         memory_budget: int,
-        centre: np.ndarray | None,
-        centred_rows: np.ndarray | None = None,
+        centred_rows: np.ndarray | None,
     ) -> FeatureProducts:
         """Φ of training samples, as the two products with it that a dual fit takes.
 
-        ``centre`` is taken from every row; or the mean of some rows, ``centred_rows``, of Φ.
+        From every row of Φ the mean of some rows, ``centred_rows``, is taken, unless that is None.
         """
         ...
 

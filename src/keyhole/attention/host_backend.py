@@ -120,17 +120,15 @@ class HostBackend:
         *,
         dtype: str,
         memory_budget: int,
-        centre: Float[np.ndarray, " p"] | None,
-        centred_rows: Int[np.ndarray, " r"] | None = None,
+        centred_rows: Int[np.ndarray, " r"] | None,
     ) -> HostProducts:
-        """Φ of training samples, less ``centre`` or the mean of some rows in every row."""
+        """Φ of training samples, less the mean of some rows in every row."""
         return HostProducts(
             batch=batch,
             heads=heads,
             activation=activation,
             dtype=dtype,
             memory_budget=memory_budget,
-            centre=centre,
             centred_rows=centred_rows,
         )
 
@@ -164,8 +162,8 @@ class HostBackend:
 class HostProducts:
     """Φ of training samples, made block by block of heads in ``dtype``.
 
-    From every row ``centre`` is taken, if there is one; or the mean of ``centred_rows``, which
-    becomes the centre as the Gram matrix is made.
+    From every row the mean of ``centred_rows`` is taken, unless that is None. It is the ``centre``,
+    known as soon as the Gram matrix is made.
     """
 
     def __init__(
@@ -176,14 +174,13 @@ class HostProducts:
         activation: str,
         dtype: str,
         memory_budget: int,
-        centre: Float[np.ndarray, " p"] | None,
-        centred_rows: Int[np.ndarray, " r"] | None = None,
+        centred_rows: Int[np.ndarray, " r"] | None,
     ) -> None:
         self.batch = batch
         self.heads = heads
         self.activation = activation
         self.dtype = dtype
-        self.centre = centre
+        self.centre: Float[np.ndarray, " p"] | None = None
         self.centred_rows = centred_rows
         self.rounding = float(np.finfo(dtype).eps)
         self.width = heads.dim + 1

@@ -159,11 +159,9 @@ class DeviceBackend:
         *,
         dtype: str,
         memory_budget: int,
-        centre: np.ndarray | None,
-        centred_rows: np.ndarray | None = None,
+        centred_rows: np.ndarray | None,
     ) -> DeviceProducts:
         """Φ of training samples; sums in float64 need no centre."""
-        assert centre is None
         assert centred_rows is None
         return DeviceProducts(
             samples=batch,
