@@ -93,19 +93,27 @@ def test_norm_is_the_limit_of_interpolation(seed):
         assert not math.isclose(values[1], rkhs_norm(target), rel_tol=0.1)
 
 
-def test_series_of_tokens_are_multiplied_to_their_last_term(monkeypatch):
+def test_series_of_tokens_are_multiplied_to_their_last_term():
     """e^{z/(N+2)} B_0^idle and Π B_l by repeated squaring and by parts, against one factor after
     the other.
     """
-    dim, n_keys = 2, 97  # asked for by no other test: what is kept of short series serves nobody
-    monkeypatch.setattr(mlp, "_ORDER", 40)
-    alone = [mlp._token_series(dim, n_keys, degree) for degree in range(4)]
+    dim, n_keys, order = 2, 97, 40
+    alone = [mlp._token_series(dim, n_keys, degree, order) for degree in range(4)]
     product = (mlp._SCALE / (n_keys + 2)) ** np.arange(41.0) / np.array(
         [math.factorial(n) for n in range(41)], float
     )
-    np.testing.assert_allclose(mlp._idle_series(dim, n_keys, 0), product, rtol=1e-9)
+    np.testing.assert_allclose(mlp._idle_series(dim, n_keys, 0, order), product, rtol=1e-9)
     for idle in range(1, 7):
         product = np.convolve(product, alone[0])[:41]
-        np.testing.assert_allclose(mlp._idle_series(dim, n_keys, idle), product, rtol=1e-9)
+        np.testing.assert_allclose(mlp._idle_series(dim, n_keys, idle, order), product, rtol=1e-9)
     busy = np.convolve(np.convolve(alone[3], alone[1])[:41], alone[1])[:41]
-    np.testing.assert_allclose(mlp._busy_series(dim, n_keys, (3, 1, 1)), busy, rtol=1e-9)
+    np.testing.assert_allclose(mlp._busy_series(dim, n_keys, (3, 1, 1), order), busy, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("dim", "n_keys"), [(2, 1), (2, 3), (3, 2), (8, 8), (40, 100)])
+def test_eigenvalues_end_where_further_terms_do_not_matter(dim, n_keys):
+    """The sum that stops early, against all of its terms."""
+    for parts in ((), (1,), (2, 1), (4,), (250,)):
+        terms = mlp._series_terms(dim, n_keys, parts, order=1600)
+        total = terms.sum() + mlp._sum_beyond(terms, 2.5 + (n_keys + 1) * (dim - 1) / 2)
+        assert math.isclose(mlp.mlp_eigenvalue(dim, n_keys, parts), total, rel_tol=1e-14)

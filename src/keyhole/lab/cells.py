@@ -135,7 +135,8 @@ class Cell:
 
         A mean of 1 is left out: cells in stores had no other before there was a field for it.
         """
-        fields = asdict(self)
+        # all fields are numbers and text: `asdict` would spend 0.1 ms on copying them deeply
+        fields = dict(vars(self))
         if self.mean == 1.0:
             del fields["mean"]
         return canonical(fields)

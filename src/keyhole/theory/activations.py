@@ -264,13 +264,22 @@ def hermite_moments(m: Float[np.ndarray, " q"], n_terms: int) -> Float[np.ndarra
     values = np.empty((max(n_terms, 2), len(m)))
     values[0] = m * ndtr(m) + density
     values[1] = ndtr(m)
-    # h_k = (−1)^k He_{k−2} φ, with He_j/√j! by its recurrence
-    previous = np.zeros_like(m)
-    hermite = np.ones_like(m)
-    for k in range(2, n_terms):
-        values[k] = (-1) ** k * hermite * density / math.sqrt(k * (k - 1))
-        j = k - 2
-        following = (m * hermite - math.sqrt(j) * previous) / math.sqrt(j + 1)
-        previous = hermite
-        hermite = following
-    return values[:n_terms]
+    if n_terms <= 2:
+        return values[:n_terms]
+
+    # He_j/√j! for j ≤ K−3, by its recurrence
+    hermite = values[2:]
+    hermite[0] = 1.0
+    if n_terms > 3:
+        hermite[1] = m
+    for j in range(1, n_terms - 3):
+        np.multiply(m, hermite[j], out=hermite[j + 1])
+        hermite[j + 1] -= math.sqrt(j) * hermite[j - 1]
+        hermite[j + 1] /= math.sqrt(j + 1)
+
+    # h_k = (−1)^k He_{k−2} φ
+    k = np.arange(2.0, n_terms)[:, None]
+    hermite *= (-1) ** k
+    hermite *= density
+    hermite /= np.sqrt(k * (k - 1))
+    return values

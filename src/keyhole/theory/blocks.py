@@ -38,7 +38,7 @@ from scipy.linalg import solve_triangular
 from scipy.linalg.lapack import dpocon, dpotrf
 from scipy.sparse import csr_array
 from scipy.special import gammaln
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from keyhole._array import block_size, blocks
 from keyhole.attention.heads import GaussianHeads
@@ -58,6 +58,9 @@ SHOWS = 3e-15
 """Where the rounding of numbers near one may show: blocks that must be more accurate are made more
 carefully.
 """
+
+FEW_ROWS = 4
+"""Matrices with at most so many times as many rows as columns have their root from reflections."""
 
 FINITE_RANK = 1e-12
 """Where the activation has finite rank, eigenvalues below this share of sup K(x, x) are rounding
@@ -196,7 +199,13 @@ def block_states(dim: int, a: int, b: int, degree: int) -> Int[np.ndarray, "stat
 
     They have p+q = a+b+2r and |p−q| ≤ a−b. In dimension 2 p and q are signed, with p + q = a.
     """
-    if dim == 2:
+    return _block_states(dim == 2, a, b, degree)
+
+
+@lru_cache(maxsize=2048)
+def _block_states(is_planar: bool, a: int, b: int, degree: int) -> Int[np.ndarray, "states 2"]:
+    """The same for all dimensions above 2."""
+    if is_planar:
         grid = np.arange(-degree, degree + 1)
     else:
         grid = np.arange(degree + 1)
@@ -204,15 +213,24 @@ def block_states(dim: int, a: int, b: int, degree: int) -> Int[np.ndarray, "stat
     p = p_grid.ravel()
     q = q_grid.ravel()
     above = p + q - a - b
-    if dim == 2:
+    if is_planar:
         is_state = above == 0
     else:
         is_state = (above >= 0) & (above % 2 == 0) & (np.abs(p - q) <= a - b)
-    return np.stack([p[is_state], q[is_state]], axis=1)
+    states = np.stack([p[is_state], q[is_state]], axis=1)
+    states.flags.writeable = False
+    return states
 
 
-def correlation_matrix(dim: int, a: int, b: int, states: Int[np.ndarray, "states 2"]) -> csr_array:
+def correlation_matrix(
+    dim: int,
+    a: int | Int[np.ndarray, " states"],
+    b: int | Int[np.ndarray, " states"],
+    states: Int[np.ndarray, "states 2"],
+) -> csr_array:
     """Multiplication by u = <x_0, x_i> in the block (a, b), between the given states.
+
+    For states of several blocks a and b are arrays: the label of the block of every state.
 
     With P = p+(d−2)/2, Q = q+(d−2)/2, A = a+(d−2)/2, B = b+(d−4)/2, F(z) = (z²−(A+B)²)(z²−(A−B)²)
 
@@ -226,12 +244,17 @@ def correlation_matrix(dim: int, a: int, b: int, states: Int[np.ndarray, "states
     array([[0.     , 0.57735],
            [0.57735, 0.     ]])
     """
-    # a table from (p, q) to the number of the state; −1 where there is no such state
-    lowest = states.min(initial=0)
-    highest = int(states.max(initial=0)) + 2
-    numbers = np.full((highest - lowest + 1, highest - lowest + 1), -1)
+    # a table from (a, b, p, q) to the number of the state; −1 where there is no such state
+    a = np.broadcast_to(a, len(states))
+    b = np.broadcast_to(b, len(states))
     p, q = states.T
-    numbers[p - lowest, q - lowest] = np.arange(len(states))
+    lowest = states.min(initial=0)
+    size = int(states.max(initial=0)) - lowest + 3
+    a_number = a - a.min(initial=2**31)
+    b_number = b - b.min(initial=2**31)
+    n_labels = (a_number.max(initial=0) + 1, b_number.max(initial=0) + 1)
+    numbers = np.full((*n_labels, size, size), -1)
+    numbers[a_number, b_number, p - lowest, q - lowest] = np.arange(len(states))
 
     # u leads from (p, q) to (p+1, q+1) and to (p+1, q−1), where these are states
     sources = []
@@ -239,11 +262,11 @@ def correlation_matrix(dim: int, a: int, b: int, states: Int[np.ndarray, "states
     entries = []
     for step in (1, -1):
         next_q = np.maximum(q + step, lowest)
-        next_state = numbers[p + 1 - lowest, next_q - lowest]
+        next_state = numbers[a_number, b_number, p + 1 - lowest, next_q - lowest]
         exists = (q + step >= lowest) & (next_state >= 0)
         sources.append(np.flatnonzero(exists))
         destinations.append(next_state[exists])
-        entries.append(_correlation_entries(dim, a, b, p[exists], q[exists], step))
+        entries.append(_correlation_entries(dim, a[exists], b[exists], p[exists], q[exists], step))
 
     # the way back has the same entries: J is symmetric
     rows = np.concatenate([*sources, *destinations])
@@ -253,7 +276,7 @@ def correlation_matrix(dim: int, a: int, b: int, states: Int[np.ndarray, "states
 
 
 def _correlation_entries(
-    dim: int, a: int, b: int, p: np.ndarray, q: np.ndarray, step: int
+    dim: int, a: np.ndarray, b: np.ndarray, p: np.ndarray, q: np.ndarray, step: int
 ) -> np.ndarray:
     """<p+1, q+step| u |p, q>."""
     if dim == 2:
@@ -319,7 +342,7 @@ def _series(dim: int, bias: Bias, reach: float, allowed: float) -> _Series:
     """
     # the last term K: the first whose successors add at most ``allowed``
     order = np.arange(MOST_TERMS + 1.0)
-    weights = 2 * np.exp(log_moment(order, dim) + log_moment(order + 1, dim))
+    weights = _term_weights(dim)
     largest_mean = abs(bias.slope) * reach + abs(bias.corner)
     term_bounds = weights * bias.activation.term_bounds(order, largest_mean)
     from_term_on = np.cumsum(term_bounds[::-1])[::-1]
@@ -348,6 +371,16 @@ def _series(dim: int, bias: Bias, reach: float, allowed: float) -> _Series:
     return _Series(coefficients=coefficients[:, :n_degrees], weights=weights, reach=reach)
 
 
+@lru_cache(maxsize=256)
+def _term_weights(dim: int) -> Float[np.ndarray, " k"]:
+    """2 j_k j_{k+1} of all terms that there may be; j_{k+1} = j_k (d−1+2k) / (2(d−1+k))."""
+    order = np.arange(MOST_TERMS + 1.0)
+    ratio = (dim - 1 + 2 * order) / (2 * (dim - 1 + order))
+    weights = 2 * ratio * np.exp(2 * log_moment(order, dim))
+    weights.flags.writeable = False
+    return np.asarray(weights)
+
+
 def _refined_coefficients(
     coefficients: Float[np.ndarray, "k m"], bias: Bias, reach: float
 ) -> Float[np.ndarray, "k m"]:
@@ -365,13 +398,15 @@ def _refined_coefficients(
     moments = bias.activation.moments(corner, n_terms + n_degrees + 80)[:, 0]
 
     # Taylor's series for |c|, with factorials in logarithms
+    log_factorials = gammaln(np.arange(n_terms + n_degrees + 80) + 1.0)
     log_half_slope = math.log(abs(bias.slope) * reach / 2 + 1e-300)
     total = np.zeros_like(coefficients)
     size = np.zeros_like(coefficients)
     for i in range(40):
         j = m + 2 * i
-        log = gammaln(k + j + 1) / 2 - gammaln(k + 1) / 2 - gammaln(i + 1) - gammaln(m + i + 1)
-        term = 2 * moments[k + j] * np.exp(log + j * log_half_slope)
+        log = (log_factorials[k + j] - log_factorials[k]) / 2
+        log -= log_factorials[i] + log_factorials[m + i] - j * log_half_slope
+        term = 2 * moments[k + j] * np.exp(log)
         total += term
         size += np.abs(term)
 
@@ -453,6 +488,12 @@ class Blocks:
         return max(self.query_edge, self.key_edge / n_keys)
 
 
+@lru_cache(maxsize=1)
+def _blas() -> ThreadpoolController:
+    """The libraries with threads: looking for them takes 2 ms, and numpy has loaded them by now."""
+    return ThreadpoolController()
+
+
 @lru_cache(maxsize=64)
 def biased_blocks(dim: int, bias: Bias, degree: int) -> Blocks:
     """All blocks with states p, q ≤ degree, without the gain."""
@@ -471,7 +512,7 @@ def biased_blocks(dim: int, bias: Bias, degree: int) -> Blocks:
 
     # many small matrices: threads of BLAS would spend their time waiting, minutes of it where
     # others use the cores too
-    with threadpool_limits(1, user_api="blas"):
+    with _blas().limit(limits=1, user_api="blas"):
         wider_blocks = list(_computed_blocks(dim, bias, block_sizes, allowed))
 
     # split every block into the listed states and those beyond, of which only the largest diagonal
@@ -498,7 +539,7 @@ def biased_blocks(dim: int, bias: Bias, degree: int) -> Blocks:
 def single_block(dim: int, bias: Bias, label: tuple[int, int], degree: int) -> Block:
     """One block, accurate down to its smallest eigenvalues."""
     smallest = pair_eigenvalues(dim, degree, bias.activation)[degree, degree]
-    with threadpool_limits(1, user_api="blas"):
+    with _blas().limit(limits=1, user_api="blas"):
         return next(_computed_blocks(dim, bias, [(label, degree)], 0.1 * smallest))
 
 
@@ -515,11 +556,14 @@ def _computed_blocks(
     series, top = _reach(dim, bias, highest, allowed)
     states_of_blocks = [block_states(dim, a, b, top) for (a, b), _ in block_sizes]
     n_states = [len(states) for states in states_of_blocks]
+    n_listed = [len(block_states(dim, a, b, degree)) for (a, b), degree in block_sizes]
 
     # blocks share the matrices of their states (p, q): each is computed once
-    all_states = np.abs(np.concatenate(states_of_blocks))
-    pairs, pair_numbers = np.unique(all_states, axis=0, return_inverse=True)
-    cost = _blocks_cost(dim, series, allowed, len(pairs), block_sizes, n_states)
+    p, q = np.abs(np.concatenate(states_of_blocks)).T
+    is_pair = np.zeros((top + 1, top + 1), dtype=bool)
+    is_pair[p, q] = True
+    pairs = np.argwhere(is_pair)
+    cost = _blocks_cost(dim, series, allowed, len(pairs), n_states, n_listed)
     check_cost(
         seconds=cost.seconds,
         memory=cost.memory,
@@ -528,23 +572,47 @@ def _computed_blocks(
         ),
     )
     roots = _state_roots(dim, series, pairs, allowed)
+    root_numbers = np.full(is_pair.shape, -1)
+    root_numbers[is_pair] = np.arange(len(pairs))
 
-    # block by block: a tall factor over all states in between, then one with few rows
-    numbers_of_blocks = np.split(pair_numbers.ravel(), np.cumsum(n_states)[:-1])
-    for (label, degree), states, numbers in zip(
-        block_sizes, states_of_blocks, numbers_of_blocks, strict=True
-    ):
+    # a few blocks at a time: tall factors over all states in between, then some with few rows
+    for group in _block_groups(n_states, n_listed, n_degrees=roots.shape[1]):
         check_limits()
-        a, b = label
-        listed = np.flatnonzero(np.abs(states).max(axis=1) <= degree)
-        u = correlation_matrix(dim, a, b, states) / series.reach
-        tall = _tall_factor(u, listed, roots[numbers])
-        yield Block(
-            label=label,
-            states=states[listed],
-            dimension=irrep_dimension(dim, a, b),
-            factor=_root(tall, allowed),
-        )
+        states = np.concatenate(states_of_blocks[group])
+        labels = np.repeat([label for label, _ in block_sizes[group]], n_states[group], axis=0)
+        degrees = np.repeat([degree for _, degree in block_sizes[group]], n_states[group])
+        is_listed = np.abs(states).max(axis=1) <= degrees
+        u = correlation_matrix(dim, labels[:, 0], labels[:, 1], states) / series.reach
+        p, q = np.abs(states).T
+        tall_factors = _tall_factors(u, is_listed, roots[root_numbers[p, q]], n_states[group])
+        for (label, degree), tall in zip(block_sizes[group], tall_factors, strict=True):
+            a, b = label
+            yield Block(
+                label=label,
+                states=block_states(dim, a, b, degree),
+                dimension=irrep_dimension(dim, a, b),
+                factor=_root(tall, allowed),
+            )
+
+
+GROUPED_NUMBERS = 2**19
+"""Numbers in the polynomials of u of a group of blocks: 4 MiB. Larger blocks are alone."""
+
+
+def _block_groups(n_states: list[int], n_listed: list[int], n_degrees: int) -> Iterator[slice]:
+    """Neighbouring blocks that are computed together, because every step has a fixed cost."""
+    first = 0
+    group_states = 0
+    group_listed = 0
+    for block, (states, listed) in enumerate(zip(n_states, n_listed, strict=True)):
+        group_states += states
+        group_listed = max(group_listed, listed)
+        if block > first and group_states * group_listed * n_degrees > GROUPED_NUMBERS:
+            yield slice(first, block)
+            first = block
+            group_states = states
+            group_listed = listed
+    yield slice(first, len(n_states))
 
 
 @dataclass(frozen=True)
@@ -560,8 +628,8 @@ def _blocks_cost(
     series: _Series,
     allowed: float,
     n_pairs: int,
-    block_sizes: list[tuple[tuple[int, int], int]],
     n_states: list[int],
+    n_listed: list[int],
 ) -> _Cost:
     """What `_computed_blocks` takes once the series is known, from the sizes of its arrays.
 
@@ -578,12 +646,13 @@ def _blocks_cost(
         root = 2.5e-10 * terms * polynomials * rank  # reflections
     else:
         root = 4e-11 * polynomials**2 * (terms + 10 * polynomials)  # a product and its eigenvectors
-    # `_tall_factor`: in every block all states times the listed states
-    products = 0
-    for ((a, b), degree), count in zip(block_sizes, n_states, strict=True):
-        n_listed = len(block_states(dim, a, b, degree))
-        products += count * n_listed * polynomials * rank
-    seconds = 1e-3 * len(block_sizes) + n_pairs * (scaled + root) + 1.5e-10 * products
+    # `_tall_factors`: in every block all states times the listed states
+    products = (
+        polynomials
+        * rank
+        * sum(states * listed for states, listed in zip(n_states, n_listed, strict=True))
+    )
+    seconds = 1e-3 * len(n_states) + n_pairs * (scaled + root) + 1.5e-10 * products
     return _Cost(seconds=seconds, memory=8.0 * n_pairs * polynomials * rank)
 
 
@@ -644,26 +713,29 @@ def _state_roots(
         scaled = np.sqrt(query_ratios[p] * key_ratios[q])[:, :, None] * weighted
         roots[rows] = _root(scaled, allowed)[:, :rank].swapaxes(1, 2)
 
-    # columns that are too short to matter in every root are left out
+    # the last columns, which are too short to matter in every root, are left out
     lengths = np.sqrt(np.square(roots).sum(axis=1)).max(axis=0)
-    n_columns = int(np.count_nonzero(lengths > 1e-3 * math.sqrt(allowed)))
-    return roots[..., : max(n_columns, 1)]
+    matters = np.flatnonzero(lengths > 1e-3 * math.sqrt(allowed))
+    n_columns = int(matters.max(initial=0)) + 1
+    return roots[..., :n_columns]
 
 
 def _root(tall: Float[np.ndarray, "*batch n m"], allowed: float) -> Float[np.ndarray, "*batch r m"]:
     """R with RᵀR = tallᵀ tall.
 
-    Where rounding of the product cannot show, R comes from its eigenvectors, rows by falling
-    length. Otherwise the relative accuracy of every column, however small, has to be kept: by
-    Cholesky's factor of the product of columns of unit length, or by Householder's reflections
-    where that product is too near to singular.
+    Where rounding of the product cannot show and the matrix is tall, R comes from the eigenvectors
+    of the product, rows by falling length. Otherwise the relative accuracy of every column, however
+    small, is kept: by Cholesky's factor of the product of columns of unit length, or by
+    Householder's reflections, which are quicker than eigenvectors where there are few rows, and
+    necessary where that product is too near to singular.
     """
-    if allowed >= SHOWS:
+    n_rows, n_columns = tall.shape[-2:]
+    if allowed >= SHOWS and n_rows > FEW_ROWS * n_columns:
         squares, vectors = np.linalg.eigh(tall.swapaxes(-1, -2) @ tall)
         roots = np.sqrt(np.maximum(squares, 0.0))[..., None] * vectors.swapaxes(-1, -2)
         return np.asarray(roots[..., ::-1, :])
 
-    if tall.ndim == 2 and tall.shape[0] > tall.shape[1]:
+    if tall.ndim == 2 and n_rows > n_columns:
         lengths = np.sqrt(np.square(tall).sum(axis=0)) + 1e-300
         unit = tall / lengths
         product = unit.T @ unit
@@ -676,22 +748,34 @@ def _root(tall: Float[np.ndarray, "*batch n m"], allowed: float) -> Float[np.nda
     return np.asarray(np.linalg.qr(tall, mode="r"))
 
 
-def _tall_factor(
-    u: csr_array, listed: Int[np.ndarray, " listed"], roots: Float[np.ndarray, "s m r"]
-) -> Float[np.ndarray, "sr listed"]:
-    """Σ_m <s| T_m(u) |listed> L_mr for all s and r.
+def _tall_factors(
+    u: csr_array,
+    is_listed: Bool[np.ndarray, " s"],
+    roots: Float[np.ndarray, "s m r"],
+    n_states: list[int],
+) -> Iterator[Float[np.ndarray, "sr listed"]]:
+    """Σ_m <s| T_m(u) |listed> L_mr for all s and r of a block, one block after the other.
 
-    A between the listed states is the product of this with itself.
+    A between the listed states of a block is the product of this with itself.
     """
+    # every block has a column for each of its listed states; the blocks use the same columns
+    ends = np.cumsum(n_states)
+    n_listed = [np.count_nonzero(flags) for flags in np.split(is_listed, ends[:-1])]
+    columns = np.concatenate([np.arange(count) for count in n_listed])
+
     # T_0 = 1, T_1 = u and T_m = 2u T_{m−1} − T_{m−2}, applied to the listed states
     n_degrees = roots.shape[1]
-    chebyshev = np.zeros((u.shape[0], n_degrees, len(listed)))
-    chebyshev[listed, 0, np.arange(len(listed))] = 1.0
+    chebyshev = np.zeros((n_degrees, u.shape[0], max(n_listed)))
+    chebyshev[0, np.flatnonzero(is_listed), columns] = 1.0
     if n_degrees > 1:
-        chebyshev[:, 1] = u @ chebyshev[:, 0]
+        chebyshev[1] = u @ chebyshev[0]
+    twice_u = 2 * u
     for m in range(2, n_degrees):
-        chebyshev[:, m] = 2 * (u @ chebyshev[:, m - 1]) - chebyshev[:, m - 2]
-    return np.asarray(roots.swapaxes(1, 2) @ chebyshev).reshape(-1, len(listed))
+        np.subtract(twice_u @ chebyshev[m - 1], chebyshev[m - 2], out=chebyshev[m])
+
+    products = roots.swapaxes(1, 2) @ chebyshev.swapaxes(0, 1)
+    for end, states, listed in zip(ends, n_states, n_listed, strict=True):
+        yield products[end - states : end, :, :listed].reshape(-1, listed)
 
 
 def target_vectors(

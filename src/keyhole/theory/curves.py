@@ -770,8 +770,8 @@ def implicit_ridges(
     For λ = 0 the root is the γ with z(γ) = min(n, k). There is one λ for all n, or one for each,
     all of them 0 or none.
 
-    The root is found by Newton's method in log γ, held in a bracket. The bits of one root do not
-    depend on its neighbours: rows are summed one by one, and rest once they have settled.
+    The root is found by Newton's method in γ, held in a bracket. The bits of one root do not depend
+    on its neighbours: rows are summed one by one, and rest once they have settled.
     """
     ridges = np.broadcast_to(np.asarray(ridge, dtype=np.float64), samples.shape)
     if problem.trace == 0.0:
@@ -789,8 +789,11 @@ def _newton_roots(
 ) -> Float[np.ndarray, " n"]:
     """The implicit ridges γ of a block of n, for λ > 0.
 
-    With x = log γ the function is log(1 − z/k) + log(1 − z/n) + x − log λ. It grows with x, and its
-    slope is 1 + (z − q) [1/(k − z) + 1/(n − z)].
+    With x = log γ the function is f = log(1 − z/k) + log(1 − z/n) + x − log λ. It grows with x, and
+    its slope f' is 1 + (z − q) [1/(k − z) + 1/(n − z)]. The left side of the equation is λ e^f, so
+    that Newton's step in γ leads from x to x + log(1 + (e^{−f} − 1)/f'). For k = ∞ the left side is
+    convex in γ: from above, steps in γ never pass the root, as steps in x do. Seven steps in γ are
+    enough where 18 in x are.
     """
     eigenvalues = problem.eigenvalues
     multiplicities = problem.multiplicities
@@ -825,7 +828,9 @@ def _newton_roots(
         # narrow the bracket, and halve it where Newton's step would leave it
         low = np.where(excess < 0, x, low)
         high = np.where(excess >= 0, x, high)
-        newton = x - excess / slope
+        # Newton's step in γ, of which rounding must not leave 0
+        change = np.maximum(np.expm1(-excess) / slope, 1e-15 - 1)
+        newton = x + np.log1p(change)
         is_held = (newton >= low) & (newton <= high)
         step_end = np.where(is_held, newton, 0.5 * (low + high))
 

@@ -24,8 +24,15 @@ TRACE = 0.5
 MAX_LEVELS = 1000
 """Levels a spectrum may have: total degree 16 for many keys, more for few."""
 
-_ORDER = 1600
-"""Terms of the power series that are summed before the rest is extrapolated."""
+_ORDERS = (200, 400, 800, 1600)
+"""Terms of the power series that are summed until the rest is negligible. After the last of these
+orders the rest is extrapolated.
+"""
+
+_ORDER = _ORDERS[-1]
+
+_NEGLIGIBLE = 1e-16
+"""The share of a sum that what is left out may have."""
 
 _SCALE = 600.0
 """Coefficients of z^n are kept times _SCALE^n, which keeps 1/n! within floating point up to
@@ -113,10 +120,12 @@ def highest_total_degree(dim: int, n_keys: int) -> int:
     >>> highest_total_degree(dim=8, n_keys=8), highest_total_degree(dim=8, n_keys=1)
     (16, 32)
     """
-    degree = 0
-    while degree < 32 and len(mlp_levels(dim, n_keys, degree + 1)) <= MAX_LEVELS:
-        degree += 1
-    return degree
+    n_levels = 1  # the level of degree zero
+    for degree in range(1, 33):
+        n_levels += _partition_count(degree, _largest_part(dim, degree), n_keys + 1)
+        if n_levels > MAX_LEVELS:
+            return degree - 1
+    return 32
 
 
 def _spectrum_up_to(dim: int, n_keys: int, max_degree: int) -> Spectrum:
@@ -142,12 +151,36 @@ def _spectrum_up_to(dim: int, n_keys: int, max_degree: int) -> Spectrum:
 
 def mlp_levels(dim: int, n_keys: int, max_degree: int) -> list[Parts]:
     """All multisets of token degrees that have eigenfunctions, by total up to ``max_degree``."""
-    # in dimension 1 there are no harmonics of degree 2 or more
-    largest = 1 if dim == 1 else max_degree
     levels: list[Parts] = []
     for total in range(max_degree + 1):
-        levels.extend(_partitions(total, min(total, largest), n_keys + 1))
+        levels.extend(_partitions(total, _largest_part(dim, total), n_keys + 1))
     return levels
+
+
+def _largest_part(dim: int, total: int) -> int:
+    """The largest degree of a token where the degrees add up to ``total``."""
+    # in dimension 1 there are no harmonics of degree 2 or more
+    if dim == 1:
+        return min(total, 1)
+    return total
+
+
+@lru_cache(maxsize=65536)
+def _partition_count(total: int, largest: int, parts: int) -> int:
+    """How many partitions `_partitions` has, without listing them.
+
+    >>> _partition_count(6, 6, 6), _partition_count(6, 6, 2)
+    (11, 4)
+    """
+    if total == 0:
+        return 1
+    if largest == 0 or parts == 0:
+        return 0
+    # those without the largest part, and those with it once more
+    count = _partition_count(total, largest - 1, parts)
+    if largest <= total:
+        count += _partition_count(total - largest, largest, parts - 1)
+    return count
 
 
 def _partitions(total: int, largest: int, parts: int) -> Iterator[Parts]:
@@ -180,21 +213,41 @@ def mlp_eigenvalue(dim: int, n_keys: int, parts: Parts) -> float:
     >>> round(mlp_eigenvalue(dim=8, n_keys=8, parts=(1,)), 8)
     0.00332542
     """
+    # terms rise to one maximum and from there on fall at least like 1/n²: what follows the last of
+    # them adds less than n times that term. The first terms of a high degree are zero
+    exponent = 2.5 + (n_keys + 1) * (dim - 1) / 2
+    for order in _ORDERS:
+        # terms fall like n^{−exponent} in the end, and more slowly before
+        may_suffice = order ** (1 - exponent) <= _NEGLIGIBLE
+        if not may_suffice and order < _ORDER:
+            continue
+        terms = _series_terms(dim, n_keys, parts, order)
+        total = float(terms.sum())
+        if total > 0.0 and terms[-1] * order <= _NEGLIGIBLE * total:
+            return total
+    return total + _sum_beyond(terms, exponent)
+
+
+def _series_terms(dim: int, n_keys: int, parts: Parts, order: int) -> Float[np.ndarray, " n"]:
+    """The terms of the sum for ν_l up to an even order n."""
     # e^z Π_i B_{l_i} is the series of the idle tokens, of degree zero, times that of the busy ones
     n_idle = n_keys + 1 - len(parts)
-    idle_series = _idle_series(dim, n_keys, n_idle)
-    busy_series = _busy_series(dim, n_keys, parts)
-    coefficients = np.convolve(idle_series, busy_series)[: _ORDER + 1]
+    idle_series = _idle_series(dim, n_keys, n_idle, order)
+    busy_series = _busy_series(dim, n_keys, parts, order)
+    coefficients = _product(idle_series, busy_series, order)
+    return coefficients * _series_weights(order)
 
-    # the terms of the sum over n, and what lies beyond the last of them
-    terms = coefficients * _series_weights()
-    exponent = 2.5 + (n_keys + 1) * (dim - 1) / 2
-    return float(terms.sum()) + _sum_beyond(terms, exponent)
+
+def _product(
+    first: Float[np.ndarray, " i"], second: Float[np.ndarray, " j"], order: int
+) -> Float[np.ndarray, " n"]:
+    """The product of two power series up to an order."""
+    return np.asarray(np.convolve(first, second)[: order + 1])
 
 
 def _sum_beyond(terms: np.ndarray, exponent: float) -> float:
     """The sum beyond the last term; terms behave like n^{−p} (c_0 + c_1/n + …) over even n."""
-    if terms[-1] * _ORDER <= 1e-16 * float(terms.sum()):
+    if terms[-1] * _ORDER <= _NEGLIGIBLE * float(terms.sum()):
         return 0.0
 
     # c_0, c_1, … by least squares on the second half of the terms, in units of n/_ORDER
@@ -208,50 +261,59 @@ def _sum_beyond(terms: np.ndarray, exponent: float) -> float:
     return float(fitted @ sums)
 
 
-@lru_cache(maxsize=1)
-def _series_weights() -> np.ndarray:
-    """a_n n! / _SCALE^n."""
-    order = np.arange(_ORDER + 1.0)
-    log_factor = gammaln(order + 1) - order * math.log(_SCALE)
-    return np.asarray(whole_coefficients(order) * np.exp(log_factor))
+@lru_cache(maxsize=len(_ORDERS))
+def _series_weights(order: int) -> np.ndarray:
+    """a_n n! / _SCALE^n for n up to an order."""
+    n = np.arange(order + 1.0)
+    log_factor = gammaln(n + 1) - n * math.log(_SCALE)
+    return np.asarray(whole_coefficients(n) * np.exp(log_factor))
 
 
-def _token_series(dim: int, n_keys: int, degree: int) -> np.ndarray:
+def _token_series(dim: int, n_keys: int, degree: int, order: int) -> np.ndarray:
     """Coefficients of B_l(z/(N+2)), times _SCALE^n."""
-    j = np.arange((_ORDER - degree) // 2 + 1)
-    order = degree + 2 * j
+    j = np.arange((order - degree) // 2 + 1)
+    n = degree + 2 * j
     log = gammaln(dim / 2) - gammaln(j + 1) - gammaln(dim / 2 + degree + j)
-    series = np.zeros(_ORDER + 1)
-    series[order] = np.exp(log + order * math.log(_SCALE / (2 * (n_keys + 2))))
+    series = np.zeros(order + 1)
+    series[n] = np.exp(log + n * math.log(_SCALE / (2 * (n_keys + 2))))
     return series
 
 
 @lru_cache(maxsize=256)
-def _idle_series(dim: int, n_keys: int, n_idle: int) -> np.ndarray:
+def _idle_series(dim: int, n_keys: int, n_idle: int, order: int) -> np.ndarray:
     """Coefficients of e^{z/(N+2)} B_0(z/(N+2))^n_idle, times _SCALE^n, by repeated squaring."""
-    order = np.arange(_ORDER + 1.0)
-    product = np.exp(order * math.log(_SCALE / (n_keys + 2)) - gammaln(order + 1))
-    square = _token_series(dim, n_keys, 0)
+    n = np.arange(order + 1.0)
+    product = np.exp(n * math.log(_SCALE / (n_keys + 2)) - gammaln(n + 1))
+    n_squarings = 0
     exponent = n_idle
     while exponent > 0:
         if exponent % 2 == 1:
-            product = np.convolve(product, square)[: _ORDER + 1]
-        square = np.convolve(square, square)[: _ORDER + 1]
+            product = _product(product, _squared_series(dim, n_keys, n_squarings, order), order)
+        n_squarings += 1
         exponent //= 2
-    return np.asarray(product)
+    return product
+
+
+@lru_cache(maxsize=256)
+def _squared_series(dim: int, n_keys: int, n_squarings: int, order: int) -> np.ndarray:
+    """Coefficients of B_0(z/(N+2)) squared that many times, times _SCALE^n."""
+    if n_squarings == 0:
+        return _token_series(dim, n_keys, 0, order)
+    root = _squared_series(dim, n_keys, n_squarings - 1, order)
+    return _product(root, root, order)
 
 
 @lru_cache(maxsize=4096)
-def _busy_series(dim: int, n_keys: int, parts: Parts) -> np.ndarray:
+def _busy_series(dim: int, n_keys: int, parts: Parts, order: int) -> np.ndarray:
     """Coefficients of Π_i B_{l_i}(z/(N+2)) over the tokens of positive degree, times _SCALE^n."""
     if not parts:
         return np.ones(1)
-    last = _token_series(dim, n_keys, parts[-1])
+    last = _token_series(dim, n_keys, parts[-1], order)
     if len(parts) == 1:
         return last
     # mostly in the cache: levels of lower total degree come first
-    others = _busy_series(dim, n_keys, parts[:-1])
-    return np.asarray(np.convolve(others, last)[: _ORDER + 1])
+    others = _busy_series(dim, n_keys, parts[:-1], order)
+    return _product(others, last, order)
 
 
 def mlp_level_powers(powers: Float[np.ndarray, "r s"], n_keys: int) -> dict[Parts, float]:

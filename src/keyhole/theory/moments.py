@@ -53,14 +53,15 @@ def log_gamma_ratio(x: Float[np.ndarray, " n"], shift: float) -> Float[np.ndarra
     >>> float(np.exp(log_gamma_ratio(np.array([4.0]), 2.0))[0].round(12))    # 3!/5! = 1/20
     0.05
     """
-    x = np.asarray(x, dtype=np.float64)
+    x = np.array(x, dtype=np.float64)
     log = np.zeros_like(x)
 
     # Γ(x)/Γ(x+shift) = (1 + shift/x) Γ(x+1)/Γ(x+1+shift), until x ≥ 30
-    while (x < 30).any():
-        is_small = x < 30
-        log = np.where(is_small, log + np.log1p(shift / x), log)
-        x = np.where(is_small, x + 1, x)
+    small = np.flatnonzero(x < 30)
+    while len(small):
+        log[small] += np.log1p(shift / x[small])
+        x[small] += 1
+        small = small[x[small] < 30]
 
     # the leading terms of Stirling's series, subtracted by hand, then its corrections
     y = x + shift
@@ -138,8 +139,8 @@ def series_nodes(start: int) -> tuple[np.ndarray, np.ndarray]:
 def log_moment(order: np.ndarray, dim: int) -> np.ndarray:
     """The logarithm of ∫ ((1+s)/2)^n τ(ds): the moments of a Beta(h, h) variable, h = (d−1)/2."""
     h = (dim - 1) / 2
-    at_zero = log_gamma_ratio(np.array([h]), h)
-    return np.asarray(log_gamma_ratio(order + h, h) - at_zero)
+    ratios = log_gamma_ratio(np.append(order + h, h), h)
+    return np.asarray(ratios[:-1] - ratios[-1])
 
 
 def harmonic_ratios(order: np.ndarray, dim: int, max_degree: int) -> np.ndarray:

@@ -12,6 +12,8 @@ r_l(n+1).
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from jaxtyping import Float
 
@@ -72,17 +74,25 @@ def mean_of_two_keys(dim: int, activation: ScoreActivation = RELU) -> float:
     return float(key_eigenvalues(dim, 0, activation)[0])
 
 
+@lru_cache(maxsize=256)
 def _pair_nodes(
     dim: int, max_degree: int, activation: ScoreActivation
 ) -> tuple[np.ndarray, np.ndarray]:
     """Orders n, and weights 2 a_n j_n j_{n+1}, of the sum for eigenvalues up to a degree."""
-    order, weight = _key_nodes(dim, max_degree, activation)
-    return order, weight * np.exp(log_moment(order, dim))
+    order, key_weight = _key_nodes(dim, max_degree, activation)
+    weight = key_weight * np.exp(log_moment(order, dim))
+    weight.flags.writeable = False
+    return order, weight
 
 
+@lru_cache(maxsize=256)
 def _key_nodes(
     dim: int, max_degree: int, activation: ScoreActivation
 ) -> tuple[np.ndarray, np.ndarray]:
     """Orders n, and weights 2 a_n j_{n+1}."""
-    order, weight = activation.series_nodes(2 * (5 * max_degree + 2 * dim + 100))
-    return order, 2 * weight * np.exp(log_moment(order + 1, dim))
+    order, coefficients = activation.series_nodes(2 * (5 * max_degree + 2 * dim + 100))
+    weight = 2 * coefficients * np.exp(log_moment(order + 1, dim))
+    # both are shared by all callers through the cache
+    order.flags.writeable = False
+    weight.flags.writeable = False
+    return order, weight

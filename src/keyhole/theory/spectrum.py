@@ -368,15 +368,15 @@ def _biased_diagonals(dim: int, bias: Bias) -> tuple[float, float]:
     """
     # the series is slower in low dimension
     if dim < 8:
-        last = 2000
+        most_terms = 2000
         n_nodes = 400
     else:
-        last = 400
+        most_terms = 400
         n_nodes = 160
+    last = _last_term(dim, bias, most_terms)
 
     # quadrature over u = <x_0, x_i>
-    u, weights = roots_jacobi(n_nodes, (dim - 3) / 2, (dim - 3) / 2)
-    weights = weights / weights.sum()
+    u, weights = _correlation_nodes(dim, n_nodes)
     scores = bias.slope * u + bias.corner
     same_key = 2 * float(weights @ bias.activation.second_moment(scores))
 
@@ -384,7 +384,7 @@ def _biased_diagonals(dim: int, bias: Bias) -> tuple[float, float]:
     highest = min(n_nodes // 2, 40 + int(2 * abs(bias.slope) * math.sqrt(last)))
     zonal = orthonormal_zonal(dim, highest, u)
     moments = bias.activation.moments(scores, last + 1)
-    parts = np.square((moments * weights) @ zonal.T).T
+    parts = np.square(zonal @ (moments * weights).T)
 
     # 2 Σ_k Σ_q g_{k+1}(q) times these, and the rest of the series
     order = np.arange(1.0, last + 2.0)
@@ -396,6 +396,39 @@ def _biased_diagonals(dim: int, bias: Bias) -> tuple[float, float]:
         decay = bias.activation.tail_power + (dim - 1) / 2
         rest = float(terms[-2:].mean()) * last / (decay - 1)
     return same_key, float(terms.sum()) + rest
+
+
+_NEGLIGIBLE = 1e-18
+"""The share of sup K(x, x) that the terms left out of a series may have."""
+
+
+def _last_term(dim: int, bias: Bias, most_terms: int) -> int:
+    """The first k after which the terms of `_biased_diagonals` do not matter, if there is one.
+
+    The sum over q is at most E h_k²/k! because g_{k+1}(q) ≤ j_{k+1}, so that the terms after k add
+    at most 2 Σ_{i>k} j_{i+1} sup h_i²/i!.
+    """
+    order = np.arange(most_terms + 1.0)
+    largest_mean = abs(bias.slope) + abs(bias.corner)
+    bounds = bias.activation.term_bounds(order, largest_mean)
+    bounds = 2 * bounds * np.exp(log_moment(order + 1, dim))
+    from_term_on = np.cumsum(bounds[::-1])[::-1]
+    matters = from_term_on > _NEGLIGIBLE * bias.largest_diagonal
+    # the bounds hold from k = 3 on
+    return max(int(np.count_nonzero(matters)) - 1, 3)
+
+
+@lru_cache(maxsize=256)
+def _correlation_nodes(
+    dim: int, n_nodes: int
+) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """Quadrature for the distribution of u = <x_0, x_i>."""
+    u, weights = roots_jacobi(n_nodes, (dim - 3) / 2, (dim - 3) / 2)
+    weights = weights / weights.sum()
+    # both are shared by all callers through the cache
+    u.flags.writeable = False
+    weights.flags.writeable = False
+    return u, weights
 
 
 def orthonormal_zonal(
