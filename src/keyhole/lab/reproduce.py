@@ -148,7 +148,6 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("noise", "outlier_size", "noises", "ridges", "factors"), (0, 1e6)),
     "repetitions": (1, 200),
     "more_repetitions": (0, 200),
-    "context_repetitions": (1, 200),
 }
 """Least and most that a setting may be; from 1 to 10⁷ where it is a count that is not named
 here.

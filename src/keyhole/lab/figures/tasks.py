@@ -72,9 +72,6 @@ class Config:
     learners: tuple[str, ...] = COLUMNS
     sizes: tuple[int, ...] = (50, 100, 200, 400, 800)
     repetitions: int = 5
-    """Of every learner that a verdict depends on."""
-    context_repetitions: int = 1
-    """Of DeepSets, and of two hops on tasks other than their own: no verdict depends on them."""
     descent_sizes: tuple[int, ...] = (50, 100, 200, 400)
     """Of learned heads and two hops."""
     network_sizes: tuple[int, ...] = (100, 800, 6400)
@@ -110,11 +107,9 @@ class Config:
         networks = ", ".join(map(str, self.network_sizes))
         return (
             f"Our settings: n = {sizes}; learned heads n = {learned}; networks n = {networks}. "
-            f"{self.repetitions} repetitions of every learner that a verdict depends on, "
-            f"{self.context_repetitions} of DeepSets and of two hops on tasks other than their "
-            f"own; {self.n_test} test sets and {self.n_heads} heads. Penalties, means (1, 3 or 10 "
-            "times the identity) and scales of softmax heads (0.5 or 3) are chosen by "
-            "leave-one-out. "
+            f"{self.repetitions} repetitions; {self.n_test} test sets and {self.n_heads} heads. "
+            "Penalties, means (1, 3 or 10 times the identity) and scales of softmax heads (0.5 or "
+            "3) are chosen by leave-one-out. "
             "Learned heads and networks stop by samples that they hold out of their training "
             f"samples. A task is learned where the error is at most {LEVEL:g} Var y above its "
             "floor."
@@ -141,11 +136,9 @@ class Config:
             sizes = self.descent_sizes
         else:
             sizes = self.sizes
-        is_context = learner == "deep-sets" or (learner == "two-hops" and task != "two-hops")
-        repetitions = self.context_repetitions if is_context else self.repetitions
         largest = max(sizes[-1], self.sizes[-1])
         cell = self._cell(task, learner, "task", largest, self.n_test)
-        return CellSweep.over(cell, "n_samples", sizes, repetitions)
+        return CellSweep.over(cell, "n_samples", sizes, self.repetitions)
 
     def theory_sweep(self, task: str, learner: str) -> CellSweep:
         """What theory predicts of a learner against n: one curve."""
