@@ -1035,7 +1035,7 @@ def chosen_from(monkeypatch, losses, weights=None, groups=None):
     """What is chosen of c = 0, 1 and scale 0.5, 0.2 where the leave-one-out errors of each are
     these.
     """
-    sets = kh.SetBatch(np.ones((4, 1, 1)))
+    sets = kh.SetBatch(np.ones((4, 1, 1)), np.ones((4, 1)))
     whole = Task(sets, np.zeros((4, 1)), weights, "relu", True, groups)
 
     def told(task, distribution, *, n_heads, seed, **no_held_out_samples):
@@ -1105,6 +1105,30 @@ def test_a_part_of_the_samples_is_enough_to_choose(task):
     part = whole.drawn(np.arange(80), 30, 4)
     chosen, _ = choose_identity(HostSamples(whole), part, [0.0, 1.0, 3.0, 10.0, 30.0], [0.5], 7, 4)
     assert distribution.reason == chosen.reason
+
+
+def test_without_a_query_one_strength_stands_for_all(rng, monkeypatch):
+    sets, y = bags_without_query(rng)
+    samples = HostSamples(Task.of(sets, y[:, None], None, "relu", True))
+    rows = np.arange(len(y))
+    judged = [
+        samples.judge(kh.GaussianHeads(strength, 0.5), rows, n_heads=8, seed=1).loo
+        for strength in (0.0, 1.0, 30.0)
+    ]
+    np.testing.assert_array_equal(judged[1], judged[0])
+    np.testing.assert_array_equal(judged[2], judged[0])
+
+    distributions = []
+    judge = HostSamples.judge
+
+    def counted(self, distribution, *arguments, **options):
+        distributions.append(distribution)
+        return judge(self, distribution, *arguments, **options)
+
+    monkeypatch.setattr(HostSamples, "judge", counted)
+    chosen, _ = choose_identity(samples, rows, [0.0, 1.0, 3.0], [0.5, 0.25], 8, 1)
+    assert len(distributions) == 2
+    assert chosen.strength == 0.0
 
 
 def test_every_sample_is_held_out_in_turn_where_there_are_few(seed):

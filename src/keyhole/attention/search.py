@@ -311,6 +311,10 @@ def choose_identity(
     if pairs is None:
         pairs = batch.sets.pairs
 
+    # without a query W_0 meets zeros alone, and all strengths are the same
+    if not batch.has_query:
+        strengths = strengths[:1]
+
     # the leave-one-out error of every candidate, the incumbent first
     candidates = [(strength, scale) for scale in scales for strength in strengths]
     judgements = [
