@@ -158,7 +158,11 @@ def hashes_of_sets(tokens: torch.Tensor, offsets: np.ndarray) -> np.ndarray:
 
 
 def statistics_of_sets(tokens: torch.Tensor, offsets: np.ndarray) -> np.ndarray:
-    """`summaries.statistics_of_sets`, within rounding."""
+    """`summaries.statistics_of_sets`, within rounding.
+
+    As there, the order of the keys changes no bit: duplicates of a sample are found by them where
+    its query is the mean of its keys.
+    """
     lengths = as_tensor(np.diff(offsets), tokens)
 
     def reduced(numbers: torch.Tensor, kind: str) -> torch.Tensor:
@@ -175,10 +179,33 @@ def statistics_of_sets(tokens: torch.Tensor, offsets: np.ndarray) -> np.ndarray:
     size = torch.maximum(least.abs(), largest.abs())
     unit = torch.where(size > 0, size, 1.0)
     keys = keys / of_every_key(unit)
-    mean = reduced(keys, "mean")
-    variance = reduced((keys - of_every_key(mean)).square(), "mean")
-    statistics = torch.stack([mean * unit, variance.sqrt() * unit, least, largest], dim=1)
+    mean = _means_of_sets(keys, offsets)
+
+    # deviations in units of their own size, so that small ones keep their digits
+    deviations = keys - of_every_key(mean)
+    spread = reduced(deviations.abs(), "max")
+    spread_unit = torch.where(spread > 0, spread, 1.0)
+    squares = (deviations / of_every_key(spread_unit)).square()
+    deviation = _means_of_sets(squares, offsets).sqrt() * spread_unit
+    statistics = torch.stack([mean * unit, deviation * unit, least, largest], dim=1)
     return as_array(statistics)
+
+
+def _means_of_sets(numbers: torch.Tensor, offsets: np.ndarray) -> torch.Tensor:
+    """Means over the keys of each set of numbers of size one at most, whatever their order.
+
+    Sums are those of integers, which are exact: 60 bits are shared by a number and the count.
+    """
+    lengths = np.diff(offsets)
+    n_bits = 60 - int(lengths.max()).bit_length()
+    integers = (numbers * 2.0**n_bits).round().to(torch.int64)
+
+    # sums of runs are differences of running sums, modulo 2⁶⁴
+    running = torch.nn.functional.pad(torch.cumsum(integers, 0), (0, 0, 1, 0))
+    ends = as_tensor(offsets, numbers)
+    sums = torch.diff(running[ends], dim=0).to(torch.float64)
+    counts = as_tensor(lengths, numbers, torch.float64)
+    return sums / 2.0**n_bits / counts[:, None]
 
 
 def astype(tensor: torch.Tensor, name: str) -> torch.Tensor:

@@ -395,6 +395,36 @@ def test_tensors_are_summarised_as_arrays_are(rng, dtype):
     assert (error <= 1e-13 * largest).all()
 
 
+def test_statistics_of_tensors_are_the_same_in_any_order_of_the_keys(rng):
+    pytest.importorskip("torch", reason="devices are those of torch")
+    lengths = rng.integers(1, 300, 20)
+    tokens = rng.normal(size=(lengths.sum(), 6)) * 10.0 ** rng.integers(-9, 9, 6) + [
+        0,
+        1,
+        9,
+        0,
+        0,
+        1,
+    ]
+    sets = SetBatch.from_flat(tokens, lengths)
+    turned = SetBatch([sets.keys_of(i)[rng.permutation(n)] for i, n in enumerate(lengths)])
+    np.testing.assert_array_equal(
+        turned.to(DEVICE).summary("statistics"), sets.to(DEVICE).summary("statistics")
+    )
+
+
+@pytest.mark.parametrize("pooling", ["mean", "mean+statistics"])
+def test_duplicates_are_found_on_a_device_where_queries_are_means(bags, rng, pooling):
+    """A copy whose keys are in another order is the same sample: twice the weight."""
+    pytest.importorskip("torch", reason="devices are those of torch")
+    sets, y = bags
+    copies = SetBatch([sets.keys_of(i)[rng.permutation(sets.lengths[i])] for i in range(30)])
+    twice = fitted(sets, y, "standard", "mean", pooling).set_params(device=DEVICE)
+    twice.fit(kh.concatenate([sets, copies]), np.concatenate([y, y]))
+    weighted = clone(twice).fit(sets, y, sample_weight=np.full(30, 2.0))
+    assert twice.loo_error_ == pytest.approx(weighted.loo_error_, rel=1e-6)
+
+
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("query", ["given", "mean"])
 def test_tensors_are_scaled_where_they_are(bags, scaling, query):
