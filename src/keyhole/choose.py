@@ -1197,8 +1197,12 @@ class CandidateSearch:
 
         The standard error is that of the differences between the losses of the same samples.
         """
-        # a draft that failed has an infinite loss, and none of every sample
+        # a draft that failed has an infinite loss, and none of every sample; one that fits a sample
+        # exactly, within rounding, has an infinite one for that sample
         if old.predictions is None or new.predictions is None:
+            return new.loss < old.loss
+        is_finite = np.isfinite(old.predictions).all() and np.isfinite(new.predictions).all()
+        if not is_finite:
             return new.loss < old.loss
         gain, standard_error = improvement(
             self.sample_losses(old.predictions),

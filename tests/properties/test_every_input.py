@@ -669,6 +669,36 @@ def outcome(config):
     return None if trial is None else (trial.compared, trial.worst, None)
 
 
+ONCE_FAILED = [
+    # a candidate fits a sample exactly within rounding, and its loss of that sample is infinite
+    {"seed": 813599704, "n": 9, "dim": 1, "n_heads": 11, "copies": 1, "decades": 0.859,
+     "route": "cg", "asked": 4, "scaling": "auto", "fit_intercept": False, "weights": "positive",
+     "outputs": "balanced classes"},
+    {"seed": 1522483119, "n": 13, "dim": 2, "n_heads": 18, "copies": 0, "decades": 0.079,
+     "route": "torch dual", "asked": 0, "scaling": "none", "fit_intercept": True,
+     "weights": "none", "outputs": "one"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("drawn", ONCE_FAILED, ids=["classes", "numbers"])
+def test_configurations_that_once_failed(drawn):
+    pytest.importorskip("torch")
+    config = Configuration(
+        **drawn,
+        dtype="float64",
+        container="sets",
+        queries=False,
+        extras=False,
+        query="auto",
+        pooling="mean",
+        activation="exp",
+        heads="biased",
+        groups=False,
+        penalty="fixed",
+    )
+    leave_one_out_is_refits(config)
+
+
 @pytest.mark.slow
 def test_five_thousand_configurations_of_leave_one_out_are_refits(seed, request, capsys):
     """Zero disagreements beyond the bounds of `BOUNDS`; counts go to the terminal and to
