@@ -267,10 +267,36 @@ def test_ridge_equals_that_of_arrays(rng, weighted, fit_intercept, monkeypatch):
         )
 
 
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_penalties_are_factorised_together_as_one_by_one(rng, fit_intercept, monkeypatch):
+    from keyhole.ridge import device as ridge
+
+    monkeypatch.setattr(ridge, "SIDE", 16)  # four tiles
+    n = 60
+    alphas = np.geomspace(1e-3, 10.0, 7)
+    gram = kh.attention_kernel(kh.targets.sphere_sets(n, 4, 5, seed=0))
+    y = rng.standard_normal((n, 2))
+    problem = RidgeProblem.of(y, alphas, fit_intercept=fit_intercept)
+    errors = []
+    bytes_of_one = 8 * n**2
+    for stack_bytes in (bytes_of_one, 3 * bytes_of_one, 100 * bytes_of_one):
+        monkeypatch.setattr(ridge, "STACK_BYTES", stack_bytes)
+        there = torch.tensor(gram, device=DEVICE)
+        fit = ridge.ridge_device(there, problem, rounding=2.0**-52)
+        assert fit.route == "device"
+        errors.append(fit.errors)
+    one_by_one, three_together, all_together = errors
+    np.testing.assert_allclose(three_together, one_by_one, rtol=1e-11)
+    np.testing.assert_allclose(all_together, one_by_one, rtol=1e-11)
+
+
 def test_a_matrix_without_a_cholesky_factor_is_seen():
     from keyhole.ridge.device import factorise_lower
 
-    assert not factorise_lower(-torch.eye(4, dtype=torch.float64))
+    identity = torch.eye(4, dtype=torch.float64)
+    assert factorise_lower(torch.stack([identity, identity]))
+    assert not factorise_lower(-identity)
+    assert not factorise_lower(torch.stack([identity, -identity]))
 
 
 @pytest.mark.parametrize("n_heads", [20, 200, math.inf])

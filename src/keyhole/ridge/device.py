@@ -4,6 +4,9 @@ The steps are those of `weigh_gram` and `cholesky_route` of gram.py: Cholesky in
 tile by tile. Tiles keep every call to the libraries within 32-bit sizes, and left-looking updates
 are one long product per tile. A path of penalties is one factorisation each: 2n³/3 operations at
 the rate of matrix products, where one eigendecomposition takes 25 times as long (n = 8192, H200).
+
+Matrices may have a leading axis, one matrix for each of several penalties: the many small calls
+that a small matrix takes are made once for all of them.
 """
 
 from __future__ import annotations
@@ -19,6 +22,10 @@ from keyhole.ridge.gram import SolvedRoute, Weighing, path_route
 from keyhole.ridge.problem import RidgeFit, RidgeProblem, numerical_floor
 
 SIDE = 2048  # rows of a tile
+STACK_BYTES = 2**26
+"""Bytes of the matrices of several penalties that are factorised at once. On an H200 all 30 of 400
+samples take 17 ms in the place of 56; from 2,000 samples on, one after the other is as fast."""
+
 _LANCZOS = 80  # steps towards the largest eigenvalue
 
 
@@ -44,16 +51,17 @@ def ridge_device(
     alphas = problem.grid(largest, floor)
     in_place = single and not room_for_a_copy
 
-    # one factorisation for each penalty, as long as they succeed
+    # one factorisation for each penalty, as long as they succeed; several at once of small matrices
     above_floor = bool(alphas.min() > 0 and alphas.min() >= floor)
+    at_once = max(1, STACK_BYTES // (8 * len(gram) ** 2))
     solved: list[tuple[np.ndarray, np.ndarray]] = []
     if above_floor:
-        for alpha in alphas:
-            solution = ridge.solve(float(alpha), overwrite=in_place)
-            if solution is None:
+        for block in blocks(len(alphas), at_once):
+            solutions = ridge.solve(alphas[block], overwrite=in_place)
+            if solutions is None:
                 break
-            dual, complement = solution
-            solved.append((dual.cpu().numpy(), complement.cpu().numpy()))
+            duals, complements = solutions
+            solved += zip(duals.cpu().numpy(), complements.cpu().numpy(), strict=True)
     if len(solved) == len(alphas):
         route = SolvedRoute(
             name="device",
@@ -174,143 +182,154 @@ class DeviceRidge:
         return max(0.0, float(values[-1]))
 
     def reflect(self, x: torch.Tensor) -> torch.Tensor:
-        """H x; x itself without an intercept."""
+        """H x for a matrix x, or for several; x itself without an intercept."""
         if self.normal is None:
             return x
-        return x - torch.outer(2.0 * self.normal, self.normal @ x)
+        return x - 2.0 * self.normal[:, None] * (self.normal @ x).unsqueeze(-2)
 
-    def solve(self, alpha: float, *, overwrite: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """(K~ + alpha)⁻¹ y and 1 − h = alpha diag (K~ + alpha)⁻¹.
+    def solve(
+        self, alphas: np.ndarray, *, overwrite: bool
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(K~ + alpha)⁻¹ y and 1 − h = alpha diag (K~ + alpha)⁻¹, a row for each penalty.
 
-        None if there is no Cholesky factor.
+        None if one of them has no Cholesky factor. ``overwrite`` is for a single penalty.
         """
         has_intercept = self.normal is not None
+        penalties = torch.as_tensor(alphas, device=self.matrix.device)[:, None]
 
-        # the Cholesky factor of K~ + alpha; the direction of the intercept is decoupled from the
-        # rest, and left out of every sum below
-        factor = self.matrix if overwrite else self.matrix.clone()
-        factor.diagonal().add_(alpha)
+        # the Cholesky factors of K~ + alpha, (a, n, n); the direction of the intercept is decoupled
+        # from the rest, and left out of every sum below
+        if overwrite:
+            factors = self.matrix[None]
+        else:
+            factors = self.matrix.repeat(len(alphas), 1, 1)
+        factors.diagonal(dim1=1, dim2=2).add_(penalties)
         if has_intercept:
-            factor[0, 0] = 1.0
-        if not factorise_lower(factor):
+            factors[:, 0, 0] = 1.0
+        if not factorise_lower(factors):
             return None
 
         # dual coefficients, in the coordinates of the samples
         target = self.reflect(self.y)
         if has_intercept:
             target[0] = 0.0
-        dual = self.reflect(solve_factor(factor, target))
+        duals = self.reflect(solve_factor(factors, target))
 
         # complements of the leverages
-        invert_lower(factor)
+        invert_lower(factors)
         if has_intercept:
-            factor[0, 0] = 0.0
-        return dual, alpha * inverse_diagonal(factor, self.normal)
+            factors[:, 0, 0] = 0.0
+        return duals, penalties * inverse_diagonal(factors, self.normal)
 
 
 def factorise_lower(matrix: torch.Tensor) -> bool:
-    """Replace the lower triangle of a symmetric matrix by its Cholesky factor.
+    """Replace the lower triangles of symmetric matrices (…, n, n) by their Cholesky factors.
 
-    False if it has none. n³/3 operations. Outside of the tiles on the diagonal the upper triangle
-    stays as it is.
+    False if one of them has none. n³/3 operations each. Outside of the tiles on the diagonal the
+    upper triangle stays as it is.
     """
-    n = len(matrix)
+    n = matrix.shape[-1]
     for column in blocks(n, SIDE):
         # left-looking: the columns of tiles before this one are final, and taken off in one product
         before = slice(0, column.start)
         from_here = slice(column.start, n)
         if column.start > 0:
-            matrix[from_here, column] -= matrix[from_here, before] @ matrix[column, before].T
+            row_of_tile = matrix[..., column, before]
+            matrix[..., from_here, column] -= matrix[..., from_here, before] @ row_of_tile.mT
 
         # the tile on the diagonal
-        corner, info = torch.linalg.cholesky_ex(matrix[column, column])
-        if int(info) != 0 or not bool(torch.isfinite(corner.diagonal()).all()):
+        corner, info = torch.linalg.cholesky_ex(matrix[..., column, column])
+        is_finite = torch.isfinite(corner.diagonal(dim1=-2, dim2=-1)).all()
+        if not bool((info == 0).all() & is_finite):
             return False
-        matrix[column, column] = corner
+        matrix[..., column, column] = corner
 
         # the tiles below it
         if column.stop < n:
             below = slice(column.stop, n)
-            matrix[below, column] = torch.linalg.solve_triangular(
-                corner.T, matrix[below, column], upper=True, left=False
+            matrix[..., below, column] = torch.linalg.solve_triangular(
+                corner.mT, matrix[..., below, column], upper=True, left=False
             )
     return True
 
 
 def solve_factor(factor: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """(L Lᵀ)⁻¹ targets for a lower triangular L; the upper triangle is not read.
+    """(L Lᵀ)⁻¹ targets, (…, n, t), for lower triangular matrices L, (…, n, n), and targets (n, t).
 
-    2n²t operations.
+    The upper triangle is not read. 2n²t operations each.
     """
-    solution = targets.clone()
-    tiles = list(blocks(len(factor), SIDE))
+    solution = targets.expand(*factor.shape[:-2], *targets.shape).clone()
+    tiles = list(blocks(factor.shape[-1], SIDE))
     # forward substitution by L
     for row in tiles:
-        part = solution[row] - factor[row, : row.start] @ solution[: row.start]
-        corner = torch.tril(factor[row, row])
-        solution[row] = torch.linalg.solve_triangular(corner, part, upper=False)
+        before = factor[..., row, : row.start] @ solution[..., : row.start, :]
+        part = solution[..., row, :] - before
+        corner = torch.tril(factor[..., row, row])
+        solution[..., row, :] = torch.linalg.solve_triangular(corner, part, upper=False)
     # back substitution by Lᵀ
     for row in reversed(tiles):
-        part = solution[row] - factor[row.stop :, row].T @ solution[row.stop :]
-        corner = torch.tril(factor[row, row])
-        solution[row] = torch.linalg.solve_triangular(corner.T, part, upper=True)
+        after = factor[..., row.stop :, row].mT @ solution[..., row.stop :, :]
+        part = solution[..., row, :] - after
+        corner = torch.tril(factor[..., row, row])
+        solution[..., row, :] = torch.linalg.solve_triangular(corner.mT, part, upper=True)
     return solution
 
 
 def invert_lower(factor: torch.Tensor) -> None:
-    """Replace a lower triangular matrix by its inverse, in place.
+    """Replace lower triangular matrices (…, n, n) by their inverses, in place.
 
-    The upper triangle is not read. n³/3 operations.
+    The upper triangle is not read. n³/3 operations each.
     """
-    for row in blocks(len(factor), SIDE):
+    for row in blocks(factor.shape[-1], SIDE):
         # the tile on the diagonal
-        corner = torch.tril(factor[row, row])
-        eye = torch.eye(len(corner), dtype=corner.dtype, device=corner.device)
+        corner = torch.tril(factor[..., row, row])
+        eye = torch.eye(corner.shape[-1], dtype=corner.dtype, device=corner.device)
         inverse = torch.linalg.solve_triangular(corner, eye, upper=False)
 
         # the tiles before it: −L_rr⁻¹ L_r X, where the rows X above hold their inverse already.
         # Four columns of tiles at a time, so that zeros above a column of X are mostly left out
         if row.start > 0:
-            before = factor[row, : row.start].clone()
+            before = factor[..., row, : row.start].clone()
             for columns in blocks(row.start, 4 * SIDE):
-                product = before[:, columns.start :] @ _lower_part(factor, columns, row.start)
-                factor[row, columns] = -(inverse @ product)
-        factor[row, row] = inverse
+                above = _lower_part(factor, columns, row.start)
+                product = before[..., columns.start :] @ above
+                factor[..., row, columns] = -(inverse @ product)
+        factor[..., row, row] = inverse
 
 
 def _lower_part(factor: torch.Tensor, columns: slice, stop: int) -> torch.Tensor:
     """Rows from the first of ``columns`` on, with zeros above the diagonal."""
     width = columns.stop - columns.start
-    part = factor[columns.start : stop, columns].clone()
-    part[:width] = torch.tril(part[:width])
+    part = factor[..., columns.start : stop, columns].clone()
+    part[..., :width, :] = torch.tril(part[..., :width, :])
     return part
 
 
 def inverse_diagonal(inverse: torch.Tensor, normal: torch.Tensor | None) -> torch.Tensor:
-    """Diagonal of H XᵀX H for a lower triangular X.
+    """Diagonals of H XᵀX H, (…, n), for lower triangular matrices X, (…, n, n).
 
     They are the squared lengths of the columns of X − 2 (X u) uᵀ.
     """
-    n = len(inverse)
-    result = torch.empty(n, dtype=inverse.dtype, device=inverse.device)
+    n = inverse.shape[-1]
+    result = inverse.new_empty(inverse.shape[:-1])
     if normal is None:
         for columns in blocks(n, SIDE):
             panel = _lower_part(inverse, columns, n)
-            result[columns] = panel.square().sum(dim=0)
+            result[..., columns] = panel.square().sum(dim=-2)
         return result
 
     # the shift −2 X u: column j of X is moved by u_j times it
-    shift = torch.zeros(n, dtype=inverse.dtype, device=inverse.device)
+    shift = torch.zeros_like(result)
     for row in blocks(n, SIDE):
-        before = inverse[row, : row.start] @ normal[: row.start]
-        of_corner = torch.tril(inverse[row, row]) @ normal[row]
-        shift[row] = -2.0 * (before + of_corner)
+        before = inverse[..., row, : row.start] @ normal[: row.start]
+        of_corner = torch.tril(inverse[..., row, row]) @ normal[row]
+        shift[..., row] = -2.0 * (before + of_corner)
 
     # above the panel X is zero, and only the shift counts: Σ shift_i² over the rows above each row
-    squares_above = torch.nn.functional.pad(torch.cumsum(shift.square(), 0), (1, 0))
+    squares_above = torch.nn.functional.pad(torch.cumsum(shift.square(), -1), (1, 0))
     for columns in blocks(n, SIDE):
         panel = _lower_part(inverse, columns, n)
-        panel += torch.outer(shift[columns.start :], normal[columns])
-        above = squares_above[columns.start] * normal[columns].square()
-        result[columns] = panel.square().sum(dim=0) + above
+        panel += shift[..., columns.start :, None] * normal[columns]
+        above = squares_above[..., columns.start, None] * normal[columns].square()
+        result[..., columns] = panel.square().sum(dim=-2) + above
     return result
