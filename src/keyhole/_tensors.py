@@ -200,12 +200,13 @@ def _means_of_sets(numbers: torch.Tensor, offsets: np.ndarray) -> torch.Tensor:
     n_bits = 60 - int(lengths.max()).bit_length()
     integers = (numbers * 2.0**n_bits).round().to(torch.int64)
 
-    # sums of runs are differences of running sums, modulo 2⁶⁴
-    running = torch.nn.functional.pad(torch.cumsum(integers, 0), (0, 0, 1, 0))
-    ends = as_tensor(offsets, numbers)
-    sums = torch.diff(running[ends], dim=0).to(torch.float64)
+    # (as differences of running sums they would take 0.4 of 3.4 s of a fit of 660,000 keys × 768
+    # on an H200)
+    set_of_key = as_tensor(np.repeat(np.arange(len(lengths)), lengths), numbers)
+    sums = integers.new_zeros(len(lengths), integers.shape[1])
+    sums.index_add_(0, set_of_key, integers)
     counts = as_tensor(lengths, numbers, torch.float64)
-    return sums / 2.0**n_bits / counts[:, None]
+    return sums.to(torch.float64) / 2.0**n_bits / counts[:, None]
 
 
 def astype(tensor: torch.Tensor, name: str) -> torch.Tensor:
