@@ -89,6 +89,13 @@ class DeviceSamples:
         self.uses_graphs = self.device.type == "cuda"
         self.graphs: dict[Any, GradientGraph] = {}
 
+        # the stream that prepares steps: on the one of gradients, every copy would wait until the
+        # gradient before it is there
+        self.stream: Any = None
+        if self.uses_graphs:
+            self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+
         # torch loads its factorisations at the first call, and fails if two threads make it at
         # once ("lazy wrapper should be called at most once"), as two fits in threads would
         with _LOCK:
@@ -100,7 +107,11 @@ class DeviceSamples:
 
     def part(self, rows: np.ndarray, plan: LearningPlan, count: int) -> DevicePart:
         """Some samples, as step number ``count`` of a plan sees them."""
-        return DevicePart(self, rows, self._padded(rows, plan, count))
+        with torch.cuda.stream(self.stream):  # does nothing where there is none
+            part = DevicePart(self, rows, self._padded(rows, plan, count))
+            if self.stream is not None:
+                part.is_ready = self.stream.record_event()
+        return part
 
     def _padded(
         self, rows: np.ndarray, plan: LearningPlan | None = None, count: int = 0
@@ -423,6 +434,8 @@ class DevicePart:
         self.fit_intercept = home.task.fit_intercept
         self.ridge = DescentRidge(home, rows)
         self.extras = home.extras[home.put(rows)]
+        self.is_ready: Any = None
+        """What a gradient waits for, where another stream prepared this part."""
 
     def gradient_in_heads(
         self,
@@ -434,7 +447,10 @@ class DevicePart:
         hops: Sequence[np.ndarray] = (),
     ) -> HeadGradient:
         """`head_error.gradient_in_heads` of these samples."""
-        matrices = [self.put(matrix, torch.float32) for matrix in (noise, means, *hops)]
+        # the host waits for the gradient below: until then nothing of this part is given back
+        if self.is_ready is not None:
+            torch.cuda.current_stream(self.home.device).wait_event(self.is_ready)
+        matrices = self._moved([noise, means, *hops])
         penalty = torch.tensor(alpha, dtype=torch.float64, device=self.extras.device)
         if self.home.uses_graphs and self.ridge.has_one_shape:
             flat = self.replayed_gradient(matrices, penalty)
@@ -459,6 +475,12 @@ class DevicePart:
             scales=numbers[position:] if scales else None,
             hops=in_matrices[1:],
         )
+
+    def _moved(self, matrices: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        """Matrices on the device in float32, end to end in one piece of memory."""
+        flat = np.concatenate([matrix.astype(np.float32).ravel() for matrix in matrices])
+        pieces = torch.split(self.put(flat), [matrix.size for matrix in matrices])
+        return [piece.view(matrix.shape) for piece, matrix in zip(pieces, matrices, strict=True)]
 
     def tensors(self) -> list[torch.Tensor]:
         """What differs between steps, in one order."""
