@@ -12,6 +12,8 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import keyhole as kh
+from keyhole.data import sources
+from keyhole.data import tokens as tokens_module
 from keyhole.data.tokens import TokenRule, drop_missing
 
 
@@ -368,3 +370,39 @@ def test_similarity_goes_into_a_pipeline(rng):
     np.testing.assert_array_equal(model.predict(sets), model[-1].predict(expected))
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again.predict(sets), model.predict(sets))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_tokens_of_any_size_are_brought_to_length_one(rng, dtype):
+    """Squares of the largest and the smallest rows are not numbers; a row of zeros stays."""
+    number = np.finfo(dtype)
+    directions = rng.normal(size=(5, 7))
+    sizes = np.array([1.0, number.max / 10, number.tiny * 10, 0.0, 1e-12])
+    tokens = (directions * sizes[:, None]).astype(dtype)
+    rule = TokenRule("sphere", "given", "mean")
+    scaled = rule.apply(kh.SetBatch([tokens])).tokens
+    expected = directions / np.linalg.norm(directions, axis=1, keepdims=True)
+    expected[3] = 0
+    np.testing.assert_allclose(scaled, expected, rtol=0, atol=8 * number.eps)
+    # a row is what it is, whatever other rows are scaled with it
+    np.testing.assert_array_equal(rule.apply(kh.SetBatch([tokens[:1]])).tokens, scaled[:1])
+
+
+def test_small_parts_of_scaled_sets_are_scaled_in_chunks_of_rows(rng, monkeypatch):
+    sets = kh.SetBatch([rng.normal(size=(40, 3)) for _ in range(6)])
+    rule = TokenRule.learn(sets, "standard")
+    expected = rule.apply(sets).tokens
+    seen = []
+    standardised = tokens_module._standardised
+
+    def count(tokens, centre, spread):
+        seen.append(len(tokens))
+        return standardised(tokens, centre, spread)
+
+    monkeypatch.setattr(tokens_module, "_standardised", count)
+    monkeypatch.setattr(sources, "CHUNK_BYTES", 10 * 3 * 8)
+    np.testing.assert_array_equal(rule.apply(sets).tokens, expected)
+    monkeypatch.setattr(sources, "LAZY_BYTES", 6 * 40 * 3 * 8)
+    part = rule.apply(sets)[np.array([4, 1])]
+    np.testing.assert_array_equal(part.tokens, expected.reshape(6, 40, 3)[[4, 1]].reshape(80, 3))
+    assert max(seen) == 10

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from keyhole._array import is_tensor
+from keyhole._array import block_size, blocks, is_tensor
 from keyhole.data import arrays
 
 LAZY_BYTES = 2**26
@@ -23,8 +23,11 @@ LAZY_BYTES = 2**26
 
 Below it a copy is made at once, because it is asked for many times and costs next to nothing."""
 
-CHUNK_BYTES = 2**20
-"""Bytes of tokens that are changed at a time: few enough to stay in the cache from step to step."""
+CHUNK_BYTES = 2**18
+"""Bytes of tokens that are changed at a time: few enough to stay in the cache from step to step,
+and for the allocator to hand out the same memory for every temporary. Standardising 240 MB of
+float32 takes 0.08 s in such chunks, and 0.38 s in chunks of 1 MB, whose temporaries are new pages.
+"""
 
 
 class TokenSource:
@@ -145,11 +148,19 @@ class ChangedTokens(TokenSource):
 
     def fill(self, start: int, stop: int, out: Float[np.ndarray, "r d"]) -> None:
         """Write rows of the base to an array, changed while they are in the cache."""
-        given = token_rows(self.base, start, stop)
-        step = max(1, CHUNK_BYTES // max(1, given.shape[1] * given.itemsize))
-        for first in range(0, len(given), step):
-            changed = self.change(given[first : first + step])
-            out[first : first + step] = changed.astype(self.number, copy=False)
+        if self.is_on_disk:
+            # a file is opened whenever rows of it are asked for: once for all of them
+            given = token_rows(self.base, start, stop)
+            ChangedTokens(given, self.change, self.number).fill(0, stop - start, out)
+            return
+        for rows in blocks(stop - start, self.rows_per_chunk):
+            given = token_rows(self.base, start + rows.start, start + rows.stop)
+            out[rows] = self.change(given).astype(self.number, copy=False)
+
+    @property
+    def rows_per_chunk(self) -> int:
+        """Rows that are changed at a time."""
+        return block_size(self.shape[1] * self.dtype.itemsize, CHUNK_BYTES)
 
 
 def token_rows(tokens: Any, start: int, stop: int) -> Any:
@@ -195,7 +206,7 @@ def gathered_rows(tokens: Any, rows: Int[np.ndarray, " r"]) -> Any:
         return tokens[rows]
     if isinstance(tokens, ChangedTokens):
         given = gathered_rows(tokens.base, rows)
-        return tokens.change(given).astype(tokens.number, copy=False)
+        return ChangedTokens(given, tokens.change, tokens.number).rows(0, len(rows))
     if isinstance(tokens, TokenRuns):
         run = np.searchsorted(tokens.offsets, rows, side="right") - 1
         return gathered_rows(tokens.base, tokens.starts[run] + rows - tokens.offsets[run])
@@ -275,10 +286,10 @@ def changed(
     number = np.dtype(number)
     if is_tensor(tokens):
         return arrays.astype(change(tokens), number)
-    is_large = tokens.shape[0] * tokens.shape[1] * number.itemsize >= LAZY_BYTES
-    if is_large or isinstance(tokens, TokenSource):
-        return ChangedTokens(tokens, change, number)
-    return np.asarray(change(tokens)).astype(number, copy=False)
+    source = ChangedTokens(tokens, change, number)
+    if source.nbytes >= LAZY_BYTES or isinstance(tokens, TokenSource):
+        return source
+    return source.rows(0, len(source))
 
 
 def in_memory(tokens: Any) -> Any:

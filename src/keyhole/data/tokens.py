@@ -304,11 +304,22 @@ def _to_sphere(tokens: Float[Any, "t d"]) -> Float[Any, "t d"]:
     """Every token divided by its length, where the tokens live."""
     if is_tensor(tokens):
         return of_tensors().to_sphere(tokens)
-    # the largest coordinate is divided out first, so that squares cannot overflow
-    largest = np.abs(tokens).max(axis=1, keepdims=True)
-    units = tokens / np.where(largest > 0, largest, 1)
-    lengths = np.sqrt(np.einsum("td,td->t", units, units))[:, None]
-    return np.asarray(units / np.where(lengths > 0, lengths, 1))
+    with np.errstate(over="ignore", under="ignore"):
+        squares = np.einsum("td,td->t", tokens, tokens)
+
+    # rows whose squares overflow, or lose digits near the smallest number, have their largest
+    # coordinate divided out first
+    number = np.finfo(tokens.dtype)
+    has_safe_squares = (squares > number.tiny / number.eps**2) & (squares < number.max)
+    extreme = np.flatnonzero(~has_safe_squares)
+    if not len(extreme):
+        return np.asarray(tokens / np.sqrt(squares)[:, None])
+    tokens = np.array(tokens)
+    largest = np.abs(tokens[extreme]).max(axis=1, keepdims=True)
+    tokens[extreme] /= np.where(largest > 0, largest, 1)
+    squares[extreme] = np.einsum("td,td->t", tokens[extreme], tokens[extreme])
+    lengths = np.sqrt(squares)[:, None]
+    return np.asarray(tokens / np.where(lengths > 0, lengths, 1))
 
 
 def standardisation(
