@@ -257,10 +257,17 @@ def attention(problem: Problem, seed: int, distribution: Any, **changes: Any) ->
     )
 
 
-def default_settings(problem: Problem, seed: int) -> Any:
-    return (kh.AttentionRegressor if problem.regression else kh.AttentionClassifier)(
-        random_state=seed, device=os.environ.get("KEYHOLE_DEVICE")
-    )
+def default_settings(problem: Problem, seed: int, heads: Any = None) -> Any:
+    """The estimator without settings, but for a head distribution if one is given."""
+    estimator = kh.AttentionClassifier
+    if problem.regression:
+        estimator = kh.AttentionRegressor
+    return estimator(heads=heads, random_state=seed, device=os.environ.get("KEYHOLE_DEVICE"))
+
+
+def nothing_learned(problem: Problem, seed: int) -> Any:
+    """Default settings that do not try to learn heads: what trying costs, and whether it harms."""
+    return default_settings(problem, seed, kh.GaussianHeads())
 
 
 def papers_layer(problem: Problem, seed: int) -> Any:
@@ -288,6 +295,7 @@ METHODS: dict[str, Callable[[Problem, int], Any]] = {
     "Fourier mean ridge": lambda p, s: FourierMean(p.regression, s),
     "attention, zero mean": lambda p, s: attention(p, s, kh.GaussianHeads()),
     "default settings": default_settings,
+    "nothing learned": nothing_learned,
     "paper's layer": papers_layer,
     "attention, identity": lambda p, s: attention(p, s, kh.IdentityHeads()),
     "attention, one hop": lambda p, s: (
