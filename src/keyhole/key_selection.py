@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -298,8 +299,14 @@ def strongest_keys(
     unit = np.where(largest > 0, largest, 1.0)
     steps = np.round(relevance / unit[set_of_key] / TIE_RESOLUTION)
 
-    # the place of each key in its set, the most relevant first; equal ones in their order
-    order = np.lexsort([-steps, set_of_key])
-    place = np.empty(len(order), int)
-    place[order] = np.arange(len(order)) - np.repeat(offsets[:-1], lengths)
-    return place < n_keys
+    # every key has a rank of its own: the most relevant first, equal ones in their order
+    ranks = np.arange(len(parts)) - len(parts) * steps.astype(np.int64)
+
+    # a set of more keys keeps those of the least ranks
+    is_kept = np.ones(len(parts), bool)
+    for start, stop in pairwise(offsets):
+        if stop - start > n_keys:
+            ranks_of_set = ranks[start:stop]
+            last_kept = np.partition(ranks_of_set, n_keys - 1)[n_keys - 1]
+            is_kept[start:stop] = ranks_of_set <= last_kept
+    return is_kept
