@@ -22,8 +22,11 @@ from keyhole.theory.blocks import (
     _block_products,
     _contracted_vectors,
     _fischer_products,
+    _pivoted_roots,
     _refined_coefficients,
     _series,
+    _squares,
+    _Terms,
     bias_of,
     biased_blocks,
     block_labels,
@@ -190,6 +193,83 @@ def test_blocks_are_their_formula(dim, bias, degree, margin, terms):
     assert math.isclose(found.key_edge, key_edge, rel_tol=0.01)
     for n_keys in (1, 10**9):
         assert found.edge(n_keys) == max(found.query_edge, found.key_edge / n_keys)
+
+
+@pytest.mark.parametrize("name", ["relu", "square", "step"])
+@pytest.mark.parametrize("dim", [2, 3, 5])
+def test_halves_of_blocks_are_the_blocks(dim, name, monkeypatch):
+    """States of even and of odd p one after the other, or all of them at once: the same blocks."""
+    bias = bias_of(GaussianHeads(mean=1.3), dim, name).unit
+    halved = blocks_of(monkeypatch, dim, bias, small_degree=0)
+    whole = blocks_of(monkeypatch, dim, bias, small_degree=100)
+    assert difference(halved, whole) < 1e-12
+    # broken twin: h_k even where it is odd
+    wrong = bias.activation.first_with_parity + 1
+    monkeypatch.setattr(type(bias.activation), "first_with_parity", wrong)
+    assert difference(blocks_of(monkeypatch, dim, bias, small_degree=0), whole) > 1e-8
+
+
+def blocks_of(monkeypatch, dim, bias, small_degree):
+    """The forms A of all blocks to degree 6, halved beyond a degree."""
+    monkeypatch.setattr(blocks, "SMALL_DEGREE", small_degree)
+    biased_blocks.cache_clear()
+    found = biased_blocks(dim, bias, 6)
+    biased_blocks.cache_clear()
+    return {block.label: block.factor.T @ block.factor for block in found.listed}
+
+
+def difference(some, others):
+    """The largest difference of an entry of the blocks."""
+    assert some.keys() == others.keys()
+    return max(np.abs(some[label] - others[label]).max() for label in some)
+
+
+@pytest.mark.parametrize(("label", "margin"), [((0, 0), 16), ((4, 0), 16), ((3, 2), 16)])
+def test_halved_blocks_are_their_formula(label, margin):
+    """A block beyond SMALL_DEGREE, whose halves are computed one after the other."""
+    dim, degree, bias = 5, 6, Bias(1.0)
+    [block] = [block for block in biased_blocks(dim, bias, degree).listed if block.label == label]
+    states, want = block_by_spectrum(dim, bias, label, degree, margin, terms=250)
+    np.testing.assert_array_equal(block.states, states)
+    beyond = pair_eigenvalues(dim, degree + 1)
+    allowed = ACCURACY * min(beyond[degree + 1, 0], beyond[0, degree + 1])
+    got = block.factor.T @ block.factor
+    assert np.linalg.norm(got - want, 2) < allowed
+    # broken twin: the states of even and of odd p exchanged
+    is_odd = states[:, 0] % 2 == 1
+    assert np.linalg.norm(got[np.ix_(is_odd, is_odd)], 2) > allowed
+
+
+@pytest.mark.parametrize("dim", [2, 3, 4])
+def test_sums_over_many_terms_are_interpolated(dim, rng, monkeypatch):
+    """Weights g_k(p) g_{k+1}(q) of 176 terms instead of 1500 have the same sums."""
+    terms = _Terms(order=np.arange(1500.0), weighted=rng.standard_normal((1500, 3)))
+    p, q = rng.integers(0, 150, (2, 40))
+
+    def sums(order, matrices):
+        query, key = (harmonic_ratios(order + i, dim, 150) for i in (0, 1))
+        return np.einsum("sk,kij->sij", query[p] * key[q], matrices)
+
+    want = sums(terms.order, terms.weighted[:, :, None] * terms.weighted[:, None, :])
+    few = _squares(terms)
+    assert len(few.order) == 176
+    np.testing.assert_allclose(sums(few.order, few.matrices), want, atol=1e-11)
+    # broken twin: too few nodes
+    monkeypatch.setattr(blocks, "INTERPOLATION_NODES", 16)
+    few = _squares(terms)
+    assert np.abs(sums(few.order, few.matrices) - want).max() > 1e-9
+
+
+def test_roots_with_pivots_have_the_given_squares(rng):
+    tall = rng.standard_normal((4, 9, 6))
+    tall[1, :, 4] = tall[1, :, 2]  # rank 5
+    tall[2] = 0.0
+    squares = tall.swapaxes(1, 2) @ tall
+    roots = _pivoted_roots(squares, negligible=0.0)
+    np.testing.assert_allclose(roots.swapaxes(1, 2) @ roots, squares, atol=1e-12)
+    # broken twin: what is negligible is left out
+    roots = _pivoted_roots(squares, negligible=5.0)
+    assert np.abs(roots.swapaxes(1, 2) @ roots - squares).max() > 1e-3
 
 
 @pytest.mark.parametrize("dim", [2, 3, 9])

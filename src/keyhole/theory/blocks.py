@@ -35,8 +35,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.fft import dct
 from scipy.linalg import solve_triangular
-from scipy.linalg.lapack import dpocon, dpotrf
-from scipy.sparse import csr_array
+from scipy.linalg.lapack import dpocon, dpotrf, dpstrf
+from scipy.sparse import csr_array, eye_array
 from scipy.special import gammaln
 from threadpoolctl import ThreadpoolController
 
@@ -61,6 +61,9 @@ carefully.
 
 FEW_ROWS = 4
 """Matrices with at most so many times as many rows as columns have their root from reflections."""
+
+SMALL_DEGREE = 5
+"""Blocks up to this degree are not halved."""
 
 FINITE_RANK = 1e-12
 """Where the activation has finite rank, eigenvalues below this share of sup K(x, x) are rounding
@@ -327,10 +330,6 @@ class _Series:
     weights: Float[np.ndarray, " k"]
     reach: float
 
-    def tails(self, degree: int) -> Float[np.ndarray, " k"]:
-        """Σ_{m > degree} |coefficients|: how far h_k is from polynomials of that degree."""
-        return np.asarray(np.abs(self.coefficients[:, degree + 1 :]).sum(axis=1))
-
 
 def _series(dim: int, bias: Bias, reach: float, allowed: float) -> _Series:
     """The series in k and in polynomials of u, cut where what is left is below ``allowed``.
@@ -554,44 +553,104 @@ def _computed_blocks(
     # states between the two factors h_k(cJ) go up to a higher degree than the states listed
     highest = max(degree for _, degree in block_sizes)
     series, top = _reach(dim, bias, highest, allowed)
-    states_of_blocks = [block_states(dim, a, b, top) for (a, b), _ in block_sizes]
-    n_states = [len(states) for states in states_of_blocks]
-    n_listed = [len(block_states(dim, a, b, degree)) for (a, b), degree in block_sizes]
 
-    # blocks share the matrices of their states (p, q): each is computed once
-    p, q = np.abs(np.concatenate(states_of_blocks)).T
-    is_pair = np.zeros((top + 1, top + 1), dtype=bool)
-    is_pair[p, q] = True
-    pairs = np.argwhere(is_pair)
-    cost = _blocks_cost(dim, series, allowed, len(pairs), n_states, n_listed)
+    # blocks that mix even and odd p, and the others as their two halves; where states are few,
+    # halves cost more than they save
+    is_small = highest <= SMALL_DEGREE or series.coefficients.shape[1] == 1
+    mixing = [size for size in block_sizes if is_small or _mixes_parities(bias, size[0])]
+    halved = [size for size in block_sizes if size not in mixing]
+    plans = []
+    for sizes, step in ((mixing, 1), (halved, 2)):
+        if sizes:
+            plans.append(_Plan.of(dim, sizes, step, top))
+
+    # refuse what takes too long
+    costs = [_blocks_cost(series, plan, allowed) for plan in plans]
     check_cost(
-        seconds=cost.seconds,
-        memory=cost.memory,
+        seconds=sum(cost.seconds for cost in costs),
+        memory=max(cost.memory for cost in costs),
         step=(
             f"the spectrum of heads with mean {bias.slope:g} to degree {highest} in dimension {dim}"
         ),
     )
-    roots = _state_roots(dim, series, pairs, allowed)
-    root_numbers = np.full(is_pair.shape, -1)
-    root_numbers[is_pair] = np.arange(len(pairs))
+    for plan in plans:
+        yield from _planned_blocks(dim, bias, plan, series, highest, allowed)
 
-    # a few blocks at a time: tall factors over all states in between, then some with few rows
-    for group in _block_groups(n_states, n_listed, n_degrees=roots.shape[1]):
+
+def _mixes_parities(bias: Bias, label: tuple[int, int]) -> bool:
+    """Whether a block couples states of even and of odd p.
+
+    u leads from even to odd p and back. Without a corner h_k is even or odd from k = first on, so
+    that h_k(cu) … h_k(cu) leads back to the same parity. The terms before have weights g_k(p)
+    g_{k+1}(q), which are zero but for p < first and q ≤ first, and a + b ≤ p + q.
+    """
+    first = bias.activation.first_with_parity
+    if bias.corner or first is None:
+        return True
+    return sum(label) <= 2 * first - 1
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """Blocks that are computed alike.
+
+    With step 1 a block has all of its listed states at once. With step 2 it has those of even and
+    of odd p one after the other: a state of the same parity is then reached by polynomials of even
+    degree in u alone, and the other states by those of odd degree. To degree 12 that takes two
+    thirds of the time, to degree 16 half of it.
+    """
+
+    step: int
+    block_sizes: list[tuple[tuple[int, int], int]]
+    states_of_blocks: list[Int[np.ndarray, "_ 2"]]
+    n_listed: list[int]
+    pairs: Int[np.ndarray, "pairs 2"]
+
+    @classmethod
+    def of(
+        cls, dim: int, block_sizes: list[tuple[tuple[int, int], int]], step: int, top: int
+    ) -> _Plan:
+        """A plan for these labels and degrees, with states in between up to ``top``."""
+        states_of_blocks = [block_states(dim, a, b, top) for (a, b), _ in block_sizes]
+
+        # blocks share the matrices of their states (p, q): each is computed once
+        p, q = np.abs(np.concatenate(states_of_blocks)).T
+        is_pair = np.zeros((top + 1, top + 1), dtype=bool)
+        is_pair[p, q] = True
+        return cls(
+            step=step,
+            block_sizes=block_sizes,
+            states_of_blocks=states_of_blocks,
+            n_listed=[len(block_states(dim, a, b, degree)) for (a, b), degree in block_sizes],
+            pairs=np.argwhere(is_pair),
+        )
+
+    @property
+    def n_states(self) -> list[int]:
+        """How many states every block has."""
+        return [len(states) for states in self.states_of_blocks]
+
+
+def _planned_blocks(
+    dim: int, bias: Bias, plan: _Plan, series: _Series, highest: int, allowed: float
+) -> Iterator[Block]:
+    """The blocks of a plan, a few of them at a time."""
+    first_even = bias.activation.first_with_parity or 0
+    shells = _state_roots(dim, series, plan.pairs, plan.step, first_even, highest, allowed)
+    n_polynomials = shells[0].roots.shape[2]
+    for group in _block_groups(plan.n_states, plan.n_listed, n_polynomials):
         check_limits()
-        states = np.concatenate(states_of_blocks[group])
-        labels = np.repeat([label for label, _ in block_sizes[group]], n_states[group], axis=0)
-        degrees = np.repeat([degree for _, degree in block_sizes[group]], n_states[group])
-        is_listed = np.abs(states).max(axis=1) <= degrees
-        u = correlation_matrix(dim, labels[:, 0], labels[:, 1], states) / series.reach
-        p, q = np.abs(states).T
-        tall_factors = _tall_factors(u, is_listed, roots[root_numbers[p, q]], n_states[group])
-        for (label, degree), tall in zip(block_sizes[group], tall_factors, strict=True):
+        block_sizes = plan.block_sizes[group]
+        factors = _block_factors(
+            dim, block_sizes, plan.states_of_blocks[group], shells, series.reach, allowed
+        )
+        for (label, degree), factor in zip(block_sizes, factors, strict=True):
             a, b = label
             yield Block(
                 label=label,
                 states=block_states(dim, a, b, degree),
                 dimension=irrep_dimension(dim, a, b),
-                factor=_root(tall, allowed),
+                factor=factor,
             )
 
 
@@ -623,37 +682,31 @@ class _Cost:
     memory: float
 
 
-def _blocks_cost(
-    dim: int,
-    series: _Series,
-    allowed: float,
-    n_pairs: int,
-    n_states: list[int],
-    n_listed: list[int],
-) -> _Cost:
-    """What `_computed_blocks` takes once the series is known, from the sizes of its arrays.
+def _blocks_cost(series: _Series, plan: _Plan, allowed: float) -> _Cost:
+    """What `_planned_blocks` takes once the series is known, from the sizes of its arrays.
 
-    Measured on one core for 53 combinations of d = 2 … 512, c = 0.25 … 4 and degrees 4 … 16, and
-    for single blocks to degree 40: what takes more than 0.5 s is right within a factor of three,
-    but for single blocks in four dimensions or fewer, which the series itself makes up to five
-    times as slow.
+    Measured on one core for 15 combinations of d = 2 … 512, c = 1 … 4 and degrees 8 … 16, and for
+    single blocks to degree 40: what takes more than 0.2 s is right within a factor of two, but for
+    single blocks in three dimensions, which the series itself makes four times as slow.
     """
-    terms, polynomials = series.coefficients.shape
+    # the terms and polynomials of one parity
+    terms = math.ceil(series.coefficients.shape[0] / plan.step)
+    polynomials = math.ceil(series.coefficients.shape[1] / plan.step)
     rank = min(terms, polynomials)
-    # `_state_roots`: for every pair (p, q) the series is scaled, and its root taken
-    scaled = 5e-9 * terms * polynomials
+    # `_roots`: sums over the terms and their roots, or reflections
     if allowed < SHOWS:
-        root = 2.5e-10 * terms * polynomials * rank  # reflections
+        root = terms * polynomials * (5e-9 + 2.5e-10 * rank)
     else:
-        root = 4e-11 * polynomials**2 * (terms + 10 * polynomials)  # a product and its eigenvectors
-    # `_tall_factors`: in every block all states times the listed states
-    products = (
-        polynomials
-        * rank
-        * sum(states * listed for states, listed in zip(n_states, n_listed, strict=True))
+        n_squares = min(terms, SINGLE_TERMS // plan.step + 2 * INTERPOLATION_NODES)
+        root = 1e-5 + 3e-11 * polynomials**2 * (n_squares + 150)
+    # `_block_factors`: all states times the listed states, by polynomials and by columns of roots
+    products = sum(
+        states * listed * (polynomials * (rank + 40) + rank * listed / plan.step)
+        for states, listed in zip(plan.n_states, plan.n_listed, strict=True)
     )
-    seconds = 1e-3 * len(n_states) + n_pairs * (scaled + root) + 1.5e-10 * products
-    return _Cost(seconds=seconds, memory=8.0 * n_pairs * polynomials * rank)
+    seconds = 3e-4 * len(plan.n_listed) + plan.step * len(plan.pairs) * root + 3e-11 * products
+    memory = 8.0 * plan.step * len(plan.pairs) * polynomials * rank
+    return _Cost(seconds=seconds, memory=memory)
 
 
 def _reach(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, int]:
@@ -675,107 +728,398 @@ def _reach(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, 
         reach = correlation_norm(dim, top)
         if series is None or reach > series.reach:
             series = _series(dim, bias, min(1.0, 1.2 * reach), allowed)
+            losses = _losses(dim, series, degree)
 
-        # the bound on what the states beyond ``top`` would add
-        order = np.arange(len(series.weights), dtype=np.float64)
-        query_ratios = harmonic_ratios(order, dim, top + 1)
-        key_ratios = harmonic_ratios(order + 1, dim, top + 1)
-        weights = np.maximum(query_ratios, key_ratios) * series.weights
-        lost = 0.0
-        for state_degree in range(top + 2):
-            n_steps = degree + 2 * margin + 1 - state_degree
-            lost += weights[state_degree] @ series.tails(n_steps) ** 2
-        if lost <= allowed:
+        # the bound on what the states beyond ``top`` would add; polynomials of more steps than the
+        # series has are zero
+        state_degrees = np.arange(top + 2)
+        n_steps = degree + 2 * margin + 1 - state_degrees
+        is_in_series = n_steps < losses.shape[1]
+        if losses[state_degrees[is_in_series], n_steps[is_in_series]].sum() <= allowed:
             return series, top
         margin += 1
 
 
-def _state_roots(
-    dim: int, series: _Series, pairs: Int[np.ndarray, "s 2"], allowed: float
-) -> Float[np.ndarray, "s m r"]:
-    """For every (p, q) a matrix L with L Lᵀ = Σ_k η_k η_kᵀ 2 g_k(p) g_{k+1}(q).
+def _losses(dim: int, series: _Series, degree: int) -> Float[np.ndarray, "states m"]:
+    """2 Σ_k (Σ_{i>m} |η_ki|)² g_k(p) g_{k+1}(q), by the degree of the state and by m.
 
-    The equation holds but for less than ``allowed``.
+    The states go up to the highest degree that `_reach` can ask for: polynomials of the series lead
+    no further.
     """
-    # g_k(p) and g_{k+1}(q) over j_k and j_{k+1}, which are in the weights of the series
-    order = np.arange(len(series.weights), dtype=np.float64)
-    highest = int(pairs.max())
+    n_terms, n_degrees = series.coefficients.shape
+    highest = degree + n_degrees + 1
+    order = np.arange(n_terms, dtype=np.float64)
     query_ratios = harmonic_ratios(order, dim, highest)
     key_ratios = harmonic_ratios(order + 1, dim, highest)
+    weights = np.maximum(query_ratios, key_ratios) * series.weights
 
-    # the root of every pair, some pairs at a time
+    # what is left of each h_k beyond the degree m
+    sizes = np.abs(series.coefficients)
+    from_degree_on = np.cumsum(sizes[:, ::-1], axis=1)[:, ::-1]
+    tails = np.zeros_like(sizes)
+    tails[:, :-1] = from_degree_on[:, 1:]
+    return np.asarray(weights @ np.square(tails))
+
+
+SHELL = 8
+"""Degrees by which the states of a shell lie beyond the listed states: few shells, and few rows and
+columns in the roots of each.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class _Shell:
+    """Roots of the states (p, q) at one distance from the listed states.
+
+    ``roots[parity, numbers[p, q]]`` is L with L Lᵀ = Σ_k η_k η_kᵀ 2 g_k(p) g_{k+1}(q), over the
+    polynomials T_m with m = step · i + parity and i ≥ first. Those of lower degree do not lead from
+    the listed states to the shell.
+    """
+
+    numbers: Int[np.ndarray, "p q"]
+    first: int
+    roots: Float[np.ndarray, "parity s i r"]
+
+
+def _state_roots(
+    dim: int,
+    series: _Series,
+    pairs: Int[np.ndarray, "s 2"],
+    step: int,
+    first_even: int,
+    listed_degree: int,
+    allowed: float,
+) -> list[_Shell]:
+    """The roots of all states (p, q), shell by shell.
+
+    With step 1 there is one root for each, with step 2 one for polynomials of even degree and one
+    for those of odd degree. A root is exact but for less than ``allowed``.
+    """
+    n_halves = math.ceil(series.coefficients.shape[1] / step)
+    distance = np.maximum(pairs.max(axis=1) - listed_degree, 0)
+    parts = [_terms_of_parity(series, first_even, step, parity) for parity in range(step)]
+    # where rounding of squares cannot show, roots are taken of sums of squares
+    n_terms, n_degrees = parts[0].weighted.shape
+    is_product = allowed >= SHOWS and n_terms > FEW_ROWS * n_degrees
+    if is_product:
+        squares_of_parts = [_squares(part) for part in parts]
+
+    shells = []
+    for shell in range(int(distance.max()) // SHELL + 1):
+        check_limits()
+        members = pairs[distance // SHELL == shell]
+        first = min(shell * SHELL // step, n_halves - 1)
+        numbers = np.full((pairs.max() + 1, pairs.max() + 1), -1)
+        numbers[tuple(members.T)] = np.arange(len(members))
+        if is_product:
+            of_parities = [
+                _roots_of_sums(dim, squares, members, first, allowed)
+                for squares in squares_of_parts
+            ]
+        else:
+            of_parities = [_reflected_roots(dim, part, members, first) for part in parts]
+        of_parities = [_without_short_columns(roots, allowed) for roots in of_parities]
+
+        # roots of one parity have fewer columns: columns of zeros make them equal
+        n_columns = max(roots.shape[2] for roots in of_parities)
+        roots = np.zeros((step, len(members), n_halves - first, n_columns))
+        for parity, part_roots in enumerate(of_parities):
+            _, n_rows, n_part_columns = part_roots.shape
+            roots[parity, :, :n_rows, :n_part_columns] = part_roots
+        shells.append(_Shell(numbers=numbers, first=first, roots=roots))
+    return shells
+
+
+@dataclass(frozen=True, eq=False)
+class _Terms:
+    """Terms of the series with polynomials of one parity: orders k, and η_k √(2 j_k j_{k+1})."""
+
+    order: Float[np.ndarray, " k"]
+    weighted: Float[np.ndarray, "k i"]
+
+
+def _terms_of_parity(series: _Series, first_even: int, step: int, parity: int) -> _Terms:
+    """The terms with polynomials of one parity, or all of them where the step is 1."""
     weighted = np.sqrt(series.weights)[:, None] * series.coefficients
-    rank = min(weighted.shape)
-    roots = np.empty((len(pairs), weighted.shape[1], rank))
+    order = np.arange(len(weighted), dtype=np.float64)
+    if step == 1:
+        return _Terms(order=order, weighted=weighted)
+
+    # h_k is even for k = first_even, first_even + 2, … and odd in between
+    start = (first_even + parity) % 2
+    return _Terms(order=order[start::2], weighted=weighted[start::2, parity::2])
+
+
+SINGLE_TERMS = 128
+"""Orders k below have their own squares, those above are interpolated."""
+
+INTERPOLATION_NODES = 48
+"""Nodes in (k+1)^{−1/2}, with which g_k(p) g_{k+1}(q) over j_k j_{k+1} are right to 5e-14, for all
+d, K ≤ 6000 and p, q ≤ 300."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Squares:
+    """Orders k and matrices S_k with Σ_k g_k(p) g_{k+1}(q) S_k = Σ_k η_k η_kᵀ 2 g_k(p) g_{k+1}(q).
+
+    On the left are fewer terms, and j_k j_{k+1} is in their matrices.
+    """
+
+    order: Float[np.ndarray, " n"]
+    matrices: Float[np.ndarray, "n i i"]
+
+
+def _squares(terms: _Terms) -> _Squares:
+    """The squares of the first terms, and of all others a few weighted sums.
+
+    The weights g_k(p) g_{k+1}(q) over j_k j_{k+1} are smooth in k: they are interpolated between
+    Chebyshev's nodes in (k+1)^{−1/2}. In two dimensions there are up to 6000 terms, 176 then.
+    """
+    is_single = terms.order < SINGLE_TERMS
+    single = terms.weighted[is_single]
+    squares = single[:, :, None] * single[:, None, :]
+    others = terms.weighted[~is_single]
+    if len(others) <= 2 * INTERPOLATION_NODES:
+        squares = terms.weighted[:, :, None] * terms.weighted[:, None, :]
+        return _Squares(order=terms.order, matrices=squares)
+
+    # Lagrange's polynomials of the nodes at every order
+    places = 1 / np.sqrt(terms.order[~is_single] + 1)
+    middle = (places[0] + places[-1]) / 2
+    half_width = (places[0] - places[-1]) / 2
+    angles = math.pi * (np.arange(INTERPOLATION_NODES) + 0.5) / INTERPOLATION_NODES
+    degrees = np.arange(INTERPOLATION_NODES)[:, None]
+    at_places = np.cos(degrees * np.arccos(np.clip((places - middle) / half_width, -1.0, 1.0)))
+    at_places[0] /= 2
+    lagrange = (2 / INTERPOLATION_NODES) * np.cos(degrees * angles).T @ at_places
+
+    # every node has the squares of all orders, weighted by its polynomial
+    sums = np.stack([(others.T * weights) @ others for weights in lagrange])
+    node_orders = 1 / np.square(middle + half_width * np.cos(angles)) - 1
+    return _Squares(
+        order=np.concatenate([terms.order[is_single], node_orders]),
+        matrices=np.concatenate([squares, sums]),
+    )
+
+
+def _roots_of_sums(
+    dim: int, squares: _Squares, pairs: Int[np.ndarray, "s 2"], first: int, allowed: float
+) -> Float[np.ndarray, "s i r"]:
+    """A matrix L for every (p, q), with L Lᵀ = Σ_k η_k η_kᵀ 2 g_k(p) g_{k+1}(q)."""
+    # g_k(p) and g_{k+1}(q) over j_k and j_{k+1}, which are in the squares
+    highest = int(pairs.max())
+    query_ratios = harmonic_ratios(squares.order, dim, highest)
+    key_ratios = harmonic_ratios(squares.order + 1, dim, highest)
+    matrices = squares.matrices[:, first:, first:]
+    n_degrees = matrices.shape[1]
+    flat_matrices = matrices.reshape(len(matrices), -1)
+
+    # all sums at once, as one product of matrices, some pairs at a time
+    roots = np.empty((len(pairs), n_degrees, n_degrees))
+    for rows in blocks(len(pairs), block_size(16 * n_degrees**2, 2**26)):
+        check_limits()
+        p, q = pairs[rows].T
+        sums = (query_ratios[p] * key_ratios[q]) @ flat_matrices
+        sums = sums.reshape(-1, n_degrees, n_degrees)
+        roots[rows] = _pivoted_roots(sums, 1e-6 * allowed).swapaxes(1, 2)
+    return roots
+
+
+def _reflected_roots(
+    dim: int, terms: _Terms, pairs: Int[np.ndarray, "s 2"], first: int
+) -> Float[np.ndarray, "s i r"]:
+    """The same by Householder's reflections, which keep the smallest roots accurate."""
+    highest = int(pairs.max())
+    query_ratios = harmonic_ratios(terms.order, dim, highest)
+    key_ratios = harmonic_ratios(terms.order + 1, dim, highest)
+    weighted = terms.weighted[:, first:]
+    roots = np.empty((len(pairs), weighted.shape[1], min(weighted.shape)))
     for rows in blocks(len(pairs), block_size(8 * weighted.size, 2**26)):
         check_limits()
         p, q = pairs[rows].T
         scaled = np.sqrt(query_ratios[p] * key_ratios[q])[:, :, None] * weighted
-        roots[rows] = _root(scaled, allowed)[:, :rank].swapaxes(1, 2)
+        roots[rows] = np.asarray(np.linalg.qr(scaled, mode="r")).swapaxes(1, 2)
+    return roots
 
-    # the last columns, which are too short to matter in every root, are left out
+
+def _without_short_columns(
+    roots: Float[np.ndarray, "s i r"], allowed: float
+) -> Float[np.ndarray, "s i kept"]:
+    """The roots without the last columns, which are too short to matter in every root."""
     lengths = np.sqrt(np.square(roots).sum(axis=1)).max(axis=0)
     matters = np.flatnonzero(lengths > 1e-3 * math.sqrt(allowed))
     n_columns = int(matters.max(initial=0)) + 1
     return roots[..., :n_columns]
 
 
-def _root(tall: Float[np.ndarray, "*batch n m"], allowed: float) -> Float[np.ndarray, "*batch r m"]:
+def _pivoted_roots(
+    squares: Float[np.ndarray, "s n n"], negligible: float
+) -> Float[np.ndarray, "s n n"]:
+    """R with RᵀR = square, by Cholesky's method with the largest remaining diagonal entry first.
+
+    Where that is negligible, or rounding, the other rows are zero. A tenth of the time of
+    eigenvectors.
+    """
+    n_squares, n_columns, _ = squares.shape
+    diagonals = squares.diagonal(axis1=1, axis2=2)
+    rounding = n_columns * np.finfo(float).eps * diagonals.max(axis=1, initial=0.0)
+    limits = np.maximum(negligible, rounding)
+    triangles = np.empty_like(squares)
+    pivots = np.empty((n_squares, n_columns), dtype=int)
+    ranks = np.empty(n_squares, dtype=int)
+    for i in range(n_squares):
+        triangles[i], pivots[i], ranks[i], _ = dpstrf(squares[i], tol=limits[i])
+
+    # what is below the diagonal, or beyond the rank, is left over; columns go to their places
+    row_numbers = np.arange(n_columns)[:, None]
+    is_upper = row_numbers <= np.arange(n_columns)
+    is_root = is_upper & (row_numbers < ranks[:, None, None])
+    roots = np.empty_like(squares)
+    np.put_along_axis(roots, pivots[:, None, :] - 1, np.where(is_root, triangles, 0.0), axis=2)
+    return roots
+
+
+def _root(tall: Float[np.ndarray, "n m"], allowed: float) -> Float[np.ndarray, "r m"]:
     """R with RᵀR = tallᵀ tall.
 
-    Where rounding of the product cannot show and the matrix is tall, R comes from the eigenvectors
-    of the product, rows by falling length. Otherwise the relative accuracy of every column, however
-    small, is kept: by Cholesky's factor of the product of columns of unit length, or by
-    Householder's reflections, which are quicker than eigenvectors where there are few rows, and
-    necessary where that product is too near to singular.
+    Where rounding of the product cannot show and the matrix is tall, R comes from that product.
+    Otherwise the relative accuracy of every column, however small, is kept: by Cholesky's factor of
+    the product of columns of unit length, or by Householder's reflections, which are quicker where
+    there are few rows, and necessary where that product is too near to singular.
     """
-    n_rows, n_columns = tall.shape[-2:]
+    n_rows, n_columns = tall.shape
     if allowed >= SHOWS and n_rows > FEW_ROWS * n_columns:
-        squares, vectors = np.linalg.eigh(tall.swapaxes(-1, -2) @ tall)
-        roots = np.sqrt(np.maximum(squares, 0.0))[..., None] * vectors.swapaxes(-1, -2)
-        return np.asarray(roots[..., ::-1, :])
+        return _pivoted_roots((tall.T @ tall)[None], negligible=0.0)[0]
 
-    if tall.ndim == 2 and n_rows > n_columns:
+    if n_rows > n_columns:
         lengths = np.sqrt(np.square(tall).sum(axis=0)) + 1e-300
         unit = tall / lengths
         product = unit.T @ unit
         triangle, failed = dpotrf(product)
         if not failed:
-            one_norm = np.abs(product).sum(axis=0).max()
+            one_norm = np.abs(product).sum(axis=0).max(initial=0.0)
             inverse_condition = dpocon(triangle, one_norm)[0]
             if inverse_condition > 1e-10:
                 return np.asarray(triangle * lengths)
     return np.asarray(np.linalg.qr(tall, mode="r"))
 
 
-def _tall_factors(
-    u: csr_array,
-    is_listed: Bool[np.ndarray, " s"],
-    roots: Float[np.ndarray, "s m r"],
-    n_states: list[int],
-) -> Iterator[Float[np.ndarray, "sr listed"]]:
-    """Σ_m <s| T_m(u) |listed> L_mr for all s and r of a block, one block after the other.
+def _block_factors(
+    dim: int,
+    block_sizes: list[tuple[tuple[int, int], int]],
+    states_of_blocks: list[Int[np.ndarray, "_ 2"]],
+    shells: list[_Shell],
+    reach: float,
+    allowed: float,
+) -> list[Float[np.ndarray, "_ _"]]:
+    """A root of every block, over its listed states.
 
-    A between the listed states of a block is the product of this with itself.
+    A between listed states is the product with itself of the tall factor Σ_m <s| T_m(u) |listed>
+    L_mr over all s and r. If blocks are halved, this is done for listed states of even and of odd
+    p, which A does not couple.
     """
-    # every block has a column for each of its listed states; the blocks use the same columns
-    ends = np.cumsum(n_states)
-    n_listed = [np.count_nonzero(flags) for flags in np.split(is_listed, ends[:-1])]
-    columns = np.concatenate([np.arange(count) for count in n_listed])
+    # all states of all blocks: one shell after the other, and in each one block after the other
+    states = np.concatenate(states_of_blocks)
+    block_numbers = np.repeat(np.arange(len(block_sizes)), [len(s) for s in states_of_blocks])
+    shell_numbers = _shell_table(shells)[tuple(np.abs(states).T)]
+    order = np.argsort(shell_numbers, kind="stable")
+    states = states[order]
+    block_numbers = block_numbers[order]
+    shell_bounds = np.searchsorted(shell_numbers[order], np.arange(len(shells) + 1))
 
-    # T_0 = 1, T_1 = u and T_m = 2u T_{m−1} − T_{m−2}, applied to the listed states
-    n_degrees = roots.shape[1]
-    chebyshev = np.zeros((n_degrees, u.shape[0], max(n_listed)))
-    chebyshev[0, np.flatnonzero(is_listed), columns] = 1.0
-    if n_degrees > 1:
-        chebyshev[1] = u @ chebyshev[0]
+    # the listed states of a block are its columns: first those of even p, then those of odd p
+    step = len(shells[0].roots)
+    parities = states[:, 0] % step
+    degrees = np.array([degree for _, degree in block_sizes])
+    is_listed = np.abs(states).max(axis=1) <= degrees[block_numbers]
+    n_columns = np.array(
+        [
+            np.bincount(block_numbers[is_listed & (parities == parity)], minlength=len(degrees))
+            for parity in range(step)
+        ]
+    )
+    first_columns = np.concatenate([[0], np.cumsum(n_columns.max(axis=1))])
+
+    # T_m(u) between all states and the columns
+    columns = np.zeros((len(states), first_columns[-1]))
+    for parity in range(step):
+        listed = np.flatnonzero(is_listed & (parities == parity))
+        places = np.concatenate([np.arange(count) for count in n_columns[parity]])
+        columns[listed, first_columns[parity] + places] = 1.0
+    labels = np.array([label for label, _ in block_sizes])[block_numbers]
+    u = correlation_matrix(dim, labels[:, 0], labels[:, 1], states) / reach
+    n_polynomials = shells[0].roots.shape[2]
+    if step == 1:
+        polynomials = _chebyshev(u, columns, n_polynomials)
+    else:
+        polynomials = _half_chebyshev(u, columns, n_polynomials)
+
+    # the tall factors of the blocks, for the columns of one parity, and their roots
+    factors = [np.zeros((count, count)) for count in n_columns.sum(axis=0)]
+    for parity in range(step):
+        tall_factors: list[list[np.ndarray]] = [[] for _ in block_sizes]
+        of_parity = slice(first_columns[parity], first_columns[parity + 1])
+        for number, shell in enumerate(shells):
+            in_shell = slice(shell_bounds[number], shell_bounds[number + 1])
+            p, q = np.abs(states[in_shell]).T
+            roots = shell.roots[(parities[in_shell] + parity) % step, shell.numbers[p, q]]
+            in_between = polynomials[shell.first :, in_shell, of_parity].swapaxes(0, 1)
+            products = roots.swapaxes(1, 2) @ in_between
+            bounds = np.searchsorted(block_numbers[in_shell], np.arange(len(block_sizes) + 1))
+            for block, count in enumerate(n_columns[parity]):
+                rows = products[bounds[block] : bounds[block + 1], :, :count]
+                tall_factors[block].append(rows.reshape(rows.shape[0] * rows.shape[1], count))
+        for block, parts in enumerate(tall_factors):
+            if n_columns[parity, block] == 0:
+                continue
+            root = _root(np.concatenate(parts), allowed)
+            listed_parities = parities[is_listed & (block_numbers == block)]
+            places = np.flatnonzero(listed_parities == parity)
+            factors[block][np.ix_(places[: len(root)], places)] = root
+    return factors
+
+
+def _shell_table(shells: list[_Shell]) -> Int[np.ndarray, "p q"]:
+    """The number of the shell of every state (p, q)."""
+    table = np.zeros_like(shells[0].numbers)
+    for number, shell in enumerate(shells):
+        table[shell.numbers >= 0] = number
+    return table
+
+
+def _chebyshev(
+    u: csr_array, columns: Float[np.ndarray, "s c"], n_polynomials: int
+) -> Float[np.ndarray, "m s c"]:
+    """T_m(u) applied to the columns: T_0 = 1, T_1 = u and T_m = 2u T_{m−1} − T_{m−2}."""
+    polynomials = np.empty((n_polynomials, *columns.shape))
+    polynomials[0] = columns
+    if n_polynomials > 1:
+        polynomials[1] = u @ columns
     twice_u = 2 * u
-    for m in range(2, n_degrees):
-        np.subtract(twice_u @ chebyshev[m - 1], chebyshev[m - 2], out=chebyshev[m])
+    for m in range(2, n_polynomials):
+        np.subtract(twice_u @ polynomials[m - 1], polynomials[m - 2], out=polynomials[m])
+    return polynomials
 
-    products = roots.swapaxes(1, 2) @ chebyshev.swapaxes(0, 1)
-    for end, states, listed in zip(ends, n_states, n_listed, strict=True):
-        yield products[end - states : end, :, :listed].reshape(-1, listed)
+
+def _half_chebyshev(
+    u: csr_array, columns: Float[np.ndarray, "s c"], n_polynomials: int
+) -> Float[np.ndarray, "i s c"]:
+    """T_{2i}(u) + T_{2i+1}(u) applied to the columns.
+
+    The one is zero where the other is not: u leads from even to odd p and back. Both follow from
+    T_{m+2} = 2 T_2(u) T_m − T_{m−2}.
+    """
+    polynomials = np.empty((n_polynomials, *columns.shape))
+    first = u @ columns
+    polynomials[0] = columns + first
+    second_of_u = 2 * (u @ u) - eye_array(u.shape[0], format="csr")
+    if n_polynomials > 1:
+        # T_2, and T_3 = 2 T_2 T_1 − T_1
+        polynomials[1] = second_of_u @ (columns + 2 * first) - first
+    twice_second = 2 * second_of_u
+    for i in range(2, n_polynomials):
+        np.subtract(twice_second @ polynomials[i - 1], polynomials[i - 2], out=polynomials[i])
+    return polynomials
 
 
 def target_vectors(
