@@ -2,6 +2,7 @@
 Gram matrices.
 """
 
+import dataclasses
 import itertools
 import math
 
@@ -51,7 +52,12 @@ from keyhole.theory.curves import (
 from keyhole.theory.harmonics import harmonic_count, pair_powers
 from keyhole.theory.moments import harmonic_ratios, log_moment
 from keyhole.theory.pairs import pair_eigenvalues
-from keyhole.theory.spectrum import attention_spectrum, attention_trace, orthonormal_zonal
+from keyhole.theory.spectrum import (
+    _biased_diagonals,
+    attention_spectrum,
+    attention_trace,
+    orthonormal_zonal,
+)
 from keyhole.theory.targets import (
     Correlation,
     QueryPower,
@@ -270,6 +276,23 @@ def test_roots_with_pivots_have_the_given_squares(rng):
     # broken twin: what is negligible is left out
     roots = _pivoted_roots(squares, negligible=5.0)
     assert np.abs(roots.swapaxes(1, 2) @ roots - squares).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["relu", "linear", "square", "step"])
+@pytest.mark.parametrize("dim", [2, 5])
+def test_half_of_the_nodes_give_the_trace(dim, name, monkeypatch):
+    """A corner so small that it changes nothing has the integrals over all nodes."""
+    bias = bias_of(GaussianHeads(mean=1.3), dim, name).unit
+    whole = _biased_diagonals(dim, dataclasses.replace(bias, corner=1e-300))
+    np.testing.assert_allclose(_biased_diagonals(dim, bias), whole, rtol=1e-13)
+    # broken twin: h_k even where it is odd
+    wrong = bias.activation.first_with_parity + 1
+    monkeypatch.setattr(type(bias.activation), "first_with_parity", wrong)
+    _biased_diagonals.cache_clear()
+    is_same = np.allclose(_biased_diagonals(dim, bias), whole, rtol=1e-5)
+    _biased_diagonals.cache_clear()
+    # both terms of linear heads come before
+    assert is_same == (name == "linear")
 
 
 @pytest.mark.parametrize("dim", [2, 3, 9])

@@ -277,19 +277,21 @@ def hermite_moments(m: Float[np.ndarray, " q"], n_terms: int) -> Float[np.ndarra
     if n_terms <= 2:
         return values[:n_terms]
 
-    # He_j/√j! for j ≤ K−3, by its recurrence
+    # φ He_j/√j! for j ≤ K−3, by He_{j+1} = m He_j − j He_{j−1}
+    j = np.arange(float(n_terms))
+    backward = np.sqrt(j / (j + 1)).tolist()
     hermite = values[2:]
-    hermite[0] = 1.0
-    if n_terms > 3:
-        hermite[1] = m
-    for j in range(1, n_terms - 3):
-        np.multiply(m, hermite[j], out=hermite[j + 1])
-        hermite[j + 1] -= math.sqrt(j) * hermite[j - 1]
-        hermite[j + 1] /= math.sqrt(j + 1)
+    np.divide(m, np.sqrt(j[1 : n_terms - 2, None]), out=hermite[1:])
+    hermite[0] = density
+    previous = np.empty_like(density)
+    for i in range(n_terms - 3):
+        # hermite[i + 1] is still m/√(i+1)
+        hermite[i + 1] *= hermite[i]
+        if i > 0:
+            np.multiply(hermite[i - 1], backward[i], out=previous)
+            hermite[i + 1] -= previous
 
     # h_k = (−1)^k He_{k−2} φ
     k = np.arange(2.0, n_terms)[:, None]
-    hermite *= (-1) ** k
-    hermite *= density
-    hermite /= np.sqrt(k * (k - 1))
+    hermite *= (-1) ** k / np.sqrt(k * (k - 1))
     return values

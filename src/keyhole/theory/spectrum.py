@@ -366,37 +366,73 @@ def _biased_diagonals(dim: int, bias: Bias) -> tuple[float, float]:
     The series of the second falls like a power of k for ReLU, k^{−2−d/2}, and for step; beyond the
     last term that power law continues it.
     """
-    # the series is slower in low dimension
-    if dim < 8:
-        most_terms = 2000
-        n_nodes = 400
+    # the series is slower in low dimension: h_k²/k! falls like k^{−tail_power}, and the moment
+    # j_{k+1} like k^{−(d−1)/2}; beyond K terms the power law leaves an error of order K^{−decay}
+    decay = bias.activation.tail_power + (dim - 1) / 2
+    if math.isfinite(decay):
+        most_terms = round(min(max(_TAIL_ERROR ** (-1 / decay), 400), 2000))
     else:
-        most_terms = 400
-        n_nodes = 160
+        most_terms = 2000
+    most_degrees = 200 if dim < 8 else 80
     last = _last_term(dim, bias, most_terms)
 
-    # quadrature over u = <x_0, x_i>
+    # quadrature over u = <x_0, x_i>: h_k is near to polynomials of degree ``highest``, and a
+    # quadrature with n nodes is exact to degree 2n − 1; nodes are kept for other means, so there
+    # are few numbers of them
+    highest = min(most_degrees, 40 + int(2 * abs(bias.slope) * math.sqrt(last)))
+    n_nodes = 40 * math.ceil((highest + 20) / 40)
     u, weights = _correlation_nodes(dim, n_nodes)
     scores = bias.slope * u + bias.corner
     same_key = 2 * float(weights @ bias.activation.second_moment(scores))
 
     # N_q (∫ h_k(m) P_q dτ)²/k!, by (q, k)
-    highest = min(n_nodes // 2, 40 + int(2 * abs(bias.slope) * math.sqrt(last)))
-    zonal = orthonormal_zonal(dim, highest, u)
-    moments = bias.activation.moments(scores, last + 1)
-    parts = np.square(zonal @ (moments * weights).T)
+    first_even = bias.activation.first_with_parity
+    if bias.corner == 0 and first_even is not None:
+        integrals = _half_integrals(dim, bias, highest, last, n_nodes, first_even)
+    else:
+        zonal = orthonormal_zonal(dim, highest, u)
+        moments = bias.activation.moments(scores, last + 1)
+        integrals = zonal @ (moments * weights).T
 
     # 2 Σ_k Σ_q g_{k+1}(q) times these, and the rest of the series
     order = np.arange(1.0, last + 2.0)
     ratios = harmonic_ratios(order, dim, highest)
-    terms = 2 * np.exp(log_moment(order, dim)) * np.sum(ratios * parts, axis=0)
-    # h_k²/k! falls like k^{−tail_power}, and the moment j_{k+1} like k^{−(d−1)/2}
+    squares = np.einsum("qk,qk,qk->k", ratios, integrals, integrals)
+    terms = 2 * np.exp(log_moment(order, dim)) * squares
     rest = 0.0
-    if math.isfinite(bias.activation.tail_power):
-        decay = bias.activation.tail_power + (dim - 1) / 2
+    if math.isfinite(decay):
         rest = float(terms[-2:].mean()) * last / (decay - 1)
     return same_key, float(terms.sum()) + rest
 
+
+def _half_integrals(
+    dim: int, bias: Bias, highest: int, last: int, n_nodes: int, first_even: int
+) -> Float[np.ndarray, "q k"]:
+    """N_q^{1/2} ∫ h_k(cu) P_q dτ/√k! of an activation whose h_k are even and odd, without a corner.
+
+    From ``first_even`` on h_k is even or odd in u, as P_q is: half of the integrals are zero, and
+    half of the nodes give the others.
+    """
+    u, weights = _correlation_nodes(dim, n_nodes)
+    integrals = np.zeros((highest + 1, last + 1))
+
+    # the first terms are neither even nor odd
+    first_moments = bias.activation.moments(bias.slope * u, first_even)
+    zonal = orthonormal_zonal(dim, highest, u)
+    integrals[:, :first_even] = zonal @ (first_moments * weights).T
+
+    # nodes come in pairs ±u, of which the positive are the second half
+    is_positive = slice(n_nodes // 2, None)
+    moments = bias.activation.moments(bias.slope * u[is_positive], last + 1)
+    weighted_zonal = 2 * weights[is_positive] * zonal[:, is_positive]
+    for parity in (0, 1):
+        terms = slice(first_even + parity, None, 2)
+        integrals[parity::2, terms] = weighted_zonal[parity::2] @ moments[terms].T
+    return integrals
+
+
+_TAIL_ERROR = 1e-14
+"""The error that the power law beyond the last term may leave, where 2000 terms are enough."""
 
 _NEGLIGIBLE = 1e-18
 """The share of sup K(x, x) that the terms left out of a series may have."""
