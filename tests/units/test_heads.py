@@ -1,10 +1,11 @@
 import copy
+import math
 import pickle
 
 import numpy as np
 import pytest
 from jaxtyping import config
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 
 from keyhole.attention.heads import (
     GaussianHeads,
@@ -346,3 +347,18 @@ def test_stored_heads_are_the_same_heads():
     assert stored is not draw
     np.testing.assert_array_equal(stored.block(2, 6), draw.block(2, 6))
     assert draw.stored(8 * 7 * 16 - 1) is draw, "what exceeds the budget is drawn again"
+
+
+@pytest.mark.parametrize("n_entries", [7, 40, 300, 16_390])
+@pytest.mark.parametrize("skip", [0, 3, 255, 257])
+def test_normals_are_those_of_the_plain_formula(seed, n_entries, skip):
+    """All words of every item are drawn, and those of what is left out are thrown away."""
+    skip = min(skip, n_entries - 1)
+    words_per_item = 4 * math.ceil(n_entries / 4)
+    key = np.random.SeedSequence(seed).generate_state(2, np.uint64)
+    generator = np.random.Philox(key=key)
+    generator.advance(2 * words_per_item // 4)
+    bits = generator.random_raw(5 * words_per_item).reshape(5, -1)[:, skip:n_entries]
+    expected = ndtri(((bits >> np.uint64(12)) + 0.5) * 2.0**-52)
+    normals = standard_normals(5, n_entries, seed, start=2, skip=skip)
+    np.testing.assert_array_equal(normals, expected)

@@ -621,8 +621,12 @@ def standard_normals(
             bits = generator.random_raw(count * words_per_item).reshape(count, -1)
         # what was drawn before the first entry, and after the last, to fill up counters
         bits = bits[:, skip - 4 * jumped_counters : n_entries - 4 * jumped_counters]
-        # midpoints of 2^52 cells: never 0 or 1, so never infinite
-        ndtri(((bits >> np.uint64(12)) + 0.5) * 2.0**-52, out=normals[part])
+        # midpoints of 2^52 cells, never 0 or 1, so never infinite; in place, because new memory
+        # for every step takes a third of the time
+        np.right_shift(bits, np.uint64(12), out=bits)
+        uniform = np.add(bits, 0.5, out=normals[part])
+        uniform *= 2.0**-52
+        ndtri(uniform, out=uniform)
 
     items_per_thread = max(1, WORTH_A_THREAD // max(1, n_entries - skip))
     run_threads(draw, blocks(n_items, items_per_thread))
