@@ -39,6 +39,9 @@ LARGEST = {"d": 128, "N": 128, "c": 3.0}
 """Where the sliders of dimension, keys and mean end, which are changed now and then."""
 FEW_DIMENSIONS = 8
 """Below, spectra of heads with a mean have many more levels: such answers have their own row."""
+MEANS = (0.5, 1.0, 2.0, 3.0)
+PLACES = 16
+"""Means, changed a little, and places of the other sliders of every dimension below nine."""
 STEPS_PER_JUMP = 4
 """d, N and c are new in every such step."""
 
@@ -66,6 +69,46 @@ def run(size: str) -> Iterator[harness.Row]:
             yield from _frames(server.address, 3.0 if size == "small" else 10.0)
         server.stop()
         thread.join()
+    yield from _few_dimensions()
+
+
+def _few_dimensions() -> Iterator[harness.Row]:
+    """The theory of new places of all sliders below nine dimensions, without HTTP."""
+    from keyhole.lab.explore import views
+
+    def process_seconds(activation: str, dim: int, n_keys: int, mean: float) -> float:
+        """For all curves of a page."""
+        state = views.ExploreState.read(
+            {
+                "view": "curves",
+                "target": "corr * token",
+                "activation": activation,
+                "d": str(dim),
+                "N": str(n_keys),
+                "c": f"{mean:.3f}",
+                "ridge": f"{np.exp(rng.uniform(np.log(1e-8), 0)):.3g}",
+                "M": str(round(float(np.exp(rng.uniform(0, np.log(2000)))))),
+                "noise": f"{np.exp(rng.uniform(np.log(0.01), np.log(2))):.3g}",
+            }
+        )
+        start = time.process_time()
+        for ask in views._curve_asks(state):
+            if ask.function == "learning_curve":
+                views.answered(ask.question(state, state.sizes))
+        return time.process_time() - start
+
+    rng = np.random.default_rng(7)
+    process_seconds("relu", 9, 3, 0.77)  # imports and the caches of all dimensions
+    for activation in ("relu", "step", "linear", "square", "exp"):
+        for dim in range(2, FEW_DIMENSIONS + 1):
+            seconds = []
+            for i in range(PLACES):
+                mean = min(MEANS[i % len(MEANS)] + 0.01 * rng.uniform(-1, 1), LARGEST["c"])
+                n_keys = int(rng.integers(1, 33))
+                seconds.append(process_seconds(activation, dim, n_keys, mean))
+            note = f"process time, worst: {1e3 * max(seconds):.0f} ms"
+            name = f"theory of {activation} heads, d = {dim}"
+            yield harness.row(name, float(np.median(seconds)), note=note)
 
 
 def _rows(name: str, answers: list[Answer], allowed: float) -> Iterator[harness.Row]:
