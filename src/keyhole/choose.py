@@ -1162,9 +1162,7 @@ class CandidateSearch:
         On the host, where a draft is not yet the final fit, and its smaller Gram matrix is that of
         the samples.
         """
-        # what solves by rows is the host; matrices of a device stay there
-        is_on_host = backend_for(self.spec.device).solves_by_rows
-        if not is_on_host or self.may_be_final(spec):
+        if self.spec.device is not None or self.may_be_final(spec):
             return False
         if spec.is_exact:
             return True
