@@ -64,19 +64,13 @@ from keyhole.data.tokens import (
 )
 from keyhole.folds import N_FOLDS, Folds
 from keyhole.key_selection import ALL_KEYS, SelectedKeys, select_keys, selection_seconds
-from keyhole.layer import (
-    FittedLayer,
-    fit,
-    learn_tokens,
-    left_out_predictions,
-    with_ranks_if_drawn,
-)
+from keyhole.layer import FittedLayer, fit, learn_tokens, with_ranks_if_drawn
 from keyhole.logistic.gram import logistic_gram
 from keyhole.logistic.problem import LogisticProblem
 from keyhole.ridge.calibration import calibrate, class_scores, labels_of
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.problem import RidgeProblem
-from keyhole.solvers.solve import SharedGrams, extras_or_none
+from keyhole.solvers.solve import extras_or_none
 from keyhole.spec import AUTO, LayerSpec
 from keyhole.training import JoinedSamples, TrainingSet
 
@@ -684,10 +678,6 @@ class CandidateSearch:
         Called with every candidate.
     candidates : list of Candidate
         What was tried so far.
-    token_rules : dict
-        Those that were learned, by scaling, query and pooling.
-    grams : SharedGrams
-        Gram matrices of the draft's samples.
     simplest : Draft or None
         The draft of the scaling that was chosen, with the simplest of everything else.
     """
@@ -709,7 +699,6 @@ class CandidateSearch:
     candidates: list[Candidate] = field(default_factory=list)
     simplest: Draft | None = field(default=None, repr=False)
     token_rules: dict[tuple[str, str, str], TokenRule] = field(default_factory=dict, repr=False)
-    grams: SharedGrams = field(default_factory=SharedGrams, repr=False)
 
     @classmethod
     def of(
@@ -852,10 +841,7 @@ class CandidateSearch:
             spec = replace(spec, heads=spec.fixed_heads)
         draft = Draft(spec=spec, tokens=self.token_rule(spec), held_out=trial.held_out)
         try:
-            if trial.held_out == "samples" and self.shares_gram(spec):
-                judged = left_out_predictions(spec, self.part, draft.tokens, self.grams)
-                draft = replace(draft, predictions=judged.predictions, loss=judged.loss)
-            elif trial.held_out == "samples":
+            if trial.held_out == "samples":
                 fitted = fit(
                     spec, self.part, tokens=draft.tokens, draft=not self.may_be_final(spec)
                 )
@@ -1090,9 +1076,6 @@ class CandidateSearch:
         """
         if not spec.learns_heads and not spec.selects_keys:
             in_folds = replace(self.part, groups=self.folds.numbers)
-            if self.shares_gram(spec):
-                rule = self.token_rule(spec)
-                return left_out_predictions(spec, in_folds, rule, self.grams).predictions
             return fit(spec, in_folds, tokens=self.token_rule(spec), draft=True).predictions
         predictions = np.full(self.part.outputs.shape, np.nan)
         for rest, held_out in self.folds.splits():
@@ -1155,20 +1138,6 @@ class CandidateSearch:
             has_query=has_query,
         )
         return n_drafts * one_draft <= STAGE_SHARE * self.size.budget.choosing
-
-    def shares_gram(self, spec: LayerSpec) -> bool:
-        """Whether drafts of these settings are judged by a Gram matrix that they share.
-
-        On the host, where a draft is not yet the final fit, and its smaller Gram matrix is that of
-        the samples.
-        """
-        if self.spec.device is not None or self.may_be_final(spec):
-            return False
-        if spec.is_exact:
-            return True
-        assert not isinstance(spec.n_heads, str)
-        n_features = int(spec.n_heads) * (self.part.samples.dim + 1)
-        return n_features >= len(self.part)
 
     def may_be_final(self, spec: LayerSpec) -> bool:
         """Whether a draft of these settings is fitted as the final fit would be.

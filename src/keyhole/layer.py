@@ -33,14 +33,7 @@ from keyhole.data.tokens import ADDS_FEATURES, TokenRule
 from keyhole.key_selection import SelectedKeys, select_keys
 from keyhole.ridge.problem import RidgeFit
 from keyhole.solvers.layers import Layer
-from keyhole.solvers.solve import (
-    LayerFit,
-    LeftOutPredictions,
-    SharedGrams,
-    exceeds_memory,
-    predict_left_out,
-    solve_values,
-)
+from keyhole.solvers.solve import LayerFit, exceeds_memory, solve_values
 from keyhole.spec import AUTO, LayerSpec
 from keyhole.training import JoinedSamples, TrainingSet
 
@@ -190,27 +183,6 @@ def fit(
     if learned.held_out:
         fitted = with_held_out_predictions(fitted, data, rule_before_hops, learned.held_out)
     return fitted.in_units(exponent)
-
-
-def left_out_predictions(
-    spec: LayerSpec, data: TrainingSet, tokens: TokenRule, grams: SharedGrams
-) -> LeftOutPredictions:
-    """What `fit` says, as a draft, of the samples that it leaves out; its layer is not made.
-
-    For a complete specification without heads to learn or keys to select, and for samples of
-    positive weight on the host.
-    """
-    _check_complete(spec)
-    exponent = data.output_exponent()
-    data = data.with_outputs_in_units(exponent)
-    ready = data.prepared(tokens)
-    assert spec.heads is not None
-    heads = spec.draw(spec.heads, ready.samples)
-    judged = predict_left_out(spec, ready, heads, grams, scaling=spec.scaling, query=spec.query)
-    # logits have no units
-    if spec.is_logistic:
-        return judged
-    return judged.in_units(exponent)
 
 
 def with_held_out_predictions(

@@ -192,18 +192,12 @@ def test_a_query_that_points_at_keys_makes_the_heads_lean_on_the_identity(seed):
 def test_what_all_samples_chose_by_is_not_fitted_again(bags, monkeypatch):
     counted = []
     honest_fit = chooser.fit
-    honest_draft = chooser.left_out_predictions
 
     def counting_fit(spec, data, **options):
         counted.append(len(data))
         return honest_fit(spec, data, **options)
 
-    def counting_draft(spec, data, *arguments):
-        counted.append(len(data))
-        return honest_draft(spec, data, *arguments)
-
     monkeypatch.setattr(chooser, "fit", counting_fit)
-    monkeypatch.setattr(chooser, "left_out_predictions", counting_draft)
     model = kh.AttentionClassifier(math.inf, kh.GaussianHeads(), random_state=0).fit(
         bags, first_sign(bags)
     )
@@ -216,18 +210,12 @@ def test_what_all_samples_chose_by_is_not_fitted_again(bags, monkeypatch):
 def test_drafts_are_coarse_and_a_fit_that_is_kept_is_not(bags, monkeypatch):
     drafts = []
     honest_fit = chooser.fit
-    honest_draft = chooser.left_out_predictions
 
     def noting_fit(spec, data, **options):
         drafts.append(options.get("draft"))
         return honest_fit(spec, data, **options)
 
-    def noting_draft(*arguments):
-        drafts.append(True)
-        return honest_draft(*arguments)
-
     monkeypatch.setattr(chooser, "fit", noting_fit)
-    monkeypatch.setattr(chooser, "left_out_predictions", noting_draft)
     y = first_sign(bags)
 
     # the exact kernel of all samples is kept, unless the scale of an extra is still to be chosen

@@ -28,7 +28,6 @@ from keyhole._array import block_size, blocks
 from keyhole.attention.backends import Backend, backend_for
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDistribution, HeadDraw
-from keyhole.data.sets import PooledSets
 from keyhole.logistic.design import logistic_rows
 from keyhole.logistic.problem import LogisticProblem
 from keyhole.ridge.design import ridge_rows
@@ -242,9 +241,41 @@ def solve_values(
 
     # join duplicates, so that leaving one sample out leaves all its duplicates out
     samples = JoinedSamples.of(data)
-    if not use_gradients:
-        _check_can_choose_penalty(spec, samples)
-    problem = _posed_problem(spec, samples, heads, draft=draft, keep_factor=keep_factor)
+    has_choice = spec.alphas is None or len(spec.alphas) > 1
+    if not use_gradients and samples.n_weighted < 2 and has_choice:
+        raise ValueError(
+            "leave-one-out needs at least two samples: got 1 sample (duplicates and samples of "
+            "weight 0 do not count). Give more samples, or one fixed number as `alpha`."
+        )
+
+    # pose the ridge problem
+    ridge_problem = RidgeProblem.of(
+        samples.data.outputs,
+        spec.alphas,
+        fit_intercept=spec.fit_intercept,
+        weights=samples.data.weights,
+        groups=samples.data.groups,
+        criterion=spec.criterion,
+        draft=draft,
+    )
+    logistic_problem = None
+    if spec.is_logistic:
+        logistic_problem = LogisticProblem.of(
+            samples.data.outputs,
+            spec.alphas,
+            fit_intercept=spec.fit_intercept,
+            weights=samples.data.weights,
+            groups=samples.data.groups,
+            draft=draft,
+        )
+    problem = ValueProblem(
+        samples=samples,
+        heads=heads,
+        ridge=ridge_problem,
+        spec=spec,
+        keep_factor=keep_factor,
+        logistic=logistic_problem,
+    )
     if use_gradients:
         from keyhole.solvers.gradients import solve_by_gradients
 
@@ -280,7 +311,10 @@ def solve_values(
 
     # a single sample, left out, leaves nothing to fit: its errors are not known
     if samples.n_weighted < 2:
-        ridge = _with_unknown_errors(ridge)
+        unknown = np.full(ridge.errors.shape, np.nan)
+        ridge = replace(ridge, errors=unknown)
+        if ridge.log_losses is not None:
+            ridge = replace(ridge, log_losses=unknown)
     predictions = _left_out_predictions(data, samples, layer, ridge, spec.memory_budget)
     return LayerFit(
         layer=layer,
@@ -290,63 +324,6 @@ def solve_values(
         samples=samples,
         centre=centre,
     )
-
-
-def _check_can_choose_penalty(spec: LayerSpec, samples: JoinedSamples) -> None:
-    """Raise if a penalty is to be chosen by leaving the only sample out."""
-    has_choice = spec.alphas is None or len(spec.alphas) > 1
-    if samples.n_weighted < 2 and has_choice:
-        raise ValueError(
-            "leave-one-out needs at least two samples: got 1 sample (duplicates and samples of "
-            "weight 0 do not count). Give more samples, or one fixed number as `alpha`."
-        )
-
-
-def _posed_problem(
-    spec: LayerSpec,
-    samples: JoinedSamples,
-    heads: HeadDraw | HeadDistribution,
-    *,
-    draft: bool,
-    keep_factor: bool = False,
-) -> ValueProblem:
-    """The ridge problem of distinct samples, and the logistic one if the log-loss is minimised."""
-    ridge_problem = RidgeProblem.of(
-        samples.data.outputs,
-        spec.alphas,
-        fit_intercept=spec.fit_intercept,
-        weights=samples.data.weights,
-        groups=samples.data.groups,
-        criterion=spec.criterion,
-        draft=draft,
-    )
-    logistic_problem = None
-    if spec.is_logistic:
-        logistic_problem = LogisticProblem.of(
-            samples.data.outputs,
-            spec.alphas,
-            fit_intercept=spec.fit_intercept,
-            weights=samples.data.weights,
-            groups=samples.data.groups,
-            draft=draft,
-        )
-    return ValueProblem(
-        samples=samples,
-        heads=heads,
-        ridge=ridge_problem,
-        spec=spec,
-        keep_factor=keep_factor,
-        logistic=logistic_problem,
-    )
-
-
-def _with_unknown_errors(ridge: RidgeFit) -> RidgeFit:
-    """The same fit without errors, because there is nothing to fit where its sample is left out."""
-    unknown = np.full(ridge.errors.shape, np.nan)
-    ridge = replace(ridge, errors=unknown)
-    if ridge.log_losses is not None:
-        ridge = replace(ridge, log_losses=unknown)
-    return ridge
 
 
 def _warn_of_rounding(ridge: RidgeFit, dtype: str) -> None:
@@ -530,172 +507,6 @@ def solve_kernel(problem: ValueProblem, backend: Backend) -> tuple[KernelLayer, 
             memory_budget=spec.memory_budget,
         )
     return problem.kernel_layer(ridge), ridge
-
-
-@dataclass(frozen=True)
-class LeftOutPredictions:
-    """What a fit says of the samples that it leaves out, where its layer is not wanted.
-
-    Attributes
-    ----------
-    predictions : array (n, t)
-        For each sample given, as in `LayerFit`.
-    ridge : RidgeFit
-    """
-
-    predictions: Float[np.ndarray, "n t"] = field(repr=False)
-    ridge: RidgeFit
-
-    @property
-    def loss(self) -> float:
-        """The leave-one-out squared error, or log-loss, at the penalty that was chosen by it."""
-        return self.ridge.loss
-
-    def in_units(self, exponent: int) -> LeftOutPredictions:
-        """The same for outputs 2^exponent times as large."""
-        return LeftOutPredictions(
-            predictions=np.ldexp(self.predictions, exponent), ridge=self.ridge.in_units(exponent)
-        )
-
-
-_SHARED_HEADS = 2**27
-"""Bytes of heads that are kept from one draft to the next: 64 heads of 385 × 385 numbers take 76 MB
-and 0.3 s to draw."""
-
-
-class SharedGrams:
-    """Gram matrices of the samples of drafts, each made once.
-
-    For one collection of samples, one seed and one precision, whose token rules differ in nothing
-    but their names: of every scaling there is one.
-
-    Candidates that differ in what comes after the features have one matrix: the log-loss or squared
-    errors, samples or folds left out, statistics of the keys as sample-level features. So have
-    means and sums over keys: φ_i is c_i times the mean over the keys of set i, and K_ij is
-    c_i c_j times that of the means. At 100 sets of 1,560 keys, d = 384, a matrix of 64 heads takes
-    0.25 s of process time, and a fit to it 0.01 s.
-    """
-
-    def __init__(self) -> None:
-        # the head distribution is kept too, so that no other can have its place in memory
-        self._kept: dict[tuple[Any, ...], tuple[Float[np.ndarray, "n n"], Any]] = {}
-        # the heads that were drawn last, where they take less than _SHARED_HEADS bytes
-        self._drawn: HeadDraw | None = None
-
-    def of(self, problem: ValueProblem, scaling: str, query: str) -> Float[np.ndarray, "n n"]:
-        """K of the samples of a problem without their extras, both triangles; not to be changed.
-
-        ``scaling`` and ``query`` say what was done to the tokens.
-        """
-        batch = problem.batch
-        coefficients = None
-        pooling = "sets of their own"
-        if isinstance(batch, PooledSets):
-            pooling = batch.pooling
-            if batch.base.is_plain and not batch.each:
-                # one set each: c_i times what the set itself has
-                coefficients = batch.set_coefficients
-                batch = batch.sets
-                pooling = "sets of their own"
-
-        spec = problem.spec
-        key = (scaling, query, pooling, spec.activation, spec.n_heads, id(spec.heads), len(batch))
-        if key not in self._kept:
-            self._kept[key] = (self._made(problem.with_samples(batch)), spec.heads)
-        gram, _ = self._kept[key]
-        if coefficients is None:
-            return gram
-        return gram * np.outer(coefficients, coefficients).astype(gram.dtype)
-
-    def _made(self, problem: ValueProblem) -> Float[np.ndarray, "n n"]:
-        """K of the samples of a problem without their extras."""
-        spec = problem.spec
-        backend = backend_for(None)
-        no_extras = np.zeros((len(problem.batch), 0))
-        if not isinstance(problem.heads, HeadDraw):
-            kernel = backend.kernel_gram(
-                problem.batch,
-                no_extras,
-                problem.heads,
-                spec.activation,
-                dtype=spec.dtype,
-                memory_budget=spec.memory_budget,
-            )
-            return np.asarray(kernel)
-        heads = problem.heads.seen_by(query=problem.batch.has_query)
-        products = backend.products(
-            problem.batch,
-            self._stored(heads),
-            spec.activation,
-            dtype=spec.dtype,
-            memory_budget=spec.memory_budget,
-            centred_rows=None,
-        )
-        return np.asarray(products.gram(no_extras, both_triangles=True))
-
-    def _stored(self, heads: HeadDraw) -> HeadDraw:
-        """The same heads, drawn once for drafts that follow each other, if they are few enough."""
-        drawn = self._drawn
-        is_drawn = (
-            drawn is not None
-            and drawn.distribution is heads.distribution
-            and (drawn.n_heads, drawn.dim, drawn.query_dim, drawn.seed, drawn.entries)
-            == (heads.n_heads, heads.dim, heads.query_dim, heads.seed, heads.entries)
-        )
-        if not is_drawn:
-            # the heads of earlier drafts are given up before others are drawn
-            self._drawn = None
-            drawn = heads.stored(_SHARED_HEADS)
-            self._drawn = drawn
-        assert drawn is not None
-        return drawn
-
-
-def predict_left_out(
-    spec: LayerSpec,
-    data: TrainingSet,
-    heads: HeadDraw | HeadDistribution,
-    grams: SharedGrams,
-    *,
-    scaling: str,
-    query: str,
-) -> LeftOutPredictions:
-    """The loss and the leave-one-out predictions of `solve_values` as a draft, without its layer.
-
-    On the host, for samples of positive weight, by an n × n Gram matrix that other drafts share.
-    """
-    samples = JoinedSamples.of(data)
-    _check_can_choose_penalty(spec, samples)
-    problem = _posed_problem(spec, samples, heads, draft=True)
-    backend = backend_for(None)
-
-    # K + ZZᵀ
-    extras = problem.extras
-    gram = grams.of(problem, scaling, query)
-    gram = gram + (extras @ extras.T).astype(gram.dtype)
-
-    # the unit of rounding of the arithmetic behind K
-    rounding = backend.kernel_rounding(spec.dtype)
-    if isinstance(heads, HeadDraw):
-        rounding = float(np.finfo(spec.dtype).eps)
-
-    if problem.logistic is not None:
-        ridge = backend.logistic(gram, problem.logistic, rounding=rounding)
-    else:
-        ridge = backend.ridge(
-            gram,
-            problem.ridge,
-            rounding=rounding,
-            overwrite_gram=True,
-            keep_factor=False,
-            memory_budget=spec.memory_budget,
-        )
-    if samples.n_weighted < 2:
-        ridge = _with_unknown_errors(ridge)
-        return LeftOutPredictions(predictions=np.full(data.outputs.shape, np.nan), ridge=ridge)
-    assert ridge.left_out is not None
-    of_distinct = samples.data.outputs - ridge.left_out
-    return LeftOutPredictions(predictions=of_distinct[samples.owner], ridge=ridge)
 
 
 def count_features(heads: HeadDraw | HeadDistribution, samples: Any) -> int:
