@@ -38,6 +38,21 @@ class Place(NamedTuple):
         return f" in {self.words}" if self.words else ""
 
 
+def is_readable(kind: pa.DataType) -> bool:
+    """Whether pyarrow has arrays of a type, and of all types inside of it.
+
+    Files may have types that Arrow defines and pyarrow lacks, such as intervals of months.
+    """
+    try:
+        pa.nulls(0, kind)
+    except KeyError:
+        return False
+    types_inside = [kind.field(i).type for i in range(kind.num_fields)]
+    if pa.types.is_dictionary(kind):
+        types_inside.append(kind.value_type)
+    return all(is_readable(each) for each in types_inside)
+
+
 def is_list(kind: pa.DataType) -> bool:
     """Whether a column holds lists."""
     return bool(

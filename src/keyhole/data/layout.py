@@ -30,6 +30,7 @@ from keyhole.data.columns import (
     is_date,
     is_list,
     is_number,
+    is_readable,
     kind_of,
     labels,
     matrix,
@@ -254,6 +255,12 @@ def check_columns(schema: pa.Schema, names: Sequence[str], option: str | None, s
             raise SchemaError(
                 f"a column must hold one kind of thing: {name!r} does not "
                 f"({note.decode(errors='replace')}). Convert it, for example to text."
+            )
+        kind = schema.field(name).type
+        if not is_readable(kind):
+            raise SchemaError(
+                f"a column must have a type that pyarrow reads: {name!r} has {kind}. Convert it to "
+                "numbers, dates or text."
             )
 
 
