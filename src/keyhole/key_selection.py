@@ -58,9 +58,10 @@ MIN_FOLDS = 3
 """Folds at least that keys are judged by."""
 
 TIE_RESOLUTION = 2.0**-30
-"""Keys are equally relevant where they differ by less, in units of the largest contribution of the
-set. Sums in another order differ by some 1e-15 of it: which of two equal keys is kept must not
-depend on that, and be the same in `predict` and in every export.
+"""Relevance is rounded to steps of this size, in units of the largest contribution of the set. Sums
+in another order differ by some 1e-15 of it: which of two equal keys is kept should not depend on
+that, and be the same in `predict` and in every export. Two keys at the edge of a step may still be
+told apart, about once in a million.
 """
 
 MAX_SAMPLES_AT_ONCE = 4096
@@ -280,7 +281,7 @@ def strongest_keys(
 
     Keys that speak for an output and keys that speak against it count alike: exchanging the two
     classes, or the sign of y, selects the same keys. Of several outputs the largest difference
-    counts. Of keys that differ by no more than rounding (`TIE_RESOLUTION`) the first are kept.
+    counts. Of keys that are equal in steps of `TIE_RESOLUTION` the first are kept.
 
     Examples
     --------
@@ -299,7 +300,8 @@ def strongest_keys(
     unit = np.where(largest > 0, largest, 1.0)
     steps = np.round(relevance / unit[set_of_key] / TIE_RESOLUTION)
 
-    # every key has a rank of its own: the most relevant first, equal ones in their order
+    # every key has a rank of its own: the most relevant first, equal ones in their order (a step is
+    # below 2³², so that ranks of up to 2³¹ keys are integers of 64 bits)
     ranks = np.arange(len(parts)) - len(parts) * steps.astype(np.int64)
 
     # a set of more keys keeps those of the least ranks

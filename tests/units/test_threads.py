@@ -1,9 +1,18 @@
+import math
 import threading
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
-from keyhole._array import run_threads
+import keyhole as kh
+import keyhole.solvers.solve
+from keyhole._array import (
+    WORTH_BLAS_THREADS,
+    blas_threads_for,
+    one_blas_thread,
+    run_threads,
+)
 
 
 def test_work_is_shared_out_among_threads(monkeypatch):
@@ -35,3 +44,78 @@ def test_what_a_thread_raises_is_raised(monkeypatch):
 
     with pytest.raises(ValueError, match="item 0"):
         run_threads(fail, range(3))
+
+
+# --- threads of BLAS ------------------------------------------------------------------------------
+
+
+def blas_threads():
+    """Threads of every BLAS library that is loaded."""
+    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
+@pytest.fixture
+def two_blas_threads():
+    """What a user has on two cores; the tests themselves run with one."""
+    with threadpool_limits(2, user_api="blas"):
+        yield
+
+
+def test_blas_has_one_thread_inside_and_what_it_had_outside(two_blas_threads):
+    with one_blas_thread():
+        assert blas_threads() == {1}
+        with one_blas_thread():
+            assert blas_threads() == {1}
+        assert blas_threads() == {1}
+    assert blas_threads() == {2}
+
+
+def test_an_error_inside_lifts_the_limit(two_blas_threads):
+    with pytest.raises(ZeroDivisionError), one_blas_thread():
+        raise ZeroDivisionError
+    assert blas_threads() == {2}
+
+
+def test_the_last_of_several_threads_lifts_the_limit(two_blas_threads):
+    """The first to enter leaves first: each by itself would restore what it had found."""
+    first_is_inside = threading.Event()
+    second_is_inside = threading.Event()
+
+    def first():
+        with one_blas_thread():
+            first_is_inside.set()
+            assert second_is_inside.wait(10)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert first_is_inside.wait(10)
+    with one_blas_thread():
+        second_is_inside.set()
+        thread.join(10)
+        assert blas_threads() == {1}
+    assert blas_threads() == {2}
+
+
+def test_large_matrices_keep_the_threads_of_blas(two_blas_threads):
+    with blas_threads_for(WORTH_BLAS_THREADS):
+        assert blas_threads() == {2}
+    with blas_threads_for(WORTH_BLAS_THREADS - 1):
+        assert blas_threads() == {1}
+
+
+def test_small_fits_use_one_thread_of_blas(two_blas_threads, monkeypatch):
+    """Two threads of BLAS wait for each other in loops, in the way of ours."""
+    seen = []
+    solve = keyhole.solvers.solve.solve_kernel
+
+    def solve_and_look(problem, backend):
+        seen.append(blas_threads())
+        return solve(problem, backend)
+
+    monkeypatch.setattr(keyhole.solvers.solve, "solve_kernel", solve_and_look)
+    sets = kh.targets.sphere_sets(30, n_keys=3, dim=3, seed=0)
+    y = kh.targets.TokenPower(2, dim=3)(sets)
+    kh.AttentionRegressor(n_heads=math.inf, heads=kh.GaussianHeads(), alpha=0.1).fit(sets, y)
+    assert seen
+    assert all(threads == {1} for threads in seen)
+    assert blas_threads() == {2}

@@ -398,6 +398,13 @@ class HeadDescent:
         if self.samples.steps_on_device:
             self.helpers = ThreadPoolExecutor(_STEPS_AHEAD)
 
+    def stop(self) -> None:
+        """Give up the steps that are prepared, and the threads that prepare them."""
+        if self.helpers is not None:
+            self.helpers.shutdown(cancel_futures=True)
+            self.helpers = None
+        self.prepared.clear()
+
     def distribution(
         self,
         *,
@@ -466,7 +473,7 @@ class HeadDescent:
         return gradient.error
 
     def _prepared_by(self, helpers: ThreadPoolExecutor) -> tuple[DescentPart, np.ndarray]:
-        """What `_prepare` gives for this step; the helpers go on with the next ones."""
+        """What `_prepare` gives for this step; the helpers go on with the two after it."""
         while len(self.prepared) <= _STEPS_AHEAD:
             count = self.count + len(self.prepared)
             self.prepared.append(helpers.submit(self._prepare, count))

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
-from threadpoolctl import threadpool_limits
 
+from keyhole._array import one_blas_thread
 from keyhole._checks import check_choice, check_count, check_no_mask, check_number, check_seed
 from keyhole.attention.backends import backend_for
 from keyhole.attention.descent import DescentSettings, HostSamples, LearningPlan
@@ -324,8 +324,7 @@ class LearnedHeads(UnfittedHeads):
             check_choice(activation, "activation", DIFFERENTIABLE)
         # float32 has digits enough to steer by
         task = task.with_sets(narrow(task.batch.sets, np.dtype(np.float32)))
-        # threads of BLAS wait in loops, in the way of ours
-        with threadpool_limits(1, user_api="blas"):
+        with one_blas_thread():
             return learn(task, plan, given_rows)
 
     def screen(
@@ -358,7 +357,7 @@ class LearnedHeads(UnfittedHeads):
         plan = self.plan(task, seed, None, device, settings)
         plan = replace(plan, steps=SCREENING_STEPS)
         task = task.with_sets(narrow(task.batch.sets, np.dtype(np.float32)))
-        with threadpool_limits(1, user_api="blas"):
+        with one_blas_thread():
             return screen(task, plan, given_rows)
 
     def plan(

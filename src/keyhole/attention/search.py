@@ -491,6 +491,7 @@ def race_from_all_starts(
     # in the order in which they began
     results = []
     for runner in begun:
+        runner.stop()
         result = replace(runner.descended, finished=runner in still_running)
         results.append(result)
         plan.tell(
@@ -681,6 +682,8 @@ class RunningDescent:
 
     def stop(self) -> None:
         """Let go of what only further steps need."""
+        for descent in self.descents:
+            descent.stop()
         self.descents = []
 
 
@@ -733,6 +736,7 @@ def go_on_with_all(best: Descended, *, anew: bool) -> FittedHeads:
         steps = max(1, round(SHARE_TO_GO_ON * best.best.step))
     for _ in range(steps):
         descent.step()
+    descent.stop()
     return descent.distribution()
 
 

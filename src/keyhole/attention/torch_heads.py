@@ -90,10 +90,11 @@ class DeviceSamples:
         self.graphs: dict[Any, GradientGraph] = {}
 
         # the stream that prepares steps: on the one of gradients, every copy would wait until the
-        # gradient before it is there
+        # gradient before it is there. Streams of this priority come from a pool of their own, so
+        # that it is never one that a graph is captured on
         self.stream: Any = None
         if self.uses_graphs:
-            self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self.stream = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
 
         # torch loads its factorisations at the first call, and fails if two threads make it at
@@ -107,10 +108,11 @@ class DeviceSamples:
 
     def part(self, rows: np.ndarray, plan: LearningPlan, count: int) -> DevicePart:
         """Some samples, as step number ``count`` of a plan sees them."""
-        with torch.cuda.stream(self.stream):  # does nothing where there is none
+        if self.stream is None:
+            return DevicePart(self, rows, self._padded(rows, plan, count))
+        with torch.cuda.stream(self.stream):
             part = DevicePart(self, rows, self._padded(rows, plan, count))
-            if self.stream is not None:
-                part.is_ready = self.stream.record_event()
+            part.is_ready = self.stream.record_event()
         return part
 
     def _padded(
@@ -447,7 +449,8 @@ class DevicePart:
         hops: Sequence[np.ndarray] = (),
     ) -> HeadGradient:
         """`head_error.gradient_in_heads` of these samples."""
-        # the host waits for the gradient below: until then nothing of this part is given back
+        # this part's memory belongs to the stream that prepared it, which may use it again once it
+        # is freed: the caller holds the part while the host waits for the gradient below
         if self.is_ready is not None:
             torch.cuda.current_stream(self.home.device).wait_event(self.is_ready)
         matrices = self._moved([noise, means, *hops])
@@ -478,7 +481,7 @@ class DevicePart:
 
     def _moved(self, matrices: Sequence[np.ndarray]) -> list[torch.Tensor]:
         """Matrices on the device in float32, end to end in one piece of memory."""
-        flat = np.concatenate([matrix.astype(np.float32).ravel() for matrix in matrices])
+        flat = np.concatenate([matrix.ravel() for matrix in matrices], dtype=np.float32)
         pieces = torch.split(self.put(flat), [matrix.size for matrix in matrices])
         return [piece.view(matrix.shape) for piece, matrix in zip(pieces, matrices, strict=True)]
 
@@ -556,7 +559,8 @@ class GradientGraph:
 def captured(compute: Callable[[], Any], device: torch.device) -> tuple[Any, Any]:
     """A CUDA graph of what a function computes, and the tensor that its replays write to."""
     with _LOCK, torch.cuda.device(device):
-        # torch wants a few rounds on a stream apart, in which libraries set up what they need
+        # torch wants a few rounds on a stream apart, in which libraries set up what they need; the
+        # same stream is captured, because the one that torch would take belongs to one device
         apart = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         apart.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(apart):
@@ -567,7 +571,7 @@ def captured(compute: Callable[[], Any], device: torch.device) -> tuple[Any, Any
         # what is launched on the stream of the capture is captured, by the thread of autograd too;
         # helper threads may meanwhile allocate and copy
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=apart, capture_error_mode="thread_local"):
             result = compute()
     return graph, result
 

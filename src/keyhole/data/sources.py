@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -74,7 +75,7 @@ class TokenRuns(TokenSource):
     starts: Int[np.ndarray, " s"]
     stops: Int[np.ndarray, " s"]
 
-    @property
+    @cached_property
     def offsets(self) -> Int[np.ndarray, " o"]:
         """Where each run begins here, and the last one ends."""
         return np.concatenate([[0], np.cumsum(self.stops - self.starts)])
@@ -82,7 +83,7 @@ class TokenRuns(TokenSource):
     @property
     def shape(self) -> tuple[int, int]:
         """(t, d)."""
-        return int((self.stops - self.starts).sum()), int(self.base.shape[1])
+        return int(self.offsets[-1]), int(self.base.shape[1])
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -211,7 +212,7 @@ def gathered_rows(tokens: Any, rows: Int[np.ndarray, " r"]) -> Any:
         run = np.searchsorted(tokens.offsets, rows, side="right") - 1
         return gathered_rows(tokens.base, tokens.starts[run] + rows - tokens.offsets[run])
 
-    # files: runs of rows that follow each other
+    # files, and tokens of several sources: runs of rows that follow each other
     breaks = np.flatnonzero(np.diff(rows) != 1) + 1
     starts = rows[np.append(0, breaks)] if len(rows) else rows
     lengths = np.diff(np.concatenate([[0], breaks, [len(rows)]])) if len(rows) else rows
@@ -224,7 +225,7 @@ class JoinedTokens(TokenSource):
 
     parts: tuple[Any, ...] = field(repr=False)
 
-    @property
+    @cached_property
     def offsets(self) -> Int[np.ndarray, " o"]:
         """Where each part begins, and the last one ends."""
         return np.concatenate([[0], np.cumsum([len(part) for part in self.parts])])

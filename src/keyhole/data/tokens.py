@@ -308,7 +308,7 @@ def _to_sphere(tokens: Float[Any, "t d"]) -> Float[Any, "t d"]:
         squares = np.einsum("td,td->t", tokens, tokens)
 
     # rows whose squares overflow, or lose digits near the smallest number, have their largest
-    # coordinate divided out first
+    # coordinate divided out first; tokens of zeros are among them, and stay
     number = np.finfo(tokens.dtype)
     has_safe_squares = (squares > number.tiny / number.eps**2) & (squares < number.max)
     extreme = np.flatnonzero(~has_safe_squares)

@@ -39,8 +39,9 @@ def ridge_device(
 ) -> RidgeFit:
     """Ridge on a float64 Gram matrix on a device, which is overwritten.
 
-    ``rounding`` is that of the arithmetic that computed it. Penalties below the numerical floor are
-    left to the host. Without room for a copy, the matrix of one penalty is factorised in place.
+    ``rounding`` is that of the arithmetic that computed it. If any penalty is below the numerical
+    floor, or has no Cholesky factor, all of them are solved on the host. Without room for a copy,
+    the matrix of a single penalty is factorised in place.
     """
     ridge = DeviceRidge.of(gram, problem)
 

@@ -277,7 +277,7 @@ def hermite_moments(m: Float[np.ndarray, " q"], n_terms: int) -> Float[np.ndarra
     if n_terms <= 2:
         return values[:n_terms]
 
-    # φ He_j/√j! for j ≤ K−3, by He_{j+1} = m He_j − j He_{j−1}
+    # ψ_j = φ He_j/√j! for j ≤ K−3, by ψ_{j+1} = (m ψ_j − √j ψ_{j−1})/√(j+1)
     j = np.arange(float(n_terms))
     backward = np.sqrt(j / (j + 1)).tolist()
     hermite = values[2:]

@@ -38,9 +38,8 @@ from scipy.linalg import solve_triangular
 from scipy.linalg.lapack import dpocon, dpotrf, dpstrf
 from scipy.sparse import csr_array, eye_array
 from scipy.special import gammaln
-from threadpoolctl import ThreadpoolController
 
-from keyhole._array import block_size, blocks
+from keyhole._array import block_size, blocks, one_blas_thread
 from keyhole.attention.heads import GaussianHeads
 from keyhole.theory.activations import RELU, ScoreActivation, score_activation
 from keyhole.theory.harmonics import gegenbauer, harmonic_count, power_moment
@@ -487,12 +486,6 @@ class Blocks:
         return max(self.query_edge, self.key_edge / n_keys)
 
 
-@lru_cache(maxsize=1)
-def _blas() -> ThreadpoolController:
-    """The libraries with threads: looking for them takes 2 ms, and numpy has loaded them by now."""
-    return ThreadpoolController()
-
-
 @lru_cache(maxsize=64)
 def biased_blocks(dim: int, bias: Bias, degree: int) -> Blocks:
     """All blocks with states p, q ≤ degree, without the gain."""
@@ -511,7 +504,7 @@ def biased_blocks(dim: int, bias: Bias, degree: int) -> Blocks:
 
     # many small matrices: threads of BLAS would spend their time waiting, minutes of it where
     # others use the cores too
-    with _blas().limit(limits=1, user_api="blas"):
+    with one_blas_thread():
         wider_blocks = list(_computed_blocks(dim, bias, block_sizes, allowed))
 
     # split every block into the listed states and those beyond, of which only the largest diagonal
@@ -538,7 +531,7 @@ def biased_blocks(dim: int, bias: Bias, degree: int) -> Blocks:
 def single_block(dim: int, bias: Bias, label: tuple[int, int], degree: int) -> Block:
     """One block, accurate down to its smallest eigenvalues."""
     smallest = pair_eigenvalues(dim, degree, bias.activation)[degree, degree]
-    with _blas().limit(limits=1, user_api="blas"):
+    with one_blas_thread():
         return next(_computed_blocks(dim, bias, [(label, degree)], 0.1 * smallest))
 
 
@@ -693,7 +686,7 @@ def _blocks_cost(series: _Series, plan: _Plan, allowed: float) -> _Cost:
     terms = math.ceil(series.coefficients.shape[0] / plan.step)
     polynomials = math.ceil(series.coefficients.shape[1] / plan.step)
     rank = min(terms, polynomials)
-    # `_roots`: sums over the terms and their roots, or reflections
+    # `_roots_of_sums` and `_reflected_roots`: sums over the terms and their roots, or reflections
     if allowed < SHOWS:
         root = terms * polynomials * (5e-9 + 2.5e-10 * rank)
     else:
@@ -795,35 +788,35 @@ def _state_roots(
     With step 1 there is one root for each, with step 2 one for polynomials of even degree and one
     for those of odd degree. A root is exact but for less than ``allowed``.
     """
-    n_halves = math.ceil(series.coefficients.shape[1] / step)
+    n_polynomials = math.ceil(series.coefficients.shape[1] / step)
     distance = np.maximum(pairs.max(axis=1) - listed_degree, 0)
     parts = [_terms_of_parity(series, first_even, step, parity) for parity in range(step)]
     # where rounding of squares cannot show, roots are taken of sums of squares
     n_terms, n_degrees = parts[0].weighted.shape
-    is_product = allowed >= SHOWS and n_terms > FEW_ROWS * n_degrees
-    if is_product:
+    uses_sums_of_squares = allowed >= SHOWS and n_terms > FEW_ROWS * n_degrees
+    if uses_sums_of_squares:
         squares_of_parts = [_squares(part) for part in parts]
 
     shells = []
     for shell in range(int(distance.max()) // SHELL + 1):
         check_limits()
         members = pairs[distance // SHELL == shell]
-        first = min(shell * SHELL // step, n_halves - 1)
+        first = min(shell * SHELL // step, n_polynomials - 1)
         numbers = np.full((pairs.max() + 1, pairs.max() + 1), -1)
         numbers[tuple(members.T)] = np.arange(len(members))
-        if is_product:
-            of_parities = [
+        if uses_sums_of_squares:
+            roots_by_parity = [
                 _roots_of_sums(dim, squares, members, first, allowed)
                 for squares in squares_of_parts
             ]
         else:
-            of_parities = [_reflected_roots(dim, part, members, first) for part in parts]
-        of_parities = [_without_short_columns(roots, allowed) for roots in of_parities]
+            roots_by_parity = [_reflected_roots(dim, part, members, first) for part in parts]
+        roots_by_parity = [_without_short_columns(roots, allowed) for roots in roots_by_parity]
 
         # roots of one parity have fewer columns: columns of zeros make them equal
-        n_columns = max(roots.shape[2] for roots in of_parities)
-        roots = np.zeros((step, len(members), n_halves - first, n_columns))
-        for parity, part_roots in enumerate(of_parities):
+        n_columns = max(roots.shape[2] for roots in roots_by_parity)
+        roots = np.zeros((step, len(members), n_polynomials - first, n_columns))
+        for parity, part_roots in enumerate(roots_by_parity):
             _, n_rows, n_part_columns = part_roots.shape
             roots[parity, :, :n_rows, :n_part_columns] = part_roots
         shells.append(_Shell(numbers=numbers, first=first, roots=roots))
@@ -875,13 +868,14 @@ def _squares(terms: _Terms) -> _Squares:
     The weights g_k(p) g_{k+1}(q) over j_k j_{k+1} are smooth in k: they are interpolated between
     Chebyshev's nodes in (k+1)^{−1/2}. In two dimensions there are up to 6000 terms, 176 then.
     """
+    # a few more terms than nodes: all have squares of their own
     is_single = terms.order < SINGLE_TERMS
-    single = terms.weighted[is_single]
-    squares = single[:, :, None] * single[:, None, :]
     others = terms.weighted[~is_single]
     if len(others) <= 2 * INTERPOLATION_NODES:
         squares = terms.weighted[:, :, None] * terms.weighted[:, None, :]
         return _Squares(order=terms.order, matrices=squares)
+    single = terms.weighted[is_single]
+    squares = single[:, :, None] * single[:, None, :]
 
     # Lagrange's polynomials of the nodes at every order
     places = 1 / np.sqrt(terms.order[~is_single] + 1)
@@ -957,8 +951,8 @@ def _pivoted_roots(
 ) -> Float[np.ndarray, "s n n"]:
     """R with RᵀR = square, by Cholesky's method with the largest remaining diagonal entry first.
 
-    Where that is negligible, or rounding, the other rows are zero. A tenth of the time of
-    eigenvectors.
+    It ends once that entry is at most ``negligible``, or rounding; later rows are zero. A tenth of
+    the time of eigenvectors.
     """
     n_squares, n_columns, _ = squares.shape
     diagonals = squares.diagonal(axis1=1, axis2=2)
@@ -1027,7 +1021,8 @@ def _block_factors(
     block_numbers = block_numbers[order]
     shell_bounds = np.searchsorted(shell_numbers[order], np.arange(len(shells) + 1))
 
-    # the listed states of a block are its columns: first those of even p, then those of odd p
+    # column j holds the j-th listed state of every block: u does not couple blocks, so that they
+    # share columns. Those of even p come first, then those of odd p
     step = len(shells[0].roots)
     parities = states[:, 0] % step
     degrees = np.array([degree for _, degree in block_sizes])
