@@ -117,6 +117,9 @@ def tell_descents(monkeypatch, result):
         def go_on(self, share):
             pass
 
+        def stop(self):
+            pass
+
     monkeypatch.setattr("keyhole.attention.search.RunningDescent", ToldDescent)
 
 

@@ -281,13 +281,30 @@ def solve_values(
 
         return solve_by_gradients(problem)
 
-    # the direct routes factorise the smaller Gram matrix, n × n or p × p
-    n_rows = len(samples)
-    if is_finite:
-        n_rows = min(n_rows, n_features)
-    with blas_threads_for(n_rows):
-        solution = solve_directly(problem, backend, n_features)
-    ridge = solution.ridge
+    # the direct routes: by the exact kernel, or by the smaller Gram matrix of the features; whole
+    # groups are left out by the n × n matrix only
+    is_smaller = is_finite and data.groups is None and n_features < len(samples)
+    layer: Layer
+    centre: Float[np.ndarray, " p"] | None = None
+    with blas_threads_for(n_features if is_smaller else len(samples)):
+        if not is_finite:
+            route = "kernel"
+            layer, ridge = solve_kernel(problem, backend)
+        else:
+            # a device that is too small for n × n matrices hands the problem back to the host
+            backend = backend.with_room_for(len(samples))
+            if spec.is_logistic and is_smaller:
+                # the p × p matrices of these Newton steps are made on the host
+                backend = backend_for(None)
+            if not spec.is_logistic:
+                problem = replace(problem, spec=replace(spec, device=backend.device))
+            if is_smaller and backend.solves_by_rows:
+                route = "primal"
+                layer, ridge = solve_primal(problem.with_samples(problem.batch.numpy()))
+            else:
+                route = "dual"
+                problem = problem.with_samples(backend.placed(problem.batch))
+                layer, ridge, centre = solve_dual(problem, backend)
 
     # a warning once: drafts are fitted again, and a fit with its factor was made before
     if not draft and not keep_factor:
@@ -299,55 +316,15 @@ def solve_values(
         ridge = replace(ridge, errors=unknown)
         if ridge.log_losses is not None:
             ridge = replace(ridge, log_losses=unknown)
-    predictions = _left_out_predictions(data, samples, solution.layer, ridge, spec.memory_budget)
+    predictions = _left_out_predictions(data, samples, layer, ridge, spec.memory_budget)
     return LayerFit(
-        layer=solution.layer,
+        layer=layer,
         ridge=ridge,
         predictions=predictions,
-        route=solution.route,
+        route=route,
         samples=samples,
-        centre=solution.centre,
+        centre=centre,
     )
-
-
-@dataclass(frozen=True)
-class DirectSolution:
-    """A layer by one of the direct routes, the ridge fit behind it, and the mean of its features.
-
-    ``centre`` is None where no mean was taken off the features.
-    """
-
-    route: str
-    layer: Layer
-    ridge: RidgeFit
-    centre: Float[np.ndarray, " p"] | None = None
-
-
-def solve_directly(problem: ValueProblem, backend: Backend, n_features: int) -> DirectSolution:
-    """By the exact kernel, or by the smaller Gram matrix of the features.
-
-    Whole groups are left out by the n × n matrix only.
-    """
-    if not isinstance(problem.heads, HeadDraw):
-        layer, ridge = solve_kernel(problem, backend)
-        return DirectSolution(route="kernel", layer=layer, ridge=ridge)
-
-    # a device that is too small for n × n matrices hands the problem back to the host
-    spec = problem.spec
-    samples = problem.samples
-    is_smaller = samples.data.groups is None and n_features < len(samples)
-    backend = backend.with_room_for(len(samples))
-    if spec.is_logistic and is_smaller:
-        # the p × p matrices of these Newton steps are made on the host
-        backend = backend_for(None)
-    if not spec.is_logistic:
-        problem = replace(problem, spec=replace(spec, device=backend.device))
-    if is_smaller and backend.solves_by_rows:
-        finite_layer, ridge = solve_primal(problem.with_samples(problem.batch.numpy()))
-        return DirectSolution(route="primal", layer=finite_layer, ridge=ridge)
-    problem = problem.with_samples(backend.placed(problem.batch))
-    finite_layer, ridge, centre = solve_dual(problem, backend)
-    return DirectSolution(route="dual", layer=finite_layer, ridge=ridge, centre=centre)
 
 
 def _warn_of_rounding(ridge: RidgeFit, dtype: str) -> None:
