@@ -641,8 +641,8 @@ def best_bias(
 
     Notes
     -----
-    Cost: blocks of every mean once, a fraction of a second in all where few degrees do (d = 512), ten
-    seconds where sixteen do (d = 4).
+    Cost: blocks of every mean once, a fraction of a second in all where few degrees do (d = 512),
+    ten seconds where sixteen do (d = 4).
 
     Examples
     --------
