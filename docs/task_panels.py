@@ -1,11 +1,22 @@
 """Draw the pictures of docs/explanation/what_one_layer_learns.md.
 
-`keyhole reproduce tasks --preset full --out OUT`, then `python docs/task_panels.py OUT FIGURES`
+    keyhole reproduce tasks --preset full --out OUT
+    python docs/task_panels.py OUT FIGURES
+
 writes FIGURES/tasks-matrix.svg, FIGURES/tasks-panels.png and their rows as CSV from the cells in
 OUT. Nothing is measured here.
+
+If some learners were measured anew, their rows replace those in the tables of FIGURES, and all
+other rows stay:
+
+    keyhole reproduce tasks --preset full --set learners=learned --out OUT
+    python docs/task_panels.py OUT FIGURES --learners learned
 """
 
-import sys
+import argparse
+import csv
+import math
+from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -13,30 +24,141 @@ from matplotlib.figure import Figure
 from keyhole.lab.cells import Store
 from keyhole.lab.figures import tasks
 from keyhole.lab.plots import MARKERS, draw_heat_map
-from keyhole.lab.report.document import Chart, HeatMap, Report, csv_bytes
+from keyhole.lab.report.document import Chart, HeatMap, Report, Row, Series, bars, csv_bytes
 from keyhole.lab.report.html import inks_of
+from keyhole.lab.task_learners import NAMES
 
 COLUMNS = 4
+KEYS = {name: key for key, name in NAMES.items()}
+"""The key of a learner by the name it has in the tables."""
 
 
-def main(out: Path, figures: Path) -> None:
-    """Read the cells of the full preset and write the pictures."""
+def main() -> None:
+    """Read what was measured and write the tables and pictures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("figures", type=Path)
+    parser.add_argument("--learners", nargs="+", help="only these replace their rows")
+    options = parser.parse_args()
+    matrix_table = options.figures / "tasks-matrix.csv"
+    panels_table = options.figures / "tasks-panels.csv"
+
+    # rows of the cells that were measured
     config = tasks.PRESETS["full"]
-    with Store(out / "cells.sqlite") as store:
+    if options.learners:
+        config = replace(config, learners=tuple(options.learners))
+    with Store(options.out / "cells.sqlite") as store:
         results = store.get(tasks.cells(config))
     section = tasks.section(config, results)
     charts = [block for block in section.blocks if isinstance(block, Chart)]
     [matrix] = [block for block in section.blocks if isinstance(block, HeatMap)]
+    matrix_rows = list(matrix.rows)
+    panel_rows = [row for chart in charts for row in chart.rows]
+    if options.learners:
+        matrix_rows = with_replaced(rows_of(matrix_table), matrix_rows)
+        panel_rows = with_replaced(rows_of(panels_table), panel_rows)
+        matrix = matrix_from(matrix, matrix_rows, panel_rows)
+        charts = [panel_from(chart, panel_rows) for chart in charts]
 
-    pictures = draw_heat_map(matrix)
-    (figures / "tasks-matrix.svg").write_bytes(pictures["svg"])
-    (figures / "tasks-matrix.csv").write_bytes(csv_bytes(matrix.rows))
-
-    inks = inks_of(Report(title="", lead="", sections=[section]))
+    # pictures of all rows
+    matrix_table.write_bytes(csv_bytes(matrix_rows))
+    panels_table.write_bytes(csv_bytes(panel_rows))
+    (options.figures / "tasks-matrix.svg").write_bytes(draw_heat_map(matrix)["svg"])
+    inks = inks_of(Report(title="", lead="", sections=[replace(section, blocks=charts)]))
     figure = draw_panels(charts, {role: (ink.light, ink.marker) for role, ink in inks.items()})
-    figure.savefig(figures / "tasks-panels.png", dpi=110, bbox_inches="tight")
-    rows = [row for chart in charts for row in chart.rows]
-    (figures / "tasks-panels.csv").write_bytes(csv_bytes(rows))
+    figure.savefig(options.figures / "tasks-panels.png", dpi=110, bbox_inches="tight")
+
+
+# ---------------------------------------------------------------- rows that are replaced
+
+
+def rows_of(table: Path) -> list[Row]:
+    """The rows of a table: numbers as numbers, and None for an empty cell."""
+    with table.open(newline="") as file:
+        return [{key: as_value(text) for key, text in row.items()} for row in csv.DictReader(file)]
+
+
+def as_value(text: str) -> str | int | float | None:
+    """What a cell of a table holds."""
+    if text == "":
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def with_replaced(old: list[Row], new: list[Row]) -> list[Row]:
+    """The old rows in their order, those that were measured anew in the place of theirs."""
+
+    def place(row: Row) -> tuple:
+        return tuple(row.get(key) for key in ("task", "learner", "features", "n", "N"))
+
+    places = [place(row) for row in old]
+    newer = {place(row): row for row in new}
+    unknown = [key for key in newer if key not in places]
+    if unknown:
+        raise SystemExit(f"The tables have no row of {unknown[0]}: measure all learners.")
+    return [{**row, **newer.get(key, {})} for key, row in zip(places, old, strict=True)]
+
+
+def matrix_from(measured: HeatMap, rows: list[Row], panel_rows: list[Row]) -> HeatMap:
+    """The matrix of all rows, in the order of tasks and learners that these have."""
+    columns = [NAMES[key] for key in tasks.COLUMNS]
+    by_place = {(row["task"], row["learner"]): row for row in rows}
+    values = []
+    words = []
+    for task in measured.index:
+        entries = [matrix_entry(by_place.get((task, learner)), panel_rows) for learner in columns]
+        values.append([value for value, _ in entries])
+        words.append([text for _, text in entries])
+    return replace(measured, columns=columns, values=values, words=words, rows=rows)
+
+
+def matrix_entry(row: Row | None, panel_rows: list[Row]) -> tuple[float, str]:
+    """Colour and words of a cell, as `keyhole.lab.figures.tasks` has them."""
+    if row is None:
+        return math.nan, ""
+    if row["samples"] is None:
+        return math.nan, f"✕ {row['error_there'] - row['floor']:.2f}"
+    smallest = min(
+        point["n"]
+        for point in panel_rows
+        if (point["task"], point["learner"]) == (row["task"], row["learner"])
+    )
+    if row["samples"] <= smallest:
+        return math.log10(row["samples"]), f"≤ {smallest:.0f}"
+    return math.log10(row["samples"]), f"{row['samples']:.0f}"
+
+
+def panel_from(measured: Chart, rows: list[Row]) -> Chart:
+    """The panel of a task, or of the word sensitivity, with the curves of all rows."""
+    if measured.name == f"tasks-{tasks.SENSITIVITY}":
+        return measured
+    task = measured.name.removeprefix("tasks-")
+    own = [row for row in rows if row["task"] == task]
+    series = []
+    for learner in dict.fromkeys(row["learner"] for row in own):
+        points = [row for row in own if row["learner"] == learner]
+        key = KEYS[learner]
+        role = tasks.ROLES.get(key, key)
+        x = [row["n"] for row in points]
+        errors = [row["standard_error"] or 0.0 for row in points]
+        series.append(
+            tasks.drawable(bars(learner, x, [row["measured"] for row in points], errors, role))
+        )
+        predicted = [row["predicted"] for row in points]
+        if None not in predicted:
+            line = Series(f"{learner}, predicted", x, predicted, look="dashed", role=role)
+            series.append(tasks.drawable(line))
+    return replace(measured, series=series, rows=own)
+
+
+# ---------------------------------------------------------------- pictures
 
 
 def draw_panels(charts: list[Chart], style: dict[str, tuple[str, str]]) -> Figure:
@@ -92,4 +214,4 @@ def draw_panel(axis, chart: Chart, style: dict[str, tuple[str, str]], handles: d
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main()
