@@ -459,8 +459,8 @@ def learning_curve(
     entry of ``n_samples``, and the spectrum once: 0.3 s at most at d = 512, N = 4096.
 
     All sets are taken to be alike. Where K(x, x) differs much between them the prediction may be
-    off by a factor of two: so it is for a mean above 2 with one or two keys, and for exp with a
-    mean above 4.
+    off by a factor of two. It was for a mean above 2 with one or two keys, and for exp with a mean
+    above 4.
 
     Examples
     --------
