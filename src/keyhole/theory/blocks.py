@@ -414,8 +414,8 @@ def _refined_coefficients(
         total = total * (-1.0) ** m
 
     # only where little has cancelled and the last term was negligible
-    has_no_cancellation = size < 1e3 * np.abs(total)
-    has_converged = np.abs(term) < 1e-17 * size
+    has_no_cancellation = size <= 1e3 * np.abs(total)
+    has_converged = np.abs(term) <= 1e-17 * size
     return np.where(has_no_cancellation & has_converged, total, coefficients)
 
 
