@@ -39,7 +39,8 @@ from scipy.linalg.lapack import dpocon, dpotrf, dpstrf
 from scipy.sparse import csr_array, eye_array
 from scipy.special import gammaln
 
-from keyhole._array import block_size, blocks, one_blas_thread
+from keyhole._array import block_size, one_blas_thread
+from keyhole._array import blocks as row_slices
 from keyhole.attention.heads import GaussianHeads
 from keyhole.theory.activations import RELU, ScoreActivation, score_activation
 from keyhole.theory.harmonics import gegenbauer, harmonic_count, power_moment
@@ -59,7 +60,8 @@ carefully.
 """
 
 FEW_ROWS = 4
-"""Matrices with at most so many times as many rows as columns have their root from reflections."""
+"""Up to so many times as many rows as columns, no root is taken from a sum of squares (`_root` and
+`_state_roots`): it would hardly be quicker."""
 
 SMALL_DEGREE = 5
 """Blocks up to this degree are not halved."""
@@ -75,8 +77,8 @@ LARGEST_MEAN = 8.0
 MOST_TERMS = 6000
 """Terms of the series in k."""
 
-MOST_DEGREES = 400
-"""The highest degree of the polynomials that stand for h_k(cu)."""
+MOST_NODES = 800
+"""Chebyshev nodes from which the polynomials that stand for h_k(cu) are computed."""
 
 
 @dataclass(frozen=True)
@@ -322,7 +324,8 @@ def correlation_norm(dim: int, degree: int) -> float:
 class _Series:
     """h_k(cu + c_0)/√k! = Σ_m coefficients[k, m] T_m(u/reach) for k = 0 … K.
 
-    ``weights`` are 2 j_k j_{k+1}.
+    ``weights`` are 2 j_k j_{k+1}. Formulas below write η_km for ``coefficients[k, m]``, and η_k for
+    its row k.
     """
 
     coefficients: Float[np.ndarray, "k m"]
@@ -333,12 +336,16 @@ class _Series:
 def _series(dim: int, bias: Bias, reach: float, allowed: float) -> _Series:
     """The series in k and in polynomials of u, cut where what is left is below ``allowed``.
 
+    The series in k ends at MOST_TERMS at the latest. In two dimensions, from degree 40 or so on,
+    what is left can be a few times ``allowed`` there.
+
     Terms beyond K are positive and add at most 2 Σ_{k>K} sup h_k²/k! · j_k j_{k+1} to the norm of a
     block. For ReLU h_k²/k! ≤ (2/πn)^{1/2} / (2π k (k−1)), n = k−2 ≥ 1, by the amplitude of Hermite
     functions at 0. Polynomials of higher degree change singular values by at most the root of 2 Σ_k
     (Σ_m |η_km|)² j_k j_{k+1}, m over what is left out: this is kept below a thousandth of √allowed.
     """
-    # the last term K: the first whose successors add at most ``allowed``
+    # the last term K: the first whose successors add at most ``allowed``; the bounds on terms hold
+    # for k ≥ 3 only, so that K is 2 at least
     order = np.arange(MOST_TERMS + 1.0)
     weights = _term_weights(dim)
     largest_mean = abs(bias.slope) * reach + abs(bias.corner)
@@ -348,9 +355,10 @@ def _series(dim: int, bias: Bias, reach: float, allowed: float) -> _Series:
     last = min(max(int(np.argmax(after_term <= allowed)), 2), MOST_TERMS)
     weights = weights[: last + 1]
 
-    # Chebyshev coefficients from values at Chebyshev nodes; h_k has about |c| · reach · √k waves
-    waves = abs(bias.slope) * reach * math.sqrt(last)
-    n_nodes = min(2 * math.ceil(40 + 2 * waves), 2 * MOST_DEGREES)
+    # Chebyshev coefficients from values at Chebyshev nodes. h_k turns like cos(√k m), so that
+    # polynomials to a degree of about |c| · reach · √k matter: four nodes for each, and 80 more
+    oscillation_degree = abs(bias.slope) * reach * math.sqrt(last)
+    n_nodes = min(2 * math.ceil(40 + 2 * oscillation_degree), MOST_NODES)
     angles = math.pi * (np.arange(n_nodes) + 0.5) / n_nodes
     scores = bias.slope * reach * np.cos(angles) + bias.corner
     moments = bias.activation.moments(scores, last + 1)
@@ -359,7 +367,7 @@ def _series(dim: int, bias: Bias, reach: float, allowed: float) -> _Series:
     if allowed < SHOWS:
         coefficients = _refined_coefficients(coefficients, bias, reach)
 
-    # the lowest degree beyond which polynomials do not matter
+    # keep the degrees below the first from which on all together do not matter
     tail_sizes = np.cumsum(np.abs(coefficients)[:, ::-1], axis=1)[:, ::-1]
     small_enough = np.flatnonzero(weights @ tail_sizes**2 <= 1e-6 * allowed)
     if len(small_enough):
@@ -393,14 +401,17 @@ def _refined_coefficients(
     k = np.arange(n_terms)[:, None]
     m = np.arange(n_degrees)
     corner = np.array([bias.corner])
-    moments = bias.activation.moments(corner, n_terms + n_degrees + 80)[:, 0]
+    n_taylor_terms = 40
+    n_moments = n_terms + n_degrees + 2 * n_taylor_terms
+    moments = bias.activation.moments(corner, n_moments)[:, 0]
 
-    # Taylor's series for |c|, with factorials in logarithms
-    log_factorials = gammaln(np.arange(n_terms + n_degrees + 80) + 1.0)
+    # Taylor's series for |c|, with factorials in logarithms: with j = m + 2i a term has
+    # C(j, i) / j! = 1 / (i! (m+i)!)
+    log_factorials = gammaln(np.arange(n_moments) + 1.0)
     log_half_slope = math.log(abs(bias.slope) * reach / 2 + 1e-300)
     total = np.zeros_like(coefficients)
     size = np.zeros_like(coefficients)
-    for i in range(40):
+    for i in range(n_taylor_terms):
         j = m + 2 * i
         log = (log_factorials[k + j] - log_factorials[k]) / 2
         log -= log_factorials[i] + log_factorials[m + i] - j * log_half_slope
@@ -413,7 +424,8 @@ def _refined_coefficients(
     if bias.slope < 0:
         total = total * (-1.0) ** m
 
-    # only where little has cancelled and the last term was negligible
+    # only where little has cancelled and the last term was negligible. A series of zeros is zero,
+    # such as that of odd m where h_k is even: rounding must not stand in its place
     has_no_cancellation = size <= 1e3 * np.abs(total)
     has_converged = np.abs(term) <= 1e-17 * size
     return np.where(has_no_cancellation & has_converged, total, coefficients)
@@ -545,7 +557,7 @@ def _computed_blocks(
     """
     # states between the two factors h_k(cJ) go up to a higher degree than the states listed
     highest = max(degree for _, degree in block_sizes)
-    series, top = _reach(dim, bias, highest, allowed)
+    series, top = _series_and_top(dim, bias, highest, allowed)
 
     # blocks that mix even and odd p, and the others as their two halves; where states are few,
     # halves cost more than they save
@@ -596,8 +608,8 @@ class _Plan:
     step: int
     block_sizes: list[tuple[tuple[int, int], int]]
     states_of_blocks: list[Int[np.ndarray, "_ 2"]]
-    n_listed: list[int]
-    pairs: Int[np.ndarray, "pairs 2"]
+    n_listed: list[int]  # listed states of every block
+    degree_pairs: Int[np.ndarray, "pairs 2"]  # the distinct (|p|, |q|) of all states
 
     @classmethod
     def of(
@@ -615,7 +627,7 @@ class _Plan:
             block_sizes=block_sizes,
             states_of_blocks=states_of_blocks,
             n_listed=[len(block_states(dim, a, b, degree)) for (a, b), degree in block_sizes],
-            pairs=np.argwhere(is_pair),
+            degree_pairs=np.argwhere(is_pair),
         )
 
     @property
@@ -629,7 +641,7 @@ def _planned_blocks(
 ) -> Iterator[Block]:
     """The blocks of a plan, a few of them at a time."""
     first_even = bias.activation.first_with_parity or 0
-    shells = _state_roots(dim, series, plan.pairs, plan.step, first_even, highest, allowed)
+    shells = _state_roots(dim, series, plan.degree_pairs, plan.step, first_even, highest, allowed)
     n_polynomials = shells[0].roots.shape[2]
     for group in _block_groups(plan.n_states, plan.n_listed, n_polynomials):
         check_limits()
@@ -697,12 +709,13 @@ def _blocks_cost(series: _Series, plan: _Plan, allowed: float) -> _Cost:
         states * listed * (polynomials * (rank + 40) + rank * listed / plan.step)
         for states, listed in zip(plan.n_states, plan.n_listed, strict=True)
     )
-    seconds = 3e-4 * len(plan.n_listed) + plan.step * len(plan.pairs) * root + 3e-11 * products
-    memory = 8.0 * plan.step * len(plan.pairs) * polynomials * rank
+    n_roots = plan.step * len(plan.degree_pairs)
+    seconds = 3e-4 * len(plan.n_listed) + n_roots * root + 3e-11 * products
+    memory = 8.0 * n_roots * polynomials * rank
     return _Cost(seconds=seconds, memory=memory)
 
 
-def _reach(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, int]:
+def _series_and_top(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, int]:
     """The series, and the highest degree of states between the factors h_k(cJ) that does matter.
 
     States beyond it are reached by polynomials of degree m and more in u only, and lead back to a
@@ -723,12 +736,14 @@ def _reach(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, 
             series = _series(dim, bias, min(1.0, 1.2 * reach), allowed)
             losses = _losses(dim, series, degree)
 
-        # the bound on what the states beyond ``top`` would add; polynomials of more steps than the
-        # series has are zero
+        # the bound on what the states beyond ``top`` would add. A path of steps of u from a listed
+        # state through degree top+1 to a state of degree t takes at least (top+1 − degree) +
+        # (top+1 − t) steps, one more than ``longest_within``; degree top+1 stands for all beyond,
+        # whose weights are smaller. Polynomials of a higher degree than the series has are zero
         state_degrees = np.arange(top + 2)
-        n_steps = degree + 2 * margin + 1 - state_degrees
-        is_in_series = n_steps < losses.shape[1]
-        if losses[state_degrees[is_in_series], n_steps[is_in_series]].sum() <= allowed:
+        longest_within = degree + 2 * margin + 1 - state_degrees
+        is_in_series = longest_within < losses.shape[1]
+        if losses[state_degrees[is_in_series], longest_within[is_in_series]].sum() <= allowed:
             return series, top
         margin += 1
 
@@ -736,14 +751,15 @@ def _reach(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, 
 def _losses(dim: int, series: _Series, degree: int) -> Float[np.ndarray, "states m"]:
     """2 Σ_k (Σ_{i>m} |η_ki|)² g_k(p) g_{k+1}(q), by the degree of the state and by m.
 
-    The states go up to the highest degree that `_reach` can ask for: polynomials of the series lead
-    no further.
+    The states go up to the highest degree that `_series_and_top` can ask for: polynomials of the
+    series lead no further.
     """
     n_terms, n_degrees = series.coefficients.shape
     highest = degree + n_degrees + 1
     order = np.arange(n_terms, dtype=np.float64)
     query_ratios = harmonic_ratios(order, dim, highest)
     key_ratios = harmonic_ratios(order + 1, dim, highest)
+    # a state of degree t has p = t or q = t, and the other ratio is at most one
     weights = np.maximum(query_ratios, key_ratios) * series.weights
 
     # what is left of each h_k beyond the degree m
@@ -755,14 +771,16 @@ def _losses(dim: int, series: _Series, degree: int) -> Float[np.ndarray, "states
 
 
 SHELL = 8
-"""Degrees by which the states of a shell lie beyond the listed states: few shells, and few rows and
-columns in the roots of each.
+"""Width of a shell in degrees: shell n holds the states that lie 8n to 8n+7 degrees beyond the
+listed ones. That makes few shells, and few rows and columns in the roots of each.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class _Shell:
-    """Roots of the states (p, q) at one distance from the listed states.
+    """Roots of the states (p, q) in one band of distances from the listed states.
+
+    The first band contains the listed states themselves.
 
     ``roots[parity, numbers[p, q]]`` is L with L Lᵀ = Σ_k η_k η_kᵀ 2 g_k(p) g_{k+1}(q), over the
     polynomials T_m with m = step · i + parity and i ≥ first. Those of lower degree do not lead from
@@ -777,7 +795,7 @@ class _Shell:
 def _state_roots(
     dim: int,
     series: _Series,
-    pairs: Int[np.ndarray, "s 2"],
+    degree_pairs: Int[np.ndarray, "s 2"],
     step: int,
     first_even: int,
     listed_degree: int,
@@ -789,7 +807,8 @@ def _state_roots(
     for those of odd degree. A root is exact but for less than ``allowed``.
     """
     n_polynomials = math.ceil(series.coefficients.shape[1] / step)
-    distance = np.maximum(pairs.max(axis=1) - listed_degree, 0)
+    highest = int(degree_pairs.max())
+    distance = np.maximum(degree_pairs.max(axis=1) - listed_degree, 0)
     parts = [_terms_of_parity(series, first_even, step, parity) for parity in range(step)]
     # where rounding of squares cannot show, roots are taken of sums of squares
     n_terms, n_degrees = parts[0].weighted.shape
@@ -800,9 +819,9 @@ def _state_roots(
     shells = []
     for shell in range(int(distance.max()) // SHELL + 1):
         check_limits()
-        members = pairs[distance // SHELL == shell]
+        members = degree_pairs[distance // SHELL == shell]
         first = min(shell * SHELL // step, n_polynomials - 1)
-        numbers = np.full((pairs.max() + 1, pairs.max() + 1), -1)
+        numbers = np.full((highest + 1, highest + 1), -1)
         numbers[tuple(members.T)] = np.arange(len(members))
         if uses_sums_of_squares:
             roots_by_parity = [
@@ -838,7 +857,9 @@ def _terms_of_parity(series: _Series, first_even: int, step: int, parity: int) -
     if step == 1:
         return _Terms(order=order, weighted=weighted)
 
-    # h_k is even for k = first_even, first_even + 2, … and odd in between
+    # h_k is even for k = first_even, first_even + 2, … and odd in between. Orders below first_even
+    # may have neither parity, but blocks are halved only where these have no weight
+    # (`_mixes_parities`)
     start = (first_even + parity) % 2
     return _Terms(order=order[start::2], weighted=weighted[start::2, parity::2])
 
@@ -853,9 +874,10 @@ d, K ≤ 6000 and p, q ≤ 300."""
 
 @dataclass(frozen=True, eq=False)
 class _Squares:
-    """Orders k and matrices S_k with Σ_k g_k(p) g_{k+1}(q) S_k = Σ_k η_k η_kᵀ 2 g_k(p) g_{k+1}(q).
+    """Orders n and matrices S_n that stand for the squares of all terms.
 
-    On the left are fewer terms, and j_k j_{k+1} is in their matrices.
+    With r_k(p) = g_k(p)/j_k, Σ_n r_n(p) r_{n+1}(q) S_n = Σ_k η_k η_kᵀ 2 g_k(p) g_{k+1}(q). There
+    are fewer orders n than k, and 2 j_k j_{k+1} is in the matrices.
     """
 
     order: Float[np.ndarray, " n"]
@@ -883,9 +905,11 @@ def _squares(terms: _Terms) -> _Squares:
     half_width = (places[0] - places[-1]) / 2
     angles = math.pi * (np.arange(INTERPOLATION_NODES) + 0.5) / INTERPOLATION_NODES
     degrees = np.arange(INTERPOLATION_NODES)[:, None]
-    at_places = np.cos(degrees * np.arccos(np.clip((places - middle) / half_width, -1.0, 1.0)))
-    at_places[0] /= 2
-    lagrange = (2 / INTERPOLATION_NODES) * np.cos(degrees * angles).T @ at_places
+    angles_of_orders = np.arccos(np.clip((places - middle) / half_width, -1.0, 1.0))
+    chebyshev_at_orders = np.cos(degrees * angles_of_orders)
+    # T_0 counts half, as in the discrete orthogonality of Chebyshev's polynomials
+    chebyshev_at_orders[0] /= 2
+    lagrange = (2 / INTERPOLATION_NODES) * np.cos(degrees * angles).T @ chebyshev_at_orders
 
     # every node has the squares of all orders, weighted by its polynomial
     sums = np.stack([(others.T * weights) @ others for weights in lagrange])
@@ -897,11 +921,11 @@ def _squares(terms: _Terms) -> _Squares:
 
 
 def _roots_of_sums(
-    dim: int, squares: _Squares, pairs: Int[np.ndarray, "s 2"], first: int, allowed: float
+    dim: int, squares: _Squares, degree_pairs: Int[np.ndarray, "s 2"], first: int, allowed: float
 ) -> Float[np.ndarray, "s i r"]:
     """A matrix L for every (p, q), with L Lᵀ = Σ_k η_k η_kᵀ 2 g_k(p) g_{k+1}(q)."""
     # g_k(p) and g_{k+1}(q) over j_k and j_{k+1}, which are in the squares
-    highest = int(pairs.max())
+    highest = int(degree_pairs.max())
     query_ratios = harmonic_ratios(squares.order, dim, highest)
     key_ratios = harmonic_ratios(squares.order + 1, dim, highest)
     matrices = squares.matrices[:, first:, first:]
@@ -909,10 +933,10 @@ def _roots_of_sums(
     flat_matrices = matrices.reshape(len(matrices), -1)
 
     # all sums at once, as one product of matrices, some pairs at a time
-    roots = np.empty((len(pairs), n_degrees, n_degrees))
-    for rows in blocks(len(pairs), block_size(16 * n_degrees**2, 2**26)):
+    roots = np.empty((len(degree_pairs), n_degrees, n_degrees))
+    for rows in row_slices(len(degree_pairs), block_size(16 * n_degrees**2, 2**26)):
         check_limits()
-        p, q = pairs[rows].T
+        p, q = degree_pairs[rows].T
         sums = (query_ratios[p] * key_ratios[q]) @ flat_matrices
         sums = sums.reshape(-1, n_degrees, n_degrees)
         roots[rows] = _pivoted_roots(sums, 1e-6 * allowed).swapaxes(1, 2)
@@ -920,17 +944,20 @@ def _roots_of_sums(
 
 
 def _reflected_roots(
-    dim: int, terms: _Terms, pairs: Int[np.ndarray, "s 2"], first: int
+    dim: int, terms: _Terms, degree_pairs: Int[np.ndarray, "s 2"], first: int
 ) -> Float[np.ndarray, "s i r"]:
-    """The same by Householder's reflections, which keep the smallest roots accurate."""
-    highest = int(pairs.max())
+    """L as in `_roots_of_sums`, but from Householder's reflections of the terms themselves.
+
+    They keep the smallest roots accurate.
+    """
+    highest = int(degree_pairs.max())
     query_ratios = harmonic_ratios(terms.order, dim, highest)
     key_ratios = harmonic_ratios(terms.order + 1, dim, highest)
     weighted = terms.weighted[:, first:]
-    roots = np.empty((len(pairs), weighted.shape[1], min(weighted.shape)))
-    for rows in blocks(len(pairs), block_size(8 * weighted.size, 2**26)):
+    roots = np.empty((len(degree_pairs), weighted.shape[1], min(weighted.shape)))
+    for rows in row_slices(len(degree_pairs), block_size(8 * weighted.size, 2**26)):
         check_limits()
-        p, q = pairs[rows].T
+        p, q = degree_pairs[rows].T
         scaled = np.sqrt(query_ratios[p] * key_ratios[q])[:, :, None] * weighted
         roots[rows] = np.asarray(np.linalg.qr(scaled, mode="r")).swapaxes(1, 2)
     return roots
@@ -1006,7 +1033,7 @@ def _block_factors(
     reach: float,
     allowed: float,
 ) -> list[Float[np.ndarray, "_ _"]]:
-    """A root of every block, over its listed states.
+    """R with RᵀR = A for every block, over its listed states.
 
     A between listed states is the product with itself of the tall factor Σ_m <s| T_m(u) |listed>
     L_mr over all s and r. If blocks are halved, this is done for listed states of even and of odd
@@ -1016,10 +1043,10 @@ def _block_factors(
     states = np.concatenate(states_of_blocks)
     block_numbers = np.repeat(np.arange(len(block_sizes)), [len(s) for s in states_of_blocks])
     shell_numbers = _shell_table(shells)[tuple(np.abs(states).T)]
-    order = np.argsort(shell_numbers, kind="stable")
-    states = states[order]
-    block_numbers = block_numbers[order]
-    shell_bounds = np.searchsorted(shell_numbers[order], np.arange(len(shells) + 1))
+    by_shell = np.argsort(shell_numbers, kind="stable")
+    states = states[by_shell]
+    block_numbers = block_numbers[by_shell]
+    shell_bounds = np.searchsorted(shell_numbers[by_shell], np.arange(len(shells) + 1))
 
     # column j holds the j-th listed state of every block: u does not couple blocks, so that they
     # share columns. Those of even p come first, then those of odd p
@@ -1057,9 +1084,11 @@ def _block_factors(
         for number, shell in enumerate(shells):
             in_shell = slice(shell_bounds[number], shell_bounds[number + 1])
             p, q = np.abs(states[in_shell]).T
+            # polynomials of even degree join states of equal parity, those of odd degree states of
+            # different parity
             roots = shell.roots[(parities[in_shell] + parity) % step, shell.numbers[p, q]]
-            in_between = polynomials[shell.first :, in_shell, of_parity].swapaxes(0, 1)
-            products = roots.swapaxes(1, 2) @ in_between
+            polynomials_at_shell = polynomials[shell.first :, in_shell, of_parity].swapaxes(0, 1)
+            products = roots.swapaxes(1, 2) @ polynomials_at_shell
             bounds = np.searchsorted(block_numbers[in_shell], np.arange(len(block_sizes) + 1))
             for block, count in enumerate(n_columns[parity]):
                 rows = products[bounds[block] : bounds[block + 1], :, :count]
@@ -1068,6 +1097,8 @@ def _block_factors(
             if n_columns[parity, block] == 0:
                 continue
             root = _root(np.concatenate(parts), allowed)
+            # listed states are all in the first shell, in the order of `block_states`; R may have
+            # fewer rows than columns, and the other rows stay zero
             listed_parities = parities[is_listed & (block_numbers == block)]
             places = np.flatnonzero(listed_parities == parity)
             factors[block][np.ix_(places[: len(root)], places)] = root
