@@ -145,7 +145,8 @@ def _blas_libraries() -> list[Any]:
 def _set_blas_threads(numbers: Sequence[int]) -> None:
     """Give each BLAS library a number of threads, from whichever thread."""
     for library, number in zip(_blas_libraries(), numbers, strict=True):
-        # since release 3.8, only the thread that set a number first may change it, while it lives
+        # since threadpoolctl 3.8, only the thread that set a number first may change it, as long as
+        # that thread lives
         may_refuse = hasattr(library, "clear_controlling_thread")
         if may_refuse:
             library.clear_controlling_thread(force=True)
@@ -164,35 +165,45 @@ class _BlasLimit:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.n_holders = 0
-        self.numbers_before: list[int] = []
+        self.numbers_before: list[int] | None = None
+        """The numbers of threads to go back to; None while there is no limit."""
 
     def take(self) -> None:
-        """Set the limit, unless somebody else has."""
+        """Set the limit, unless it is set already."""
         with self.lock:
-            if self.n_holders == 0:
+            if self.numbers_before is None:
                 self.numbers_before = [library.num_threads for library in _blas_libraries()]
                 _set_blas_threads([1] * len(self.numbers_before))
             self.n_holders += 1
+            _this_thread.n_blas_holds = _blas_holds_of_this_thread() + 1
 
     def give_back(self) -> None:
         """Lift the limit, unless somebody else still needs it."""
         with self.lock:
             self.n_holders -= 1
-            if self.n_holders == 0:
+            _this_thread.n_blas_holds = _blas_holds_of_this_thread() - 1
+            if self.n_holders == 0 and self.numbers_before is not None:
                 _set_blas_threads(self.numbers_before)
+                self.numbers_before = None
+
+    def go_on_in_child(self) -> None:
+        """After a fork: of all threads only the one that forked is there, and nobody has the lock.
+
+        Where another thread held the limit, BLAS has one thread in the child until the child itself
+        has been inside once: calling BLAS during a fork could wait for ever.
+        """
+        self.lock = threading.Lock()
+        self.n_holders = _blas_holds_of_this_thread()
+
+
+def _blas_holds_of_this_thread() -> int:
+    """How often this thread has taken the limit, and not given it back yet."""
+    return getattr(_this_thread, "n_blas_holds", 0)
 
 
 _blas_limit = _BlasLimit()
-
-
-def _forget_blas_limit() -> None:
-    """In a forked child: threads that held the limit, or its lock, are not there."""
-    global _blas_limit
-    _blas_limit = _BlasLimit()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_blas_limit)
+    os.register_at_fork(after_in_child=_blas_limit.go_on_in_child)
 
 
 @contextmanager
@@ -202,15 +213,15 @@ def one_blas_thread() -> Iterator[None]:
     After every call they wait in a loop for the next one. A default fit of 180 bags of the data set
     elephant takes 0.55 s with two threads of BLAS on two cores, and 0.22 s with one.
 
-    The number of threads belongs to the process. Several threads may be inside at once: the first
-    sets the limit, and the last lifts it.
+    Several threads may be inside at once: the first sets the limit, and the last lifts it. In the
+    OpenBLAS of NumPy's and SciPy's wheels the number of threads belongs to the process. An OpenBLAS
+    that was built with OpenMP has a number for each thread: there, only the first is limited.
     """
-    limit = _blas_limit
-    limit.take()
+    _blas_limit.take()
     try:
         yield
     finally:
-        limit.give_back()
+        _blas_limit.give_back()
 
 
 WORTH_BLAS_THREADS = 2000

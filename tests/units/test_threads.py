@@ -1,4 +1,5 @@
 import math
+import os
 import threading
 
 import numpy as np
@@ -93,6 +94,63 @@ def test_the_last_of_several_threads_lifts_the_limit(two_blas_threads):
         second_is_inside.set()
         thread.join(10)
         assert blas_threads() == 1
+    assert blas_threads() == 2
+
+
+def status_of_child(work):
+    """Fork, run ``work`` in the child, and return the number that it gives."""
+    child = os.fork()
+    if child == 0:
+        status = 99
+        try:
+            status = work()
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_lifts_a_limit_that_another_thread_of_its_parent_held(two_blas_threads):
+    is_inside = threading.Event()
+    may_leave = threading.Event()
+
+    def hold():
+        with one_blas_thread():
+            is_inside.set()
+            assert may_leave.wait(10)
+
+    def enter_and_leave():
+        with one_blas_thread():
+            pass
+        return blas_threads()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert is_inside.wait(10)
+    threads_in_child = status_of_child(enter_and_leave)
+    may_leave.set()
+    thread.join(10)
+    assert threads_in_child == 2
+    assert blas_threads() == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_that_was_forked_inside_lifts_the_limit_when_it_leaves(two_blas_threads):
+    def fork_inside():
+        limit = one_blas_thread()
+        limit.__enter__()
+
+        def leave():
+            inside = blas_threads()
+            limit.__exit__(None, None, None)
+            return 10 * inside + blas_threads()
+
+        status = status_of_child(leave)
+        limit.__exit__(None, None, None)
+        return status
+
+    assert fork_inside() == 12
     assert blas_threads() == 2
 
 
