@@ -42,6 +42,7 @@ if __name__ == "__main__" and any(os.environ.get(k) != v for k, v in ENVIRONMENT
 import argparse  # noqa: E402
 import base64  # noqa: E402
 import contextlib  # noqa: E402
+import faulthandler  # noqa: E402
 import io  # noqa: E402
 import json  # noqa: E402
 import re  # noqa: E402
@@ -306,8 +307,10 @@ def limit(memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    for clock in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(clock, signal.SIG_DFL)
+        # where a case was when its time was over is written to its last words before it ends
+        faulthandler.register(clock, file=2, all_threads=True, chain=True)
 
 
 def arm(seconds: float, wall: float) -> None:
@@ -362,7 +365,7 @@ def in_child(
     os.close(reads)
     _, status = os.waitpid(child, 0)
     words = (
-        (folder / "stderr").read_bytes()[:600].decode("utf-8", "replace")
+        (folder / "stderr").read_bytes()[:3000].decode("utf-8", "replace")
         if (folder / "stderr").exists()
         else ""
     )
@@ -436,7 +439,9 @@ def run_alone(number: int, case: Any) -> Verdict:
     if os.WIFSIGNALED(status):
         which = os.WTERMSIG(status)
         if which in (signal.SIGALRM, signal.SIGPROF, signal.SIGKILL):
-            return Verdict("hang", f"more than {SECONDS:g} s", reader)
+            clock = "of wall time" if which == signal.SIGALRM else "of processor time"
+            seconds = 20 * SECONDS if which == signal.SIGALRM else SECONDS
+            return Verdict("hang", f"more than {seconds:g} s {clock}: {words}", reader)
         return Verdict(
             "signal",
             f"{signal.Signals(which).name} {words}",
