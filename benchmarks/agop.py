@@ -97,7 +97,7 @@ def trial(data: Path, name: str, seed: int) -> list[list[Any]]:
         return best[1]
 
     few = seen.drawn(np.arange(len(seen)), 400, seed)
-    identity, _ = choose_identity(
+    identity = choose_identity(
         HostSamples(seen), few, [0.0, 1.0, 3.0], [0.5, 0.25, 0.1], N_HEADS, seed
     )
     given = {"activation": "softmax", "groups": seen.groups, "seed": seed, "n_heads": N_HEADS}

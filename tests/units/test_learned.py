@@ -111,7 +111,7 @@ def tell_descents(monkeypatch, result):
     """Let every descent come to what a function of its start says, at once."""
 
     class ToldDescent(RunningDescent):
-        def __init__(self, start, split_view, base, alpha, incumbent):
+        def __init__(self, start, split_view, base, incumbent):
             self.descended = result(start, split_view.view, split_view.split, base)
 
         def go_on(self, share):
@@ -807,7 +807,7 @@ def descent_that_finds(
         errors_before = errors[0] + np.resize([-1.0, 1.0], len(judged_rows))
         incumbent.append(Judgement(np.full(len(fitted_rows), 0.5), errors_before, 1.0))
     assert told.errors
-    running = RunningDescent(Start(1), SplitView.of(view, split), base, 1.0, incumbent)
+    running = RunningDescent(Start(1), SplitView.of(view, split), base, incumbent)
     for share in rounds:
         running.go_on(share)
     return running.descended
@@ -868,7 +868,7 @@ def race(monkeypatch, errors_of, rounds=(0.2, 0.4, 1.0)):
     """The results of a race in which every start has one held-out error for each round."""
 
     class ToldDescent:
-        def __init__(self, start, split_view, base, alpha, incumbent):
+        def __init__(self, start, split_view, base, incumbent):
             self.start = start
             self.view = split_view.view
             self.split = split_view.split
@@ -896,7 +896,7 @@ def race(monkeypatch, errors_of, rounds=(0.2, 0.4, 1.0)):
     view = TaskView.of(whole, plan, ignores_ages=False)
     split = Split.of(whole, plan)
     base = FittedHeads(np.zeros((1, 3, 3)), 0.5)
-    return race_from_all_starts(whole, view, plan, split, base, 1.0, rounds)
+    return race_from_all_starts(whole, view, plan, split, base, rounds)
 
 
 def test_the_better_half_of_the_descents_goes_on(monkeypatch):
@@ -1062,17 +1062,16 @@ def test_another_pair_is_chosen_beyond_a_standard_error_only(monkeypatch):
         (0.0, 0.2): [0.8] * 4,
         (1.0, 0.2): [0.2, 0.2, 1.0, 1.0],
     }
-    distribution, judged = chosen_from(monkeypatch, losses)
-    assert (distribution.strength, distribution.scale, distribution.chosen, judged.alpha) == (
+    distribution = chosen_from(monkeypatch, losses)
+    assert (distribution.strength, distribution.scale, distribution.chosen) == (
         1.0,
         0.2,
         "identity",
-        1.2,
     )
     np.testing.assert_array_equal(distribution.means_, [[[1.0, 0.0], [0.0, 0.0]]])
     assert distribution.reason == "leave-one-out error 0.6 of the variance, 1 for c = 0, scale 0.5"
     losses[1.0, 0.2] = [9.0] * 4
-    distribution, _ = chosen_from(monkeypatch, losses)
+    distribution = chosen_from(monkeypatch, losses)
     assert (distribution.strength, distribution.scale, distribution.chosen) == (
         0.0,
         0.2,
@@ -1081,14 +1080,14 @@ def test_another_pair_is_chosen_beyond_a_standard_error_only(monkeypatch):
     # a gain of 0.4 with a standard error of 0.3, or of 0.42 where the samples come in pairs
     losses = dict.fromkeys(losses, first)
     losses[0.0, 0.2] = [0.0, 0.0, 1.2, 1.2]
-    assert chosen_from(monkeypatch, losses)[0].scale == 0.2
-    assert chosen_from(monkeypatch, losses, groups=np.array([0, 0, 1, 1]))[0].scale == 0.5
+    assert chosen_from(monkeypatch, losses).scale == 0.2
+    assert chosen_from(monkeypatch, losses, groups=np.array([0, 0, 1, 1])).scale == 0.5
     losses[0.0, 0.2] = [0.25, 0.25, 1.25, 1.25]  # a gain of 1/4, and an error of 1/4
-    assert chosen_from(monkeypatch, losses)[0].scale == 0.5
+    assert chosen_from(monkeypatch, losses).scale == 0.5
     # weights: what is better for the light samples only is worse
     losses[0.0, 0.2] = [0.0, 0.0, 1.2, 1.2]
     weights = np.array([1.0, 1.0, 10.0, 10.0])
-    assert chosen_from(monkeypatch, losses, weights)[0].scale == 0.5
+    assert chosen_from(monkeypatch, losses, weights).scale == 0.5
 
 
 def test_the_choice_is_made_with_documented_numbers():
@@ -1106,7 +1105,7 @@ def test_a_part_of_the_samples_is_enough_to_choose(task):
     distribution = kh.IdentityHeads(max_samples=30, n_heads=7).fit(sets, y, seed=4)
     whole = Task.of(sets, y[:, None], None, "relu", True)
     part = whole.drawn(np.arange(80), 30, 4)
-    chosen, _ = choose_identity(HostSamples(whole), part, [0.0, 1.0, 3.0, 10.0, 30.0], [0.5], 7, 4)
+    chosen = choose_identity(HostSamples(whole), part, [0.0, 1.0, 3.0, 10.0, 30.0], [0.5], 7, 4)
     assert distribution.reason == chosen.reason
 
 
@@ -1129,7 +1128,7 @@ def test_without_a_query_one_strength_stands_for_all(rng, monkeypatch):
         return judge(self, distribution, *arguments, **options)
 
     monkeypatch.setattr(HostSamples, "judge", counted)
-    chosen, _ = choose_identity(samples, rows, [0.0, 1.0, 3.0], [0.5, 0.25], 8, 1)
+    chosen = choose_identity(samples, rows, [0.0, 1.0, 3.0], [0.5, 0.25], 8, 1)
     assert len(distributions) == 2
     assert chosen.strength == 0.0
 

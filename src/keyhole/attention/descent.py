@@ -24,7 +24,7 @@ from keyhole.attention.head_error import (
     gradient_in_heads,
     judge,
 )
-from keyhole.attention.heads import FittedHeads, HeadDistribution, Step, head_normals
+from keyhole.attention.heads import FittedHeads, HeadDistribution, head_normals
 from keyhole.attention.hops import (
     START_NOISE,
     Ages,
@@ -76,7 +76,7 @@ class DescentSettings:
         Probability with which, at every step, a while passes before a key whose age is known, so
         that it and all older ones are one age older: ages are not memorised.
     strengths : tuple of float
-        Multiples c of the identity that a single hop starts from, chosen by leave-one-out.
+        Multiples c of the identity; leave-one-out chooses that which a single hop starts from.
     max_samples : int
         Samples that one step uses, a fresh part if there are more; with H hops 1/√H of them.
     max_keys : int
@@ -405,15 +405,8 @@ class HeadDescent:
             self.helpers = None
         self.prepared.clear()
 
-    def distribution(
-        self,
-        *,
-        strength: float = 0.0,
-        steps: int = 0,
-        history: tuple[Step, ...] = (),
-        reason: str = "",
-    ) -> FittedHeads:
-        """The head distribution of the running averages, with what is known about it."""
+    def distribution(self, *, steps: int = 0) -> FittedHeads:
+        """The head distribution of the running averages; ``steps`` is what it says it took."""
         query_scales = None
         key_scales = None
         if self.plan.settings.learn_scales:
@@ -422,10 +415,7 @@ class HeadDescent:
         return FittedHeads(
             means_=means,
             scale=self.plan.scale,
-            strength=strength,
             steps=steps,
-            history=history,
-            reason=reason,
             query_scales_=query_scales,
             key_scales_=key_scales,
             hops_=tuple(hops),

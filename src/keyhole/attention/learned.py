@@ -121,7 +121,7 @@ class IdentityHeads(UnfittedHeads):
             groups=groups,
         )
         max_samples = check_count(self.max_samples, "max_samples")
-        distribution, _ = choose_identity(
+        return choose_identity(
             HostSamples(task),
             task.drawn(np.arange(len(task)), max_samples, seed),
             strengths=_numbers(self.strengths, "strengths"),
@@ -130,7 +130,6 @@ class IdentityHeads(UnfittedHeads):
             seed=seed,
             pairs=self.pairs,
         )
-        return distribution
 
 
 def _check_not_empty(values: Any, name: str) -> None:
@@ -156,8 +155,9 @@ def _positive_numbers(values: Any, name: str) -> list[float]:
 
 MIN_HEADS_TO_JUDGE = 32
 MAX_HEADS_TO_JUDGE = 256
-"""Heads that a head distribution is judged with: as many as the layer will have, if four times as
-many features as samples or more take that many; so many at least, and at most."""
+"""Bounds on the heads that give four times as many features as samples. A head distribution is
+judged with that many heads, or with those of the layer if these are fewer; never with fewer than a
+step has."""
 
 MIN_HEADS_PER_STEP = 16
 MAX_HEADS_PER_STEP = 256
@@ -195,8 +195,8 @@ class LearnedHeads(UnfittedHeads):
     hops : int or "auto"
         Number of hops. "auto" tries 1, 2 and 3. After a fifth and two fifths of the steps the
         better half of the descents continues, at least two. Of those that run to their end, the one
-        with the fewest hops is kept that no other beats by more than one standard error on the
-        held-out part (two below 300 samples). Without a query there is one hop.
+        with the fewest hops is kept that the best does not beat by more than one standard error on
+        the held-out part (two below 300 samples). Without a query there is one hop.
     patterns : int
         Number of things P that each hop before the last finds at once.
     scale : float
@@ -206,7 +206,7 @@ class LearnedHeads(UnfittedHeads):
         2 % of the variance and hardly falls any more. 0 chooses among multiples of the identity
         only.
     validation_fraction : float
-        Share of the samples that the first descent does not see.
+        Share of the samples that is held out of each descent.
     verbose : bool
         Print one line for every descent, and one for the choice.
 
@@ -270,8 +270,8 @@ class LearnedHeads(UnfittedHeads):
 
         ``y`` has one column of ±1 per class to classify. Samples of one of the ``groups`` are left
         out, and held out, together. ``n_heads`` is that of the layer that the head distribution is
-        for: head distributions are judged with as many (256 at most), because one that makes the
-        best of few heads need not be the best for many.
+        for: head distributions are judged with about as many (`MAX_HEADS_TO_JUDGE`), because one
+        that makes the best of few heads need not be the best for many.
         """
         learned = self.learn(
             batch,

@@ -150,13 +150,13 @@ class TaskView:
         count = min(self.plan.settings.max_samples, MAX_SAMPLES_TO_START)
         return self.task.drawn(np.arange(len(self.task)), count, self.plan.seed)
 
-    def choose_identity(self) -> tuple[FittedHeads, Judgement]:
-        """The head distribution without learning in the rows that queries meet, and its judgement.
+    def choose_identity(self) -> FittedHeads:
+        """The head distribution without learning, in the rows that queries meet.
 
         One hop starts from it, and descents must beat it.
         """
         plan = self.plan
-        base, judgement = choose_identity(
+        base = choose_identity(
             self.samples,
             self.rows_to_start(),
             strengths=plan.settings.strengths,
@@ -166,7 +166,7 @@ class TaskView:
         )
         if not self.task.batch.has_query:
             base = replace(base, means_=base.means_[:, -1:])
-        return base, judgement
+        return base
 
     def among_all(self, distribution: FittedHeads, start: Start, task: Task) -> FittedHeads:
         """A head distribution of this view, in all coordinates of the task itself.
@@ -176,12 +176,13 @@ class TaskView:
         batch = task.batch
         identity = identity_mean(batch.dim, batch.query_dim, batch.sets.pairs)
         base = FittedHeads(distribution.strength * identity[None], distribution.scale)
-        matrices = [base.means_]
+        starting_matrices = [base.means_]
         if distribution.chosen == "learned":
-            # ages that are used are written over, and those that are ignored are zero
+            # ages need no start: where they are used the learned entries are written over it, and
+            # where they are ignored their entries are zero
             plan = replace(self.plan, ages=None)
-            matrices = plan.start(base, task, start)
-        return self.coordinates.among_all(distribution, matrices, batch.query_dim)
+            starting_matrices = plan.start(base, task, start)
+        return self.coordinates.among_all(distribution, starting_matrices, batch.query_dim)
 
 
 @dataclass(frozen=True)
@@ -247,11 +248,12 @@ def held_out_turns(n_samples: int, share: float) -> int:
 
 @dataclass(frozen=True)
 class Split:
-    """Which samples each descent does not see, and how many hops more must gain.
+    """Which samples each descent does not see, and how many standard errors more hops must gain.
 
     ``masks`` are all samples that a descent does not see. Of these a check predicts ``judged``, by
     a fit to the samples ``fitted``, which are some that the descent sees. ``weights`` and
-    ``groups`` are those of all judged samples, end to end.
+    ``groups`` are those of all judged samples, end to end. A descent with more hops than another
+    must beat it by ``standard_errors``.
     """
 
     masks: list[Bool[np.ndarray, " n"]] = field(repr=False)
@@ -300,8 +302,8 @@ def choose_identity(
     n_heads: int,
     seed: int,
     pairs: Pairs | None = None,
-) -> tuple[FittedHeads, Judgement]:
-    """The pair (c, scale) of least leave-one-out error on some samples, and its judgement.
+) -> FittedHeads:
+    """The head distribution whose pair (c, scale) has least leave-one-out error on some samples.
 
     The first pair stays unless the best one is better by more than one standard error. ``pairs``
     says what W_0 pairs; by default what the batch pairs.
@@ -333,7 +335,7 @@ def choose_identity(
 
     first_strength, first_scale = candidates[0]
     strength, scale = candidates[best]
-    distribution = FittedHeads(
+    return FittedHeads(
         means_=strength * identity_mean(batch.dim, batch.query_dim, pairs)[None],
         scale=scale,
         chosen="identity" if strength else "zero-mean",
@@ -343,7 +345,6 @@ def choose_identity(
             f"{first_strength:g}, scale {first_scale:g}"
         ),
     )
-    return distribution, judgements[best]
 
 
 def learn(task: Task, plan: LearningPlan, given_rows: np.ndarray) -> Learned:
@@ -353,13 +354,13 @@ def learn(task: Task, plan: LearningPlan, given_rows: np.ndarray) -> Learned:
     """
     # the head distribution without learning: where one hop starts and what descents must beat
     view = TaskView.of(task, plan, ignores_ages=False)
-    base, judgement = view.choose_identity()
+    base = view.choose_identity()
     if plan.steps == 0 or len(task) < MIN_SAMPLES_TO_DESCEND:
         return Learned(view.among_all(base, Start(1), task))
 
     # descend apart from held-out samples, which say how many steps help, and whether any do
     split = Split.of(task, plan)
-    descents = race_from_all_starts(task, view, plan, split, base, judgement.alpha, rounds=RACE)
+    descents = race_from_all_starts(task, view, plan, split, base, rounds=RACE)
     finished = [descended for descended in descents if descended.finished]
     best = fewest_hops(finished, split)
     summary = summary_of(descents, best)
@@ -395,8 +396,9 @@ def learn(task: Task, plan: LearningPlan, given_rows: np.ndarray) -> Learned:
 class Screening:
     """What short descents found.
 
-    ``starts`` are all of them, that of least held-out error first; ``gains`` says whether any beat
-    heads without learning by more than two standard errors. ``error`` is the least of these errors,
+    ``starts`` are those that were tried, that of least held-out error first: none is tried any more
+    after one that solves the task. ``gains`` says whether any of them beat heads without learning
+    by more than two standard errors. ``error`` is the least of these errors,
     as a share of the variance, on the samples ``rows`` of those that were given.
     """
 
@@ -407,15 +409,15 @@ class Screening:
 
 
 def screen(task: Task, plan: LearningPlan, given_rows: np.ndarray) -> Screening:
-    """Descend a little from every start, and say whether any of them gained.
+    """Descend a little from every start, until one solves the task, and say whether any gained.
 
     ``given_rows`` are the numbers of the samples of the task among those that were given.
     """
     view = TaskView.of(task, plan, ignores_ages=False)
-    base, judgement = view.choose_identity()
+    base = view.choose_identity()
     # one held-out part says enough to go on or not, and all starts take all of the few steps
     split = Split.of_turns(task, plan, turns=1, standard_errors=STANDARD_ERRORS_FOR_A_HOP)
-    descents = race_from_all_starts(task, view, plan, split, base, judgement.alpha, rounds=(1.0,))
+    descents = race_from_all_starts(task, view, plan, split, base, rounds=(1.0,))
     ordered = sorted(descents, key=lambda descended: descended.best.held_out_error)
     gains = any(
         descended.gain > STANDARD_ERRORS_TO_LEARN * descended.standard_error
@@ -435,64 +437,59 @@ def race_from_all_starts(
     plan: LearningPlan,
     split: Split,
     base: FittedHeads,
-    alpha: float,
     rounds: Sequence[float],
 ) -> list[Descended]:
     """Descents from all starts; after each of the ``rounds`` the better half of them goes on.
 
-    A descent that solves the task in the first round is the last to begin; from the next round on
+    After a descent that solves the task in the first round no other begins; from the next round on
     it alone goes on, because its error may still fall. ``rounds`` are cumulative shares of the
     steps, rounded up to the next check: (0.2, 0.4, 1.0) stops after a fifth, after two fifths and
-    at the end. ``view`` has the ages, and ``base`` at penalty ``alpha`` is its head distribution
-    without learning.
+    at the end. ``view`` has the ages, and ``base`` is its head distribution without learning.
 
     Descents do not know of each other, and those of a round share the threads. In the first round
     two begin at a time, whatever the number of threads; where the first of them solves the task,
-    what the second came to is dropped, as if it had not begun.
+    the second is dropped, as if it had not begun.
     """
     # views of the task by whether ages are ignored; the second is made when a start needs it
     views = {False: SplitView.of(view, split)}
     incumbent = views[False].judge_incumbent(base)
 
     # the first round, in which descents begin, until one has solved the task
-    begun: list[RunningDescent] = []
+    descents: list[RunningDescent] = []
     starts = starts_of(plan)
-    for pair in blocks(len(starts), BEGIN_AT_ONCE):
-        beginners = []
-        for start in starts[pair]:
-            if start.ignores_ages not in views:
-                without_ages = TaskView.of(task, plan, ignores_ages=True)
-                views[True] = SplitView.of(without_ages, split)
-            beginners.append(
-                RunningDescent(start, views[start.ignores_ages], base, alpha, incumbent)
-            )
-        side_by_side(methodcaller("go_on", rounds[0]), beginners, view.samples)
-        first_solved = next((i for i, runner in enumerate(beginners) if runner.has_solved), None)
-        if first_solved is None:
-            begun += beginners
-            continue
-        begun += beginners[: first_solved + 1]
-        for runner in beginners[first_solved + 1 :]:
-            runner.stop()
-        break
+    try:
+        for pair in blocks(len(starts), BEGIN_AT_ONCE):
+            for start in starts[pair]:
+                if start.ignores_ages not in views:
+                    without_ages = TaskView.of(task, plan, ignores_ages=True)
+                    views[True] = SplitView.of(without_ages, split)
+                descents.append(RunningDescent(start, views[start.ignores_ages], base, incumbent))
+            side_by_side(methodcaller("go_on", rounds[0]), descents[pair], view.samples)
+            solved = [i for i, descent in enumerate(descents) if descent.has_solved]
+            if solved:
+                for descent in descents[solved[0] + 1 :]:
+                    descent.stop()
+                descents = descents[: solved[0] + 1]
+                break
 
-    # the better half goes on, or that alone which has solved the task; others free their memory
-    still_running = begun
-    for share in rounds[1:]:
-        ranking = sorted(still_running, key=lambda runner: runner.descended.best.held_out_error)
-        n_kept = max(LEAST_IN_RACE, math.ceil(len(still_running) / 2))
-        if ranking[0].has_solved:
-            n_kept = 1
-        for runner in ranking[n_kept:]:
-            runner.stop()
-        still_running = ranking[:n_kept]
-        side_by_side(methodcaller("go_on", share), still_running, view.samples)
+        # the better half goes on, or that alone which has solved the task; others free memory
+        still_running = descents
+        for share in rounds[1:]:
+            ranking = sorted(still_running, key=lambda each: each.descended.best.held_out_error)
+            n_kept = 1 if ranking[0].has_solved else n_that_go_on(len(still_running))
+            for descent in ranking[n_kept:]:
+                descent.stop()
+            still_running = ranking[:n_kept]
+            side_by_side(methodcaller("go_on", share), still_running, view.samples)
+    finally:
+        # also where a step raised: helper threads would go on to prepare the next ones
+        for descent in descents:
+            descent.stop()
 
     # in the order in which they began
     results = []
-    for runner in begun:
-        runner.stop()
-        result = replace(runner.descended, finished=runner in still_running)
+    for descent in descents:
+        result = replace(descent.descended, finished=descent in still_running)
         results.append(result)
         plan.tell(
             f"{result.start.name}: held-out error {result.best.held_out_error:.4f} after "
@@ -504,7 +501,7 @@ def race_from_all_starts(
 def side_by_side(
     work: Callable[[Any], None], items: Sequence[Any], samples: DescentSamples
 ) -> None:
-    """Do some work on every item, each in a thread of its own.
+    """Do some work on every item, on the threads of `run_threads`.
 
     One after the other where a device does the work: threads would wait for each other to launch
     its kernels.
@@ -514,6 +511,15 @@ def side_by_side(
             work(item)
     else:
         run_threads(work, items)
+
+
+def n_that_go_on(n_descents: int) -> int:
+    """How many descents of a round go on to the next one: the better half, two at least.
+
+    >>> [n_that_go_on(n) for n in (1, 2, 3, 5, 7)]
+    [2, 2, 2, 3, 4]
+    """
+    return max(LEAST_IN_RACE, math.ceil(n_descents / 2))
 
 
 def race_cost(costs: Sequence[float]) -> float:
@@ -530,7 +536,7 @@ def race_cost(costs: Sequence[float]) -> float:
     for share in RACE:
         total += (share - share_before) * sum(left)
         share_before = share
-        left = left[: max(LEAST_IN_RACE, -(-len(left) // 2))]
+        left = left[: n_that_go_on(len(left))]
     return total
 
 
@@ -577,7 +583,6 @@ class RunningDescent:
         start: Start,
         split_view: SplitView,
         base: FittedHeads,
-        alpha: float,
         incumbent: list[Judgement],
     ) -> None:
         view = split_view.view
@@ -593,10 +598,10 @@ class RunningDescent:
         # the start, and the penalty that leave-one-out chooses there, bounded so that there is a
         # slope
         matrices = plan.start(base, view.task, start)
-        rows = view.rows_to_start()
+        *hops, means = matrices
         at_start = view.samples.judge(
-            HeadDescent(view.samples, rows, matrices, alpha, plan).distribution(),
-            rows,
+            FittedHeads(means_=means, scale=plan.scale, hops_=tuple(hops)),
+            view.rows_to_start(),
             n_heads=max(plan.heads_per_step.values()),
             seed=plan.seed,
         )
@@ -650,6 +655,7 @@ class RunningDescent:
         history = self.descended.history
         first_step = history[0]
         if len(history) == 1:
+            # this is the first check after step 0
             self.limit = DIVERGED * max(first_step.held_out_error, step.held_out_error)
         if step.held_out_error < self.descended.best.held_out_error:
             errors = np.concatenate([judgement.held_out for judgement in judgements])
@@ -664,10 +670,11 @@ class RunningDescent:
                 distributions=distributions,
                 alpha=self.descents[0].alpha,
             )
+        # an error that is not a number has diverged too
         has_diverged = not step.held_out_error <= self.limit
         # it must have solved the task itself: step 0 is the head distribution without learning
-        own_errors = [earlier.held_out_error for earlier in history[1:]]
-        best_before = min(own_errors, default=np.inf)
+        errors_after_steps = [earlier.held_out_error for earlier in history[1:]]
+        best_before = min(errors_after_steps, default=np.inf)
         has_stalled = best_before <= SOLVED and step.held_out_error > STALLED * best_before
         self.has_ended = has_diverged or has_stalled
         self.descended = replace(self.descended, history=(*history, step))
@@ -688,7 +695,11 @@ class RunningDescent:
 
 
 def fewest_hops(descents: list[Descended], split: Split) -> Descended:
-    """The descent of fewest hops that the best one does not clearly beat, and the best of these."""
+    """The descent of fewest hops that the best one does not clearly beat.
+
+    Clearly is by more standard errors than ``split.standard_errors``. Of several such descents with
+    as many hops it is the best.
+    """
     best = min(descents, key=lambda descended: descended.best.held_out_error)
     close = []
     for descended in descents:
@@ -734,9 +745,11 @@ def go_on_with_all(best: Descended, *, anew: bool) -> FittedHeads:
         found = best.distributions[0]
         descent = HeadDescent(view.samples, rows, best.matrices, best.alpha, view.plan, found)
         steps = max(1, round(SHARE_TO_GO_ON * best.best.step))
-    for _ in range(steps):
-        descent.step()
-    descent.stop()
+    try:
+        for _ in range(steps):
+            descent.step()
+    finally:
+        descent.stop()
     return descent.distribution()
 
 
