@@ -8,12 +8,15 @@ import pickle
 import numpy as np
 import pytest
 import sklearn
+from typer.testing import CliRunner
 
 import keyhole as kh
 from keyhole import choose
+from keyhole.cli import app
 from keyhole.estimators import norm_ball
 from keyhole.refits import Refits
 from keyhole.solvers.layers import FiniteLayer
+from keyhole.streaming import LayerRecipe
 
 
 @pytest.fixture
@@ -82,6 +85,58 @@ def test_intervals_say_that_they_take_a_matrix_of_all_pairs(samples, monkeypatch
         MemoryError, match=r"memory ran out in leave-one-out fits: 20 samples.*fewer samples"
     ):
         model.predict_interval(samples[0])
+
+
+@pytest.mark.parametrize("out_of", ["features", "fit"])
+def test_a_fit_in_batches_says_what_its_sums_take(out_of, samples, monkeypatch):
+    sets, y = samples
+    sums_in_words = (
+        r"memory ran out in a fit in batches.*four p × p matrices.*p = 30 features.*fewer heads"
+    )
+    streamed = kh.AttentionRegressor(10, random_state=0).partial_fit(sets, y)
+    monkeypatch.setattr(LayerRecipe, out_of, out_of_memory)
+    with pytest.raises(MemoryError, match=sums_in_words):
+        kh.AttentionRegressor(10, random_state=0).fit_batches([(sets, y)])
+    with pytest.raises(MemoryError, match=sums_in_words):
+        streamed.solve()
+    with pytest.raises(MemoryError, match=sums_in_words):
+        streamed.predict(sets)
+
+
+def test_a_batch_that_is_added_says_what_its_sums_take(samples, monkeypatch):
+    sets, y = samples
+    enough = np.tile(np.arange(20), 60)  # samples that are added at once
+    monkeypatch.setattr(LayerRecipe, "features", out_of_memory)
+    model = kh.AttentionRegressor(10, random_state=0)
+    with pytest.raises(MemoryError, match=r"memory ran out in a fit in batches.*smaller batches"):
+        model.partial_fit(sets[enough], y[enough])
+
+
+def test_commands_end_with_a_sentence(samples, monkeypatch, tmp_path):
+    sets, y = samples
+    kh.data.write_parquet(tmp_path / "table.parquet", [(sets, y)])
+    kh.save(kh.AttentionRegressor(10, random_state=0).fit(sets, y), tmp_path / "model")
+    monkeypatch.setattr(choose, "fit", out_of_memory)
+    monkeypatch.setattr(FiniteLayer, "predict", out_of_memory)
+    commands = {
+        "fit": ["fit", str(tmp_path / "table.parquet"), str(tmp_path / "new")],
+        "predict": [
+            "predict",
+            *(str(tmp_path / name) for name in ("model", "table.parquet", "out.csv")),
+        ],
+    }
+    for name, arguments in commands.items():
+        ended = CliRunner().invoke(app, arguments)
+        assert ended.exit_code == 2, name
+        assert f"error: memory ran out in {name}: " in ended.output, name
+
+
+def test_a_command_adds_a_remedy_to_what_a_library_says(monkeypatch, tmp_path):
+    monkeypatch.setattr("keyhole.cli.fit.read_data", out_of_memory)
+    ended = CliRunner().invoke(app, ["fit", str(tmp_path / "table.csv"), str(tmp_path / "new")])
+    assert ended.exit_code == 2
+    assert "error: memory ran out: Unable to allocate 1.00 EiB" in ended.output
+    assert "Use fewer samples" in ended.output
 
 
 def test_other_errors_pass_unchanged(samples, monkeypatch):

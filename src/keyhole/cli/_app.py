@@ -67,6 +67,19 @@ def _explain_file_error(error: OSError) -> str:
     return f"a file could not be read or written: {name}{reason}. {advice}"
 
 
+def _explain_memory_error(error: MemoryError) -> str:
+    """What took the memory, and what to do about it.
+
+    keyhole's own errors say all of it. Those of libraries are a few words, or none.
+    """
+    words = str(error).removesuffix(".")
+    if error.__cause__ is not None:
+        return str(error)
+    if words:
+        words = f": {words}"
+    return f"memory ran out{words}. Use fewer samples or smaller settings, or close other programs."
+
+
 PLAIN_ASCII = "keyhole_ascii"
 """ASCII by another name: typer writes UTF-8 to terminals that call themselves ASCII, and they show
 signs that nobody can read."""
@@ -132,6 +145,8 @@ class _Sentences(TyperGroup):
             if error.errno == errno.EPIPE:  # whoever read our output has seen enough
                 raise
             refuse_error(error)
+        except MemoryError as error:
+            refuse(_explain_memory_error(error))
         except sqlite3.Error as error:
             refuse(
                 f"the store of finished cells could not be read or written: {error}. Check that "

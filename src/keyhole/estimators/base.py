@@ -231,6 +231,23 @@ def explained_memory_errors(
         ) from error
 
 
+@contextmanager
+def explained_memory_errors_of_sums(n_features: int) -> Iterator[None]:
+    """Turn a MemoryError within a fit in batches into one that says what its sums take.
+
+    ``n_features`` are p = M·(d + 1).
+    """
+    try:
+        yield
+    except MemoryError as error:
+        raise MemoryError(
+            "memory ran out in a fit in batches. Beside blocks of scikit-learn's working_memory "
+            f"({_in_words(memory_budget())}) and the batch that is added it holds four p × p "
+            f"matrices ({_in_words(4 * 8 * n_features**2)}), p = {n_features} features. Use fewer "
+            "heads, smaller batches, or lower working_memory."
+        ) from error
+
+
 def _in_words(n_bytes: int) -> str:
     """A number of bytes in mebibytes, or gibibytes.
 

@@ -34,7 +34,7 @@ from keyhole.data.bag_files import BagFiles
 from keyhole.data.batches import Batch, as_batch, as_source
 from keyhole.data.sets import SetBatch
 from keyhole.data.tokens import TokenRule
-from keyhole.estimators.base import without_output_axis
+from keyhole.estimators.base import explained_memory_errors_of_sums, without_output_axis
 from keyhole.estimators.classes import one_vs_rest, scores_per_class
 from keyhole.estimators.selection import Selection
 from keyhole.estimators.states import change, twin_of
@@ -535,9 +535,10 @@ def add_batch(draft: Any, batch: Batch) -> None:
         vars(draft).pop("tokens_", None)
 
     # added to the sums when enough samples have gathered
-    draft.stream_ = draft.stream_.put(data)
-    if draft.stream_.is_full:
-        _flush(draft)
+    with explained_memory_errors_of_sums(n_features_of(draft)):
+        draft.stream_ = draft.stream_.put(data)
+        if draft.stream_.is_full:
+            _flush(draft)
     draft.n_samples_seen_ = vars(draft).get("n_samples_seen_", 0) + len(data)
 
 
@@ -747,7 +748,24 @@ def solve_stream(
     the samples, and otherwise that of generalised cross-validation. The log-loss is that of the
     samples that were kept.
     """
-    _flush(draft)
+    with explained_memory_errors_of_sums(n_features_of(draft)):
+        _flush(draft)
+        solved, axes = _solve_sums(draft, error_sums)
+        _store_solution(draft, solved, axes)
+
+
+def n_features_of(draft: Any) -> int:
+    """p of a stream; without extras as long as its first samples are pending."""
+    stream = draft.stream_
+    if stream.recipe is not None:
+        return int(stream.recipe.n_columns)
+    return int(stream.spec.n_heads) * (draft.n_features_in_ + 1)
+
+
+def _solve_sums(
+    draft: Any, error_sums: Callable[[PrincipalAxes, np.ndarray], np.ndarray] | None
+) -> tuple[LayerFit, PrincipalAxes]:
+    """The values at the penalty of least loss, and the axes of the sums. To be called on a draft."""
     stream = draft.stream_
     if stream.recipe is None or stream.sums is None:
         raise ValueError(
@@ -775,8 +793,7 @@ def solve_stream(
     calibration_samples = None
     if spec.criterion == "log_loss":
         calibration_samples = sums.kept
-    solved = recipe.fit(axes, alphas, squared_errors, calibration_samples)
-    _store_solution(draft, solved, axes)
+    return recipe.fit(axes, alphas, squared_errors, calibration_samples), axes
 
 
 def _store_solution(draft: Any, solved: LayerFit, axes: PrincipalAxes) -> None:
