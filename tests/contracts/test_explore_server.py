@@ -586,7 +586,7 @@ def test_the_command_prints_its_address_and_stops_by_ctrl_c(tmp_path, server):
         connection.close()
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
-        assert process.returncode == 0
+        assert process.returncode == 130
         assert out == ""
         assert "Traceback" not in err
         assert f"stopped; what was measured is in {tmp_path / 'cells.sqlite'}" in err
@@ -628,7 +628,7 @@ def test_ctrl_c_ends_what_is_being_computed(tmp_path, before):
             time.sleep(1.0)  # all are being answered
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=30)
-        assert process.returncode == 0
+        assert process.returncode == 130
         assert err.splitlines()[1:] == [
             f"stopped; what was measured is in {tmp_path / 'cells.sqlite'}."
         ]

@@ -52,7 +52,11 @@ COMMANDS = {
     "reproduce": ("reproduce", "averages", "--set", "d=8"),
     "heads": ("heads", "model"),
     "export": ("export", "model", "out.onnx", "--overwrite"),
+    "explore": ("explore", "--no-browser"),
 }
+
+BEFORE_AN_INTERRUPT = ("keyhole: compiling", "error: ", "Open it in a browser")
+"""How lines begin that a command may have printed before it was interrupted."""
 
 
 def interrupted(folder, arguments, delay):
@@ -78,10 +82,7 @@ def check_interrupt(folder, name, delay):
     code, out, err = interrupted(folder, COMMANDS[name], delay)
     if code in (0, 2) and "interrupted" not in err:
         return False
-    # a refusal was printed before the interrupt came
-    lines = [
-        line for line in err.splitlines() if not line.startswith(("keyhole: compiling", "error: "))
-    ]
+    lines = [line for line in err.splitlines() if not line.startswith(BEFORE_AN_INTERRUPT)]
     assert code == 130, (delay, code, out, err)
     assert len(lines) == 1, (delay, out, err)
     assert lines[0].startswith(("interrupted", "stopped")), (delay, out, err)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import webbrowser
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from keyhole.cli._app import answer_or_exit, app, check_folder
+from keyhole.cli._app import INTERRUPTED, answer_or_exit, app, check_folder
 from keyhole.cli._output import echo, refuse
 
 
@@ -51,6 +50,8 @@ def explore(
     # opened from a thread: some browsers block until they are closed
     if browser:
         threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         server.run()
-    echo(f"stopped; what was measured is in {out / 'cells.sqlite'}.", err=True)
+    except KeyboardInterrupt:
+        echo(f"stopped; what was measured is in {out / 'cells.sqlite'}.", err=True)
+        raise typer.Exit(INTERRUPTED) from None

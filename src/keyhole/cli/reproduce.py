@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from keyhole.cli._app import INTERRUPTED, MAX_SEED, answer_or_exit, app, check_folder
-from keyhole.cli._output import echo_json, refuse, say, show_table
+from keyhole.cli._output import echo, echo_json, refuse, say, show_table
 
 if TYPE_CHECKING:
     from keyhole.lab.cells import Store
@@ -111,10 +111,10 @@ def reproduce(
         except (RunError, StoreError) as error:
             refuse(str(error))
         except KeyboardInterrupt:
-            say(
-                console,
+            echo(
                 f"stopped: {len(store.get(plan.cells))} of {len(plan.cells)} cells are finished "
                 f"and kept in {store.path}. The same command goes on from there.",
+                err=True,
             )
             raise typer.Exit(INTERRUPTED) from None
         results = answer_or_exit(lambda: store.get(plan.cells))
