@@ -1281,3 +1281,21 @@ def test_automatic_heads_count_the_fits_of_held_out_parts(rng, monkeypatch):
     assert kh.LearnedHeads().n_held_out_parts(300) == 1
     assert kh.LearnedHeads().n_held_out_parts(60) == 5
     assert costs.choose_n_heads(replace(spec, heads=kh.LearnedHeads()), sets, rows) < 512
+
+
+@pytest.mark.parametrize("heads", [kh.IdentityHeads(), kh.LearnedHeads(hops=1, max_iter=5)])
+def test_groups_of_a_direct_fit_may_be_names_and_must_be_there(heads):
+    sets = kh.targets.sphere_sets(60, n_keys=3, dim=2, seed=0)
+    y = kh.targets.Correlation(1, dim=2)(sets)
+    numbers = np.arange(60) // 6
+    names = np.array([f"story {number}" for number in numbers], dtype=object)
+    by_number = heads.fit(sets, y, groups=numbers)
+    by_name = heads.fit(sets, y, groups=names)
+    np.testing.assert_array_equal(by_name.means_, by_number.means_)
+
+    with pytest.raises(ValueError, match=r"`groups` must.*sample 20 has None \(40 in all\)"):
+        heads.fit(sets, y, groups=[*names[:20], *[None] * 40])
+    with pytest.raises(ValueError, match=r"`groups` must.*sample 0 has nan"):
+        heads.fit(sets, y, groups=np.r_[np.nan, np.arange(59.0)])
+    with pytest.raises(ValueError, match=r"`groups` must be an array of shape \(60,\)"):
+        heads.fit(sets, y, groups=names[:10])

@@ -15,7 +15,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._array import one_blas_thread
-from keyhole._checks import check_choice, check_count, check_no_mask, check_number, check_seed
+from keyhole._checks import (
+    check_choice,
+    check_count,
+    check_labels,
+    check_no_mask,
+    check_number,
+    check_seed,
+)
 from keyhole.attention.backends import backend_for
 from keyhole.attention.descent import DescentSettings, HostSamples, LearningPlan
 from keyhole.attention.features import DIFFERENTIABLE, narrow
@@ -38,6 +45,26 @@ def check_outputs(y: Any) -> Float[np.ndarray, "n ..."]:
     """Return outputs in float64; refuse masked entries."""
     check_no_mask(y, "y")
     return np.asarray(y, dtype=np.float64)
+
+
+def check_groups(groups: Any, n_samples: int) -> Int[np.ndarray, " n"] | None:
+    """Return the number of each sample's group, or None without groups.
+
+    >>> check_groups(["story b", "story a", "story b"], n_samples=3).tolist()
+    [1, 0, 1]
+    """
+    if groups is None:
+        return None
+    check_no_mask(groups, "groups")
+    labels = np.asarray(groups)
+    if labels.shape != (n_samples,):
+        raise ValueError(
+            f"`groups` must be an array of shape ({n_samples},), one label for each sample: got "
+            f"shape {labels.shape}."
+        )
+    check_labels(labels, "groups", "group")
+    _, numbers = np.unique(labels, return_inverse=True)
+    return np.asarray(numbers)
 
 
 class UnfittedHeads(HeadParameters):
@@ -108,7 +135,7 @@ class IdentityHeads(UnfittedHeads):
         activation: str = "relu",
         fit_intercept: bool = True,
         weights: Float[np.ndarray, " n"] | None = None,
-        groups: Int[np.ndarray, " n"] | None = None,
+        groups: Sequence[Any] | np.ndarray | None = None,
         seed: int = 0,
     ) -> FittedHeads:
         """Choose; return a head distribution to sample from. The estimators call this first."""
@@ -118,7 +145,7 @@ class IdentityHeads(UnfittedHeads):
             weights=weights,
             activation=activation,
             fit_intercept=fit_intercept,
-            groups=groups,
+            groups=check_groups(groups, len(batch)),
         )
         max_samples = check_count(self.max_samples, "max_samples")
         return choose_identity(
@@ -261,7 +288,7 @@ class LearnedHeads(UnfittedHeads):
         activation: str = "relu",
         fit_intercept: bool = True,
         weights: Float[np.ndarray, " n"] | None = None,
-        groups: Int[np.ndarray, " n"] | None = None,
+        groups: Sequence[Any] | np.ndarray | None = None,
         seed: int = 0,
         n_heads: int | None = None,
         device: str | None = None,
@@ -279,7 +306,7 @@ class LearnedHeads(UnfittedHeads):
             activation=activation,
             fit_intercept=fit_intercept,
             weights=weights,
-            groups=groups,
+            groups=check_groups(groups, len(batch)),
             seed=seed,
             n_heads=n_heads,
             device=device,
