@@ -154,6 +154,32 @@ def test_a_child_that_was_forked_inside_lifts_the_limit_when_it_leaves(two_blas_
     assert blas_threads() == 2
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_no_fork_happens_while_another_thread_changes_the_number_of_threads(monkeypatch):
+    """The child would wait for ever for a lock of BLAS that the other thread held."""
+    is_changing = threading.Event()
+    may_go_on = threading.Event()
+    events = []
+
+    def change_slowly(numbers):
+        events.append("begins")
+        is_changing.set()
+        may_go_on.wait(10)
+        events.append("ends")
+
+    def enter_and_leave():
+        with one_blas_thread():
+            pass
+
+    monkeypatch.setattr("keyhole._array._set_blas_threads", change_slowly)
+    thread = threading.Thread(target=enter_and_leave)
+    thread.start()
+    assert is_changing.wait(10)
+    threading.Timer(0.2, may_go_on.set).start()
+    assert status_of_child(lambda: len(events)) % 2 == 0, "it forked between changes"
+    thread.join(10)
+
+
 def test_large_matrices_keep_the_threads_of_blas(two_blas_threads):
     with blas_threads_for(WORTH_BLAS_THREADS):
         assert blas_threads() == 2
