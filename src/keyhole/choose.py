@@ -921,7 +921,7 @@ class CandidateSearch:
             device=device_to_learn_on(ready.samples),
         )
 
-        if not screening.gains:
+        if screening is None or not screening.gains:
             return None
 
         # short descents must already be ahead of the best fixed features on the same samples: on

@@ -300,8 +300,8 @@ def strongest_keys(
     unit = np.where(largest > 0, largest, 1.0)
     steps = np.round(relevance / unit[set_of_key] / TIE_RESOLUTION)
 
-    # every key has a rank of its own: the most relevant first, equal ones in their order (a step is
-    # below 2³², so that ranks of up to 2³¹ keys are integers of 64 bits)
+    # every key has a rank of its own, the least for the most relevant, and equally relevant keys in
+    # their order (there are fewer than 2³² steps, so that ranks of up to 2³¹ keys fit 64 bits)
     ranks = np.arange(len(parts)) - len(parts) * steps.astype(np.int64)
 
     # a set of more keys keeps those of the least ranks

@@ -25,8 +25,8 @@ from keyhole.attention.search import (
     Split,
     SplitView,
     TaskView,
+    best_of_fewest_hops,
     choose_identity,
-    fewest_hops,
     race_from_all_starts,
     starts_of,
 )
@@ -226,8 +226,9 @@ def test_groups_are_held_out_whole(rng):
     (mask,) = held_out_parts(300, 0.2, seed=0, groups=groups)
     assert not set(groups[mask]) & set(groups[~mask])
     assert 0.15 < mask.mean() < 0.35
-    (both,) = held_out_parts(6, 0.9, seed=0, groups=np.array([0, 0, 0, 1, 1, 1]))
-    assert 0 < both.sum() < 6, "never all of them"
+    (one_of_three,) = held_out_parts(9, 0.9, seed=0, groups=np.repeat([0, 1, 2], 3))
+    assert one_of_three.sum() == 3, "two are left"
+    assert held_out_parts(6, 0.5, seed=0, groups=np.repeat([0, 1], 3), turns=2) == []
     turns = held_out_parts(300, 0.2, seed=0, groups=groups, turns=5)
     np.testing.assert_array_equal(sum(t.astype(int) for t in turns), 1, "each sample once")
     assert all(not set(groups[t]) & set(groups[~t]) for t in turns)
@@ -654,6 +655,20 @@ def test_a_device_judges_at_a_penalty_that_float32_carries(alpha):
     assert found.held_out.mean() < 1e-4
 
 
+def test_a_device_says_that_features_overflow(task):
+    pytest.importorskip(
+        "torch", reason="head distributions are learned on a device where torch is installed"
+    )
+    from keyhole.attention.torch_heads import DeviceSamples
+
+    sets, y = task
+    whole = Task.of(sets, y[:, None], None, "exp", True)
+    samples = DeviceSamples(whole, DEVICE)
+    heads = np.full((7, whole.batch.query_dim + 1, whole.batch.dim + 1), 1e4)
+    with pytest.raises(ValueError, match=r"features and kernels must.*Scale the tokens down"):
+        samples.judge(kh.GaussianHeads(), np.arange(60), n_heads=7, seed=0, heads=heads)
+
+
 @pytest.mark.parametrize("alpha", [None, 0.03])
 @pytest.mark.parametrize("with_groups", [False, True])
 @pytest.mark.parametrize("with_hop", [False, True])
@@ -1021,14 +1036,14 @@ def test_more_hops_need_more_than_a_standard_error(errors, chosen):
     for hops, error in errors.items():
         spread = 0.2 * hops * np.resize([-1.0, 1.0], 100)
         descents.append(reached(Start(hops), error + spread))
-    assert fewest_hops(descents, split).start.hops == chosen
+    assert best_of_fewest_hops(descents, split).start.hops == chosen
 
 
 def test_of_one_number_of_hops_the_best_start_is_kept():
     split = Split(masks=[], fitted=[], judged=[], standard_errors=1, weights=None, groups=None)
     first = reached(Start(2), np.full(50, 0.5))
     better = reached(Start(2, CHAIN), np.full(50, 0.1))
-    assert fewest_hops([first, better], split) is better
+    assert best_of_fewest_hops([first, better], split) is better
 
 
 # ---- the choice without learning -----------------------------------------------------------------
@@ -1281,6 +1296,28 @@ def test_automatic_heads_count_the_fits_of_held_out_parts(rng, monkeypatch):
     assert kh.LearnedHeads().n_held_out_parts(300) == 1
     assert kh.LearnedHeads().n_held_out_parts(60) == 5
     assert costs.choose_n_heads(replace(spec, heads=kh.LearnedHeads()), sets, rows) < 512
+
+
+@pytest.mark.parametrize("group_sizes", [(150, 150), (290, 5, 5), (100, 100, 100)])
+@pytest.mark.parametrize("heads", [None, kh.LearnedHeads(max_iter=5)])
+def test_few_groups_or_one_large_one_are_learned_from(heads, group_sizes):
+    groups = np.repeat(np.arange(len(group_sizes)), group_sizes)
+    sets = kh.targets.sphere_sets(300, n_keys=3, dim=2, seed=0)
+    y = kh.targets.Correlation(1, dim=2)(sets)
+    model = kh.AttentionRegressor(heads=heads, random_state=0).fit(sets, y, groups=groups)
+    assert np.isfinite(model.loo_error_)
+    if heads is not None and len(group_sizes) == 2:
+        assert "of two groups none can be held out" in model.heads_.reason
+
+
+@pytest.mark.parametrize("group_sizes", [(30, 30), (50, 5, 5), (20, 20, 20)])
+def test_few_samples_of_few_groups_are_learned_from(group_sizes):
+    groups = np.repeat(np.arange(len(group_sizes)), group_sizes)
+    sets = kh.targets.sphere_sets(60, n_keys=3, dim=2, seed=0)
+    y = kh.targets.Correlation(1, dim=2)(sets)
+    heads = kh.LearnedHeads(max_iter=5)
+    model = kh.AttentionRegressor(heads=heads, random_state=0).fit(sets, y, groups=groups)
+    assert np.isfinite(model.loo_error_)
 
 
 @pytest.mark.parametrize("heads", [kh.IdentityHeads(), kh.LearnedHeads(hops=1, max_iter=5)])

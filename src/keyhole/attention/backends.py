@@ -207,10 +207,7 @@ class DescentSamples(Protocol):
 
     @property
     def steps_on_device(self) -> bool:
-        """Whether steps are computed by torch: a helper thread then prepares the next one.
-
-        Descents take turns then.
-        """
+        """Whether torch computes the steps: helper threads prepare them, and descents take turns."""
         ...
 
     def part(self, rows: np.ndarray, plan: LearningPlan, count: int) -> DescentPart:

@@ -399,7 +399,7 @@ class HeadDescent:
             self.helpers = ThreadPoolExecutor(_STEPS_AHEAD)
 
     def stop(self) -> None:
-        """Give up the steps that are prepared, and the threads that prepare them."""
+        """End the helper threads, and drop the steps that they have prepared."""
         if self.helpers is not None:
             self.helpers.shutdown(cancel_futures=True)
             self.helpers = None

@@ -30,6 +30,10 @@ _HELD_OUT_RUNS = 100
 a table are often related (questions about one story), and a sample is not held out if a related one
 is seen."""
 
+_GROUPS_LEFT = 2
+"""So many groups are never held out: leave-one-out of those left needs one to leave out and one to
+fit."""
+
 
 @dataclass(frozen=True)
 class Outcomes:
@@ -215,7 +219,9 @@ def held_out_parts(
 ) -> list[Bool[np.ndarray, " n"]]:
     """Disjoint masks of about ``share·n`` samples each: whole groups, or runs of n/100 samples.
 
-    ``turns`` masks, or as many as there are samples for; never all samples in one.
+    ``turns`` masks, or as many as there are samples for. Each spares at least two groups, for
+    leave-one-out of what it spares: of two groups there is no mask, and of one large group and a
+    few small ones some may be in none.
 
     >>> sum(held_out_parts(90, 0.2, seed=0, turns=5)).tolist() == [1] * 90
     True
@@ -228,9 +234,8 @@ def held_out_parts(
     order = np.random.default_rng(seed).permutation(len(counts))
     samples_before = np.cumsum(counts[order]) - counts[order]
     turn_of_group = np.minimum(samples_before / (share * n), len(counts)).astype(int)
-    masks = [np.isin(member, order[turn_of_group == turn]) for turn in range(turns)]
-    if masks[0].all():
-        masks[0] = np.isin(member, order[:-1])
+    most_groups = max(0, len(counts) - _GROUPS_LEFT)
+    masks = [np.isin(member, order[turn_of_group == turn][:most_groups]) for turn in range(turns)]
     return [mask for mask in masks if mask.any()]
 
 

@@ -366,10 +366,11 @@ class LearnedHeads(UnfittedHeads):
         seed: int,
         settings: DescentSettings,
         device: str | None = None,
-    ) -> Screening:
+    ) -> Screening | None:
         """Whether learning may pay, from short descents, and from which starts.
 
-        It takes `SCREENING_STEPS` steps from each start.
+        It takes `SCREENING_STEPS` steps from each start. None if all samples are of two groups, of
+        which none can be held out.
         """
         batch = backend_for(device).placed(batch)
         task = Task.of(

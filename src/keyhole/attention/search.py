@@ -264,8 +264,11 @@ class Split:
     groups: np.ndarray | None = field(repr=False)
 
     @classmethod
-    def of(cls, task: Task, plan: LearningPlan) -> Split:
-        """One held-out part of many samples; of few, every sample is held out in turn."""
+    def of(cls, task: Task, plan: LearningPlan) -> Split | None:
+        """One held-out part of many samples; of few, every sample is held out in turn.
+
+        None if all samples are of two groups.
+        """
         turns = held_out_turns(len(task), plan.validation)
         standard_errors = STANDARD_ERRORS_FOR_A_HOP
         if turns > 1:
@@ -273,13 +276,17 @@ class Split:
         return cls.of_turns(task, plan, turns, standard_errors)
 
     @classmethod
-    def of_turns(cls, task: Task, plan: LearningPlan, turns: int, standard_errors: int) -> Split:
-        """So many parts that are held out in turn.
+    def of_turns(
+        cls, task: Task, plan: LearningPlan, turns: int, standard_errors: int
+    ) -> Split | None:
+        """So many parts that are held out in turn; None if all samples are of two groups.
 
         Of each part ``max_samples`` are judged at most, by a fit to twice as many others.
         """
         max_samples = plan.settings.max_samples
         masks = held_out_parts(len(task), plan.validation, plan.seed, task.groups, turns)
+        if not masks:
+            return None
         judged = [task.drawn(np.flatnonzero(mask), max_samples, plan.seed) for mask in masks]
         all_judged = np.concatenate(judged)
         return cls(
@@ -360,9 +367,13 @@ def learn(task: Task, plan: LearningPlan, given_rows: np.ndarray) -> Learned:
 
     # descend apart from held-out samples, which say how many steps help, and whether any do
     split = Split.of(task, plan)
+    if split is None:
+        reason = f"nothing learned: of two groups none can be held out; {base.reason}"
+        plan.tell(reason)
+        return Learned(view.among_all(replace(base, reason=reason), Start(1), task))
     descents = race_from_all_starts(task, view, plan, split, base, rounds=RACE)
     finished = [descended for descended in descents if descended.finished]
-    best = fewest_hops(finished, split)
+    best = best_of_fewest_hops(finished, split)
     summary = summary_of(descents, best)
     if best.best.step == 0 or best.gain <= STANDARD_ERRORS_TO_LEARN * best.standard_error:
         reason = (
@@ -408,15 +419,18 @@ class Screening:
     rows: np.ndarray = field(repr=False)
 
 
-def screen(task: Task, plan: LearningPlan, given_rows: np.ndarray) -> Screening:
+def screen(task: Task, plan: LearningPlan, given_rows: np.ndarray) -> Screening | None:
     """Descend a little from every start, until one solves the task, and say whether any gained.
 
-    ``given_rows`` are the numbers of the samples of the task among those that were given.
+    ``given_rows`` are the numbers of the samples of the task among those that were given. None if
+    these are of two groups, of which none can be held out.
     """
     view = TaskView.of(task, plan, ignores_ages=False)
     base = view.choose_identity()
     # one held-out part says enough to go on or not, and all starts take all of the few steps
     split = Split.of_turns(task, plan, turns=1, standard_errors=STANDARD_ERRORS_FOR_A_HOP)
+    if split is None:
+        return None
     descents = race_from_all_starts(task, view, plan, split, base, rounds=(1.0,))
     ordered = sorted(descents, key=lambda descended: descended.best.held_out_error)
     gains = any(
@@ -450,7 +464,7 @@ def race_from_all_starts(
     two begin at a time, whatever the number of threads; where the first of them solves the task,
     the second is dropped, as if it had not begun.
     """
-    # views of the task by whether ages are ignored; the second is made when a start needs it
+    # views of the task by whether ages are ignored; another is made when a start needs it
     views = {False: SplitView.of(view, split)}
     incumbent = views[False].judge_incumbent(base)
 
@@ -461,8 +475,8 @@ def race_from_all_starts(
         for pair in blocks(len(starts), BEGIN_AT_ONCE):
             for start in starts[pair]:
                 if start.ignores_ages not in views:
-                    without_ages = TaskView.of(task, plan, ignores_ages=True)
-                    views[True] = SplitView.of(without_ages, split)
+                    other_view = TaskView.of(task, plan, ignores_ages=start.ignores_ages)
+                    views[start.ignores_ages] = SplitView.of(other_view, split)
                 descents.append(RunningDescent(start, views[start.ignores_ages], base, incumbent))
             side_by_side(methodcaller("go_on", rounds[0]), descents[pair], view.samples)
             solved = [i for i, descent in enumerate(descents) if descent.has_solved]
@@ -694,7 +708,7 @@ class RunningDescent:
         self.descents = []
 
 
-def fewest_hops(descents: list[Descended], split: Split) -> Descended:
+def best_of_fewest_hops(descents: list[Descended], split: Split) -> Descended:
     """The descent of fewest hops that the best one does not clearly beat.
 
     Clearly is by more standard errors than ``split.standard_errors``. Of several such descents with

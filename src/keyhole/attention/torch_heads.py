@@ -31,7 +31,12 @@ from keyhole.attention.hops import ages_of
 from keyhole.data.arrays import gathered
 from keyhole.ridge.device import ridge_device
 from keyhole.ridge.gram import group_stacks
-from keyhole.ridge.problem import choose_penalty, errors_in_own_units, numerical_floor
+from keyhole.ridge.problem import (
+    check_gram_size,
+    choose_penalty,
+    errors_in_own_units,
+    numerical_floor,
+)
 
 BLOCK_BYTES = 2**30
 """Bytes of padded keys, scores and weights of the samples whose features are made at a time."""
@@ -201,7 +206,9 @@ class DeviceSamples:
             features = features - centre
             extras = self.extras[seen_there]
             gram = features @ features.T + extras @ extras.T
-            spread = float(gram.diagonal().mean())
+            squared_lengths = as_array(gram.diagonal())
+            check_gram_size(squared_lengths)
+            spread = float(squared_lengths.mean())
 
             # ridge, at a penalty that is chosen or given
             ridge = DescentRidge(self, seen)
@@ -242,21 +249,21 @@ class DescentRidge:
     `loo_gradient`.
     """
 
-    def __init__(self, home: DeviceSamples, rows: np.ndarray) -> None:
-        self.fit_intercept = home.task.fit_intercept
-        rows_there = home.put(rows)
-        self.columns = home.columns[rows_there]
-        self.weights = home.weights[rows_there]
+    def __init__(self, samples: DeviceSamples, rows: np.ndarray) -> None:
+        self.fit_intercept = samples.task.fit_intercept
+        rows_there = samples.put(rows)
+        self.columns = samples.columns[rows_there]
+        self.weights = samples.weights[rows_there]
 
         # members of each group, and ones where groups are padded; and whether these have the same
         # shape for any other samples, if they are as many
         self.groups: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.has_one_shape = True
-        if home.task.groups is not None:
-            self.has_one_shape = fits_one_table(home.group_shape, len(rows))
-            for members in _group_rows(home.task.groups[rows], home.group_shape):
-                padding = home.put(members == len(rows), torch.float64)
-                self.groups.append((home.put(members), padding))
+        if samples.task.groups is not None:
+            self.has_one_shape = fits_one_table(samples.group_shape, len(rows))
+            for members in _group_rows(samples.task.groups[rows], samples.group_shape):
+                padding = samples.put(members == len(rows), torch.float64)
+                self.groups.append((samples.put(members), padding))
 
     def tensors(self) -> list[torch.Tensor]:
         """What differs between steps, in one order."""
@@ -429,13 +436,13 @@ class PaddedPart:
 class DevicePart:
     """The samples of one step on a device, with what a gradient of theirs needs."""
 
-    def __init__(self, home: DeviceSamples, rows: np.ndarray, sets: PaddedPart) -> None:
-        self.home = home
+    def __init__(self, samples: DeviceSamples, rows: np.ndarray, sets: PaddedPart) -> None:
+        self.samples = samples
         self.sets = sets
-        self.put = home.put
-        self.fit_intercept = home.task.fit_intercept
-        self.ridge = DescentRidge(home, rows)
-        self.extras = home.extras[home.put(rows)]
+        self.put = samples.put
+        self.fit_intercept = samples.task.fit_intercept
+        self.ridge = DescentRidge(samples, rows)
+        self.extras = samples.extras[samples.put(rows)]
         self.is_ready: Any = None
         """What a gradient waits for, where another stream prepared this part."""
 
@@ -452,10 +459,10 @@ class DevicePart:
         # this part's memory belongs to the stream that prepared it, which may use it again once it
         # is freed: the caller holds the part while the host waits for the gradient below
         if self.is_ready is not None:
-            torch.cuda.current_stream(self.home.device).wait_event(self.is_ready)
+            torch.cuda.current_stream(self.samples.device).wait_event(self.is_ready)
         matrices = self._moved([noise, means, *hops])
         penalty = torch.tensor(alpha, dtype=torch.float64, device=self.extras.device)
-        if self.home.uses_graphs and self.ridge.has_one_shape:
+        if self.samples.uses_graphs and self.ridge.has_one_shape:
             flat = self.replayed_gradient(matrices, penalty)
         else:
             flat = self.flat_gradient(matrices, penalty)
@@ -493,9 +500,9 @@ class DevicePart:
     def replayed_gradient(self, matrices: list[Any], alpha: Any) -> Any:
         """`flat_gradient` by the graph of its shapes, captured when they are first seen."""
         shapes = tuple(tensor.shape for tensor in (*matrices, *self.tensors()))
-        if shapes not in self.home.graphs:
-            self.home.graphs[shapes] = GradientGraph(self, matrices, alpha)
-        return self.home.graphs[shapes].replayed(self, matrices, alpha)
+        if shapes not in self.samples.graphs:
+            self.samples.graphs[shapes] = GradientGraph(self, matrices, alpha)
+        return self.samples.graphs[shapes].replayed(self, matrices, alpha)
 
     def flat_gradient(self, matrices: list[Any], alpha: Any) -> Any:
         """All numbers of a gradient end to end, in float64; matrices are noise, means and hops.
