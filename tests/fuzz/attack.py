@@ -439,8 +439,12 @@ def run_alone(number: int, case: Any) -> Verdict:
     if os.WIFSIGNALED(status):
         which = os.WTERMSIG(status)
         if which in (signal.SIGALRM, signal.SIGPROF, signal.SIGKILL):
-            clock = "of wall time" if which == signal.SIGALRM else "of processor time"
-            seconds = 20 * SECONDS if which == signal.SIGALRM else SECONDS
+            # its own two clocks, and the parent's, which kills it
+            clock, seconds = {
+                signal.SIGALRM: ("of wall time", 20 * SECONDS),
+                signal.SIGPROF: ("of processor time", SECONDS),
+                signal.SIGKILL: ("of wall time", 20 * SECONDS + 20),
+            }[which]
             return Verdict("hang", f"more than {seconds:g} s {clock}: {words}", reader)
         return Verdict(
             "signal",

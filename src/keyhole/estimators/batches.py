@@ -765,7 +765,7 @@ def n_features_of(draft: Any) -> int:
 def _solve_sums(
     draft: Any, error_sums: Callable[[PrincipalAxes, np.ndarray], np.ndarray] | None
 ) -> tuple[LayerFit, PrincipalAxes]:
-    """The values at the penalty of least loss, and the axes of the sums. To be called on a draft."""
+    """The values at the penalty of least loss, and the axes of the sums."""
     stream = draft.stream_
     if stream.recipe is None or stream.sums is None:
         raise ValueError(
