@@ -140,8 +140,10 @@ def test_a_block_is_its_quadrature(dim, mean):
     )
 
 
-def block_by_spectrum(dim, bias, label, degree, margin, terms):
-    """A_ab by its formula: every h_k(cJ + c_0) from the eigenvectors of J on many more states."""
+def factor_by_spectrum(dim, bias, label, degree, margin, terms):
+    """R with A_ab = RᵀR by the formula: every h_k(cJ + c_0) from the eigenvectors of J on many more
+    states.
+    """
     states = block_states(dim, *label, degree + margin)
     places, turn = np.linalg.eigh(correlation_matrix(dim, *label, states).toarray())
     kept = np.abs(states).max(axis=1) <= degree
@@ -150,9 +152,24 @@ def block_by_spectrum(dim, bias, label, degree, margin, terms):
     (p, q), order = np.abs(states).T, np.arange(terms, dtype=float)
     weights = 2 * np.exp(log_moment(order, dim) + log_moment(order + 1, dim))
     query, key = (harmonic_ratios(order + i, dim, degree + margin) for i in (0, 1))
-    return states[kept], np.einsum(
-        "ksa,sk,ksb->ab", between, weights * query[p] * key[q], between, optimize=True
-    )
+    scaled = np.sqrt(weights * query[p] * key[q]).T[:, :, None] * between
+    return states[kept], scaled.reshape(-1, scaled.shape[2])
+
+
+def block_by_spectrum(dim, bias, label, degree, margin, terms):
+    """A_ab by its formula."""
+    states, factor = factor_by_spectrum(dim, bias, label, degree, margin, terms)
+    return states, factor.T @ factor
+
+
+def norm_by_spectrum(target, bias, degree, margin, terms):
+    """Σ tᵀ A⁻¹ t over blocks by their formula, from reflections of R: squares would lose digits."""
+    norm = 0.0
+    for label, vectors in target_vectors(target, degree).items():
+        states, factor = factor_by_spectrum(target.dim, bias, label, degree, margin, terms)
+        np.testing.assert_array_equal(states, block_states(target.dim, *label, degree))
+        norm += Block(label, states, 1, factor).inverse_form(vectors)
+    return norm
 
 
 @pytest.mark.parametrize(
@@ -201,6 +218,47 @@ def test_blocks_are_their_formula(dim, bias, degree, margin, terms):
         assert found.edge(n_keys) == max(found.query_edge, found.key_edge / n_keys)
 
 
+@pytest.mark.parametrize(("slope", "corner"), [(0.0, -6.0), (0.0, -7.0), (0.5, -7.0), (1.0, -8.0)])
+def test_blocks_keep_their_accuracy_where_nearly_all_scores_are_negative(
+    slope, corner, monkeypatch
+):
+    """All eigenvalues are then tiny, down to 1e-21: the blocks are right relative to their own
+    largest one, and spectra and curves follow from them.
+    """
+    dim, degree, bias = 6, 3, Bias(slope, corner)
+
+    def largest_error():
+        biased_blocks.cache_clear()
+        errors = []
+        for block in biased_blocks(dim, bias, degree).listed:
+            states, want = block_by_spectrum(dim, bias, block.label, degree, margin=10, terms=300)
+            np.testing.assert_array_equal(block.states, states)
+            got = block.factor.T @ block.factor
+            errors.append(np.linalg.norm(got - want, 2) / np.linalg.norm(want, 2))
+        biased_blocks.cache_clear()
+        return max(errors)
+
+    assert largest_error() < 1e-3
+
+    heads = GaussianHeads(mean=np.diag([slope] * dim + [corner]))
+    spectrum = attention_spectrum(dim, 4, max_degree=degree, heads=heads)
+    assert (spectrum.eigenvalues > 0).all()
+    assert spectrum.remainder > 0
+    target = Correlation(1, dim)
+    ridge = 1e-3 * spectrum.trace
+    few, many = learning_curve(target, np.array([1e2, 1e4]), 4, ridge, heads=heads)
+    assert 0 < many < few < relative(target, 4)
+
+    # broken twin: as much left out as with zero-mean heads
+    monkeypatch.setattr(blocks, "_shrinkage", lambda bias: 1.0)
+    assert largest_error() > 0.01
+
+
+def test_a_series_has_a_polynomial_however_small_it_is():
+    """Without one there is no root of a state, and no block."""
+    assert _series(6, Bias(0.0, -8.0), reach=1.0, allowed=1e-3).coefficients.shape[1] == 1
+
+
 @pytest.mark.parametrize("name", ["relu", "square", "step"])
 @pytest.mark.parametrize("dim", [2, 3, 5])
 def test_halves_of_blocks_are_the_blocks(dim, name, monkeypatch):
@@ -210,8 +268,8 @@ def test_halves_of_blocks_are_the_blocks(dim, name, monkeypatch):
     whole = blocks_of(monkeypatch, dim, bias, small_degree=100)
     assert difference(halved, whole) < 1e-12
     # broken twin: h_k even where it is odd
-    wrong = bias.activation.first_with_parity + 1
-    monkeypatch.setattr(type(bias.activation), "first_with_parity", wrong)
+    wrong = bias.activation.first_even_order + 1
+    monkeypatch.setattr(type(bias.activation), "first_even_order", wrong)
     assert difference(blocks_of(monkeypatch, dim, bias, small_degree=0), whole) > 1e-8
 
 
@@ -286,8 +344,8 @@ def test_half_of_the_nodes_give_the_trace(dim, name, monkeypatch):
     whole = _biased_diagonals(dim, dataclasses.replace(bias, corner=1e-300))
     np.testing.assert_allclose(_biased_diagonals(dim, bias), whole, rtol=1e-13)
     # broken twin: h_k even where it is odd
-    wrong = bias.activation.first_with_parity + 1
-    monkeypatch.setattr(type(bias.activation), "first_with_parity", wrong)
+    wrong = bias.activation.first_even_order + 1
+    monkeypatch.setattr(type(bias.activation), "first_even_order", wrong)
     _biased_diagonals.cache_clear()
     is_same = np.allclose(_biased_diagonals(dim, bias), whole, rtol=1e-5)
     _biased_diagonals.cache_clear()
@@ -806,6 +864,44 @@ def test_the_norm_is_the_zero_mean_norm_in_the_limit_and_a_bound_lies_below():
     )
     near = biased_norm_bound(target, 1e-3 * pair_powers(target).sum(), mean=0.5)
     assert near.norm > 0.3 * rkhs_norm(target, GaussianHeads(mean=0.5))
+
+
+@pytest.mark.parametrize(("dim", "slope", "corner"), [(4, 0.5, 3.0), (6, 1.0, 6.0), (10, 0.1, 3.0)])
+def test_norms_at_large_positive_corners(dim, slope, corner, monkeypatch):
+    """Scores are nearly always positive, where ReLU is linear: eigenvalues of high degree are far
+    below the rounding of the largest, and the norm divides by them.
+    """
+    heads = GaussianHeads(mean=np.diag([slope] * dim + [corner]))
+    target = Correlation(1, dim)
+    want = norm_by_spectrum(target, Bias(slope, corner), degree=12, margin=10, terms=300)
+    single_block.cache_clear()
+    assert math.isclose(rkhs_norm(target, heads), want, rel_tol=1e-6)
+
+    # broken twin: roots from sums of squares
+    root = blocks._root
+    monkeypatch.setattr(
+        blocks,
+        "_root",
+        lambda tall, allowed, keep_smallest: root(tall, allowed, keep_smallest=False),
+    )
+    single_block.cache_clear()
+    with pytest.raises(ValueError, match="does not settle"):
+        rkhs_norm(target, heads)
+    single_block.cache_clear()
+
+
+def test_the_norm_at_a_strongly_negative_corner(monkeypatch):
+    """All eigenvalues are tiny, and the norm is 5e19."""
+    heads = GaussianHeads(mean=np.diag([0.1] * 6 + [-8.0]))
+    target = Correlation(1, 6)
+    want = norm_by_spectrum(target, Bias(0.1, -8.0), degree=8, margin=10, terms=300)
+    assert math.isclose(rkhs_norm(target, heads), want, rel_tol=1e-3)
+
+    # broken twin: as much left out as with zero-mean heads
+    monkeypatch.setattr(blocks, "_shrinkage", lambda bias: 1.0)
+    single_block.cache_clear()
+    assert rkhs_norm(target, heads) < 0.9 * want
+    single_block.cache_clear()
 
 
 def test_a_norm_that_does_not_settle_is_refused():

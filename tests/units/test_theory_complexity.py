@@ -160,6 +160,16 @@ def test_a_norm_that_rises_geometrically_is_continued_to_its_limit(norms_by_degr
             norms_by_degree(slow)
 
 
+def test_degrees_whose_blocks_are_singular_to_rounding_end_the_sequence(norms_by_degree):
+    def norm(degree):
+        if degree > 16:
+            raise np.linalg.LinAlgError("singular matrix")
+        return float(degree)
+
+    with pytest.raises(ValueError, match=r"does not settle: it is 8, 16 at degrees 8, 16, where"):
+        norms_by_degree(norm)
+
+
 def test_degrees_beyond_floating_point_are_not_asked_for(norms_by_degree):
     with pytest.raises(
         ValueError, match=r"does not settle: it is none at degrees none, where floating point ends"

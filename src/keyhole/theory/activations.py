@@ -48,8 +48,8 @@ class ScoreActivation(ABC):
     tail_power: ClassVar[float] = math.inf
     """h_k²/k! falls like k^{−tail_power}; infinite where it falls faster than any power."""
 
-    first_with_parity: ClassVar[int | None] = None
-    """The first of k = first, first + 2, … for which h_k(m) is even in m; in between it is odd.
+    first_even_order: ClassVar[int | None] = None
+    """The first order from which on h_k(m) is even and odd in m by turns, beginning with even.
 
     None where h_k has no parity.
     """
@@ -92,7 +92,7 @@ class ReluScores(ScoreActivation):
 
     name: ClassVar[str] = "relu"
     tail_power: ClassVar[float] = 2.5
-    first_with_parity: ClassVar[int | None] = 2
+    first_even_order: ClassVar[int | None] = 2
 
     def series_nodes(self, start: int) -> tuple[np.ndarray, np.ndarray]:
         """a_0, a_1 and even orders, the tail as an integral."""
@@ -120,7 +120,7 @@ class LinearScores(ScoreActivation):
 
     name: ClassVar[str] = "linear"
     has_finite_rank: ClassVar[bool] = True
-    first_with_parity: ClassVar[int | None] = 1
+    first_even_order: ClassVar[int | None] = 1
 
     def series_nodes(self, start: int) -> tuple[np.ndarray, np.ndarray]:
         """The term a_1 = 1."""
@@ -148,7 +148,7 @@ class SquareScores(ScoreActivation):
 
     name: ClassVar[str] = "square"
     has_finite_rank: ClassVar[bool] = True
-    first_with_parity: ClassVar[int | None] = 0
+    first_even_order: ClassVar[int | None] = 0
 
     def series_nodes(self, start: int) -> tuple[np.ndarray, np.ndarray]:
         """The terms a_0 = 1 and a_2 = 2."""
@@ -177,7 +177,7 @@ class StepScores(ScoreActivation):
 
     name: ClassVar[str] = "step"
     tail_power: ClassVar[float] = 1.5
-    first_with_parity: ClassVar[int | None] = 1
+    first_even_order: ClassVar[int | None] = 1
 
     def series_nodes(self, start: int) -> tuple[np.ndarray, np.ndarray]:
         """a_0 and odd orders, the tail as an integral."""

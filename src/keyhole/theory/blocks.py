@@ -54,14 +54,18 @@ ACCURACY = 1e-2
 zero-mean heads.
 """
 
-SHOWS = 3e-15
-"""Where the rounding of numbers near one may show: blocks that must be more accurate are made more
-carefully.
+ROUNDING = 3e-15
+"""What rounding may change in an eigenvalue of a block.
+
+The quick way sums squares and cosines of numbers near one, each of which is rounded by about 1e-16.
+Where the series may leave out less than this, rounding would be the larger error. Then small
+coefficients come from Taylor's series (`_refined_coefficients`), and roots from the terms
+themselves instead of sums of their squares (`_reflected_roots`, `_root`).
 """
 
 FEW_ROWS = 4
-"""Up to so many times as many rows as columns, no root is taken from a sum of squares (`_root` and
-`_state_roots`): it would hardly be quicker."""
+"""A matrix with at most this many rows per column is not squared before its root is taken (`_root`
+and `_state_roots`): that would hardly be quicker."""
 
 SMALL_DEGREE = 5
 """Blocks up to this degree are not halved."""
@@ -364,14 +368,15 @@ def _series(dim: int, bias: Bias, reach: float, allowed: float) -> _Series:
     moments = bias.activation.moments(scores, last + 1)
     coefficients = dct(moments, type=2, axis=1) / n_nodes
     coefficients[:, 0] /= 2
-    if allowed < SHOWS:
+    if allowed < ROUNDING:
         coefficients = _refined_coefficients(coefficients, bias, reach)
 
-    # keep the degrees below the first from which on all together do not matter
+    # drop the highest degrees that together do not matter, but never all: T_0 stays even where
+    # scores are so negative that the whole series is small
     tail_sizes = np.cumsum(np.abs(coefficients)[:, ::-1], axis=1)[:, ::-1]
     small_enough = np.flatnonzero(weights @ tail_sizes**2 <= 1e-6 * allowed)
     if len(small_enough):
-        n_degrees = int(small_enough[0])
+        n_degrees = max(int(small_enough[0]), 1)
     else:
         n_degrees = n_nodes
     return _Series(coefficients=coefficients[:, :n_degrees], weights=weights, reach=reach)
@@ -506,6 +511,8 @@ def biased_blocks(dim: int, bias: Bias, degree: int) -> Blocks:
     if bias.activation.has_finite_rank:
         # nothing lies beyond, and eigenvalues below FINITE_RANK of the largest are rounding
         allowed = ACCURACY * FINITE_RANK * bias.largest_diagonal
+    else:
+        allowed *= _shrinkage(bias)
 
     # one degree more where b = 0: there are the largest entries beyond the listed states, for any
     # mean
@@ -517,7 +524,7 @@ def biased_blocks(dim: int, bias: Bias, degree: int) -> Blocks:
     # many small matrices: threads of BLAS would spend their time waiting, minutes of it where
     # others use the cores too
     with one_blas_thread():
-        wider_blocks = list(_computed_blocks(dim, bias, block_sizes, allowed))
+        wider_blocks = list(_computed_blocks(dim, bias, block_sizes, allowed, keep_smallest=False))
 
     # split every block into the listed states and those beyond, of which only the largest diagonal
     # entry is needed
@@ -539,25 +546,50 @@ def biased_blocks(dim: int, bias: Bias, degree: int) -> Blocks:
     return Blocks(listed=tuple(listed), query_edge=query_edge, key_edge=key_edge)
 
 
+def _shrinkage(bias: Bias) -> float:
+    """sup K(x, x) over that of zero-mean heads, or 1 if that is larger.
+
+    A strongly negative corner makes nearly all scores negative, where ReLU is zero. All eigenvalues
+    are then smaller by about this factor or more, and what a series leaves out shrinks with them.
+    """
+    zero_mean = Bias(activation=bias.activation)
+    return min(1.0, bias.unit.largest_diagonal / zero_mean.largest_diagonal)
+
+
 @lru_cache(maxsize=256)
 def single_block(dim: int, bias: Bias, label: tuple[int, int], degree: int) -> Block:
-    """One block, accurate down to its smallest eigenvalues."""
+    """One block for `Block.inverse_form`, which divides by its smallest eigenvalues.
+
+    The series leaves out a tenth at most of the smallest eigenvalue of zero-mean heads, or still
+    less where a negative corner makes all eigenvalues smaller. A positive corner makes those of
+    high degree smaller and others larger: ``keep_smallest`` keeps the rounding of the large ones
+    out of the small ones.
+    """
     smallest = pair_eigenvalues(dim, degree, bias.activation)[degree, degree]
+    allowed = 0.1 * smallest * _shrinkage(bias)
     with one_blas_thread():
-        return next(_computed_blocks(dim, bias, [(label, degree)], 0.1 * smallest))
+        return next(_computed_blocks(dim, bias, [(label, degree)], allowed, keep_smallest=True))
 
 
 def _computed_blocks(
-    dim: int, bias: Bias, block_sizes: list[tuple[tuple[int, int], int]], allowed: float
+    dim: int,
+    bias: Bias,
+    block_sizes: list[tuple[tuple[int, int], int]],
+    allowed: float,
+    keep_smallest: bool,
 ) -> Iterator[Block]:
     """Blocks with the given labels and highest degrees.
 
-    What is left out of the series lowers an eigenvalue λ by at most ``allowed``, and what stands
-    for h_k moves it by less than a hundredth of (allowed · λ)^{1/2}.
+    An eigenvalue λ is wrong by at most ``allowed`` and a hundredth of (allowed · λ)^{1/2}. The
+    first, because terms and states that are left out would add a positive matrix of at most that
+    norm. The second, because polynomials stand for h_k in the factor: they move its singular value
+    λ^{1/2} by less than half a hundredth of allowed^{1/2}.
+
+    ``keep_smallest``: no rounding of the size of large eigenvalues in small ones (`_root`).
     """
     # states between the two factors h_k(cJ) go up to a higher degree than the states listed
     highest = max(degree for _, degree in block_sizes)
-    series, top = _series_and_top(dim, bias, highest, allowed)
+    series, top = _truncation(dim, bias, highest, allowed)
 
     # blocks that mix even and odd p, and the others as their two halves; where states are few,
     # halves cost more than they save
@@ -579,20 +611,20 @@ def _computed_blocks(
         ),
     )
     for plan in plans:
-        yield from _planned_blocks(dim, bias, plan, series, highest, allowed)
+        yield from _planned_blocks(dim, bias, plan, series, highest, allowed, keep_smallest)
 
 
 def _mixes_parities(bias: Bias, label: tuple[int, int]) -> bool:
     """Whether a block couples states of even and of odd p.
 
-    u leads from even to odd p and back. Without a corner h_k is even or odd from k = first on, so
-    that h_k(cu) … h_k(cu) leads back to the same parity. The terms before have weights g_k(p)
-    g_{k+1}(q), which are zero but for p < first and q ≤ first, and a + b ≤ p + q.
+    u leads from even to odd p and back. Without a corner h_k is even or odd from k = first_even on,
+    so that h_k(cu) … h_k(cu) leads back to the same parity. The terms before have weights g_k(p)
+    g_{k+1}(q), which are zero but for p < first_even and q ≤ first_even, and a + b ≤ p + q.
     """
-    first = bias.activation.first_with_parity
-    if bias.corner or first is None:
+    first_even = bias.activation.first_even_order
+    if bias.corner or first_even is None:
         return True
-    return sum(label) <= 2 * first - 1
+    return sum(label) <= 2 * first_even - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -637,17 +669,29 @@ class _Plan:
 
 
 def _planned_blocks(
-    dim: int, bias: Bias, plan: _Plan, series: _Series, highest: int, allowed: float
+    dim: int,
+    bias: Bias,
+    plan: _Plan,
+    series: _Series,
+    highest: int,
+    allowed: float,
+    keep_smallest: bool,
 ) -> Iterator[Block]:
     """The blocks of a plan, a few of them at a time."""
-    first_even = bias.activation.first_with_parity or 0
+    first_even = bias.activation.first_even_order or 0
     shells = _state_roots(dim, series, plan.degree_pairs, plan.step, first_even, highest, allowed)
     n_polynomials = shells[0].roots.shape[2]
     for group in _block_groups(plan.n_states, plan.n_listed, n_polynomials):
         check_limits()
         block_sizes = plan.block_sizes[group]
         factors = _block_factors(
-            dim, block_sizes, plan.states_of_blocks[group], shells, series.reach, allowed
+            dim,
+            block_sizes,
+            plan.states_of_blocks[group],
+            shells,
+            series.reach,
+            allowed,
+            keep_smallest,
         )
         for (label, degree), factor in zip(block_sizes, factors, strict=True):
             a, b = label
@@ -699,7 +743,7 @@ def _blocks_cost(series: _Series, plan: _Plan, allowed: float) -> _Cost:
     polynomials = math.ceil(series.coefficients.shape[1] / plan.step)
     rank = min(terms, polynomials)
     # `_roots_of_sums` and `_reflected_roots`: sums over the terms and their roots, or reflections
-    if allowed < SHOWS:
+    if allowed < ROUNDING:
         root = terms * polynomials * (5e-9 + 2.5e-10 * rank)
     else:
         n_squares = min(terms, SINGLE_TERMS // plan.step + 2 * INTERPOLATION_NODES)
@@ -715,8 +759,8 @@ def _blocks_cost(series: _Series, plan: _Plan, allowed: float) -> _Cost:
     return _Cost(seconds=seconds, memory=memory)
 
 
-def _series_and_top(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, int]:
-    """The series, and the highest degree of states between the factors h_k(cJ) that does matter.
+def _truncation(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, int]:
+    """Where the sums of a block end: the series, and the highest degree of states between h_k(cJ).
 
     States beyond it are reached by polynomials of degree m and more in u only, and lead back to a
     state within by those of still higher degree. What all of them add to a block, 2 Σ_k
@@ -751,7 +795,7 @@ def _series_and_top(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[
 def _losses(dim: int, series: _Series, degree: int) -> Float[np.ndarray, "states m"]:
     """2 Σ_k (Σ_{i>m} |η_ki|)² g_k(p) g_{k+1}(q), by the degree of the state and by m.
 
-    The states go up to the highest degree that `_series_and_top` can ask for: polynomials of the
+    The states go up to the highest degree that `_truncation` can ask for: polynomials of the
     series lead no further.
     """
     n_terms, n_degrees = series.coefficients.shape
@@ -812,7 +856,7 @@ def _state_roots(
     parts = [_terms_of_parity(series, first_even, step, parity) for parity in range(step)]
     # where rounding of squares cannot show, roots are taken of sums of squares
     n_terms, n_degrees = parts[0].weighted.shape
-    uses_sums_of_squares = allowed >= SHOWS and n_terms > FEW_ROWS * n_degrees
+    uses_sums_of_squares = allowed >= ROUNDING and n_terms > FEW_ROWS * n_degrees
     if uses_sums_of_squares:
         squares_of_parts = [_squares(part) for part in parts]
 
@@ -868,8 +912,8 @@ SINGLE_TERMS = 128
 """Orders k below have their own squares, those above are interpolated."""
 
 INTERPOLATION_NODES = 48
-"""Nodes in (k+1)^{−1/2}, with which g_k(p) g_{k+1}(q) over j_k j_{k+1} are right to 5e-14, for all
-d, K ≤ 6000 and p, q ≤ 300."""
+"""Nodes in (k+1)^{−1/2}, with which g_k(p) g_{k+1}(q) over j_k j_{k+1} are right to 1.5e-14 for
+K ≤ 1500 and to 1.2e-13 for K ≤ 6000, for all d and p, q ≤ 300."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -948,7 +992,7 @@ def _reflected_roots(
 ) -> Float[np.ndarray, "s i r"]:
     """L as in `_roots_of_sums`, but from Householder's reflections of the terms themselves.
 
-    They keep the smallest roots accurate.
+    No squares are summed, so that every row of L is right relative to its own length.
     """
     highest = int(degree_pairs.max())
     query_ratios = harmonic_ratios(terms.order, dim, highest)
@@ -978,20 +1022,21 @@ def _pivoted_roots(
 ) -> Float[np.ndarray, "s n n"]:
     """R with RᵀR = square, by Cholesky's method with the largest remaining diagonal entry first.
 
-    It ends once that entry is at most ``negligible``, or rounding; later rows are zero. A tenth of
-    the time of eigenvectors.
+    It ends once that entry is at most ``negligible``, or no larger than its rounding error; later
+    rows are zero. It takes a tenth of the time that eigenvectors would.
     """
     n_squares, n_columns, _ = squares.shape
     diagonals = squares.diagonal(axis1=1, axis2=2)
-    rounding = n_columns * np.finfo(float).eps * diagonals.max(axis=1, initial=0.0)
-    limits = np.maximum(negligible, rounding)
+    rounding_errors = n_columns * np.finfo(float).eps * diagonals.max(axis=1, initial=0.0)
+    limits = np.maximum(negligible, rounding_errors)
     triangles = np.empty_like(squares)
     pivots = np.empty((n_squares, n_columns), dtype=int)
     ranks = np.empty(n_squares, dtype=int)
     for i in range(n_squares):
         triangles[i], pivots[i], ranks[i], _ = dpstrf(squares[i], tol=limits[i])
 
-    # what is below the diagonal, or beyond the rank, is left over; columns go to their places
+    # LAPACK leaves old numbers below the diagonal and in the rows beyond the rank: zeros instead.
+    # It has permuted the columns: back to their places
     row_numbers = np.arange(n_columns)[:, None]
     is_upper = row_numbers <= np.arange(n_columns)
     is_root = is_upper & (row_numbers < ranks[:, None, None])
@@ -1000,16 +1045,20 @@ def _pivoted_roots(
     return roots
 
 
-def _root(tall: Float[np.ndarray, "n m"], allowed: float) -> Float[np.ndarray, "r m"]:
+def _root(
+    tall: Float[np.ndarray, "n m"], allowed: float, keep_smallest: bool
+) -> Float[np.ndarray, "r m"]:
     """R with RᵀR = tallᵀ tall.
 
-    Where rounding of the product cannot show and the matrix is tall, R comes from that product.
-    Otherwise the relative accuracy of every column, however small, is kept: by Cholesky's factor of
-    the product of columns of unit length, or by Householder's reflections, which are quicker where
-    there are few rows, and necessary where that product is too near to singular.
+    A tall matrix may be squared where a rounding error of 1e-16 of the largest eigenvalue does not
+    matter in the others. Otherwise, or with ``keep_smallest``, every column keeps its relative
+    accuracy, however short it is: by Cholesky's factor of the product of columns of unit length, or
+    by Householder's reflections. These are quicker where there are few rows, and necessary where
+    that product is too near to singular.
     """
     n_rows, n_columns = tall.shape
-    if allowed >= SHOWS and n_rows > FEW_ROWS * n_columns:
+    is_tall = n_rows > FEW_ROWS * n_columns
+    if is_tall and allowed >= ROUNDING and not keep_smallest:
         return _pivoted_roots((tall.T @ tall)[None], negligible=0.0)[0]
 
     if n_rows > n_columns:
@@ -1032,6 +1081,7 @@ def _block_factors(
     shells: list[_Shell],
     reach: float,
     allowed: float,
+    keep_smallest: bool,
 ) -> list[Float[np.ndarray, "_ _"]]:
     """R with RᵀR = A for every block, over its listed states.
 
@@ -1051,23 +1101,25 @@ def _block_factors(
     # column j holds the j-th listed state of every block: u does not couple blocks, so that they
     # share columns. Those of even p come first, then those of odd p
     step = len(shells[0].roots)
-    parities = states[:, 0] % step
+    state_parities = states[:, 0] % step
     degrees = np.array([degree for _, degree in block_sizes])
     is_listed = np.abs(states).max(axis=1) <= degrees[block_numbers]
     n_columns = np.array(
         [
-            np.bincount(block_numbers[is_listed & (parities == parity)], minlength=len(degrees))
-            for parity in range(step)
+            np.bincount(
+                block_numbers[is_listed & (state_parities == column_parity)], minlength=len(degrees)
+            )
+            for column_parity in range(step)
         ]
     )
     first_columns = np.concatenate([[0], np.cumsum(n_columns.max(axis=1))])
 
     # T_m(u) between all states and the columns
     columns = np.zeros((len(states), first_columns[-1]))
-    for parity in range(step):
-        listed = np.flatnonzero(is_listed & (parities == parity))
-        places = np.concatenate([np.arange(count) for count in n_columns[parity]])
-        columns[listed, first_columns[parity] + places] = 1.0
+    for column_parity in range(step):
+        listed = np.flatnonzero(is_listed & (state_parities == column_parity))
+        places = np.concatenate([np.arange(count) for count in n_columns[column_parity]])
+        columns[listed, first_columns[column_parity] + places] = 1.0
     labels = np.array([label for label, _ in block_sizes])[block_numbers]
     u = correlation_matrix(dim, labels[:, 0], labels[:, 1], states) / reach
     n_polynomials = shells[0].roots.shape[2]
@@ -1078,29 +1130,30 @@ def _block_factors(
 
     # the tall factors of the blocks, for the columns of one parity, and their roots
     factors = [np.zeros((count, count)) for count in n_columns.sum(axis=0)]
-    for parity in range(step):
+    for column_parity in range(step):
         tall_factors: list[list[np.ndarray]] = [[] for _ in block_sizes]
-        of_parity = slice(first_columns[parity], first_columns[parity + 1])
+        of_parity = slice(first_columns[column_parity], first_columns[column_parity + 1])
         for number, shell in enumerate(shells):
             in_shell = slice(shell_bounds[number], shell_bounds[number + 1])
             p, q = np.abs(states[in_shell]).T
             # polynomials of even degree join states of equal parity, those of odd degree states of
             # different parity
-            roots = shell.roots[(parities[in_shell] + parity) % step, shell.numbers[p, q]]
+            degree_parities = (state_parities[in_shell] + column_parity) % step
+            roots = shell.roots[degree_parities, shell.numbers[p, q]]
             polynomials_at_shell = polynomials[shell.first :, in_shell, of_parity].swapaxes(0, 1)
             products = roots.swapaxes(1, 2) @ polynomials_at_shell
             bounds = np.searchsorted(block_numbers[in_shell], np.arange(len(block_sizes) + 1))
-            for block, count in enumerate(n_columns[parity]):
+            for block, count in enumerate(n_columns[column_parity]):
                 rows = products[bounds[block] : bounds[block + 1], :, :count]
                 tall_factors[block].append(rows.reshape(rows.shape[0] * rows.shape[1], count))
         for block, parts in enumerate(tall_factors):
-            if n_columns[parity, block] == 0:
+            if n_columns[column_parity, block] == 0:
                 continue
-            root = _root(np.concatenate(parts), allowed)
+            root = _root(np.concatenate(parts), allowed, keep_smallest)
             # listed states are all in the first shell, in the order of `block_states`; R may have
             # fewer rows than columns, and the other rows stay zero
-            listed_parities = parities[is_listed & (block_numbers == block)]
-            places = np.flatnonzero(listed_parities == parity)
+            parities_of_listed = state_parities[is_listed & (block_numbers == block)]
+            places = np.flatnonzero(parities_of_listed == column_parity)
             factors[block][np.ix_(places[: len(root)], places)] = root
     return factors
 

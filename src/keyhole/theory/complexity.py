@@ -145,9 +145,14 @@ def _biased_norm(target: Polynomial, bias: Bias) -> float:
     norms: list[float] = []
     for degree in degrees:
         inverse_forms = []
-        for label, vectors in target_vectors(target, degree).items():
-            block = single_block(target.dim, bias.unit, label, degree)
-            inverse_forms.append(block.inverse_form(vectors))
+        try:
+            for label, vectors in target_vectors(target, degree).items():
+                block = single_block(target.dim, bias.unit, label, degree)
+                inverse_forms.append(block.inverse_form(vectors))
+        except np.linalg.LinAlgError:
+            # an eigenvalue of the block that float64 cannot tell from zero, as those of higher
+            # degrees are: the norms so far are all there are
+            break
         norms.append(math.fsum(inverse_forms) / bias.gain)
 
         # settled, if the last step is a hundredth of the tolerance at most
@@ -162,7 +167,7 @@ def _biased_norm(target: Polynomial, bias: Bias) -> float:
                 return norms[-1] + beyond
 
     norm_list = ", ".join(f"{norm:.4g}" for norm in norms) or "none"
-    degree_list = ", ".join(str(degree) for degree in degrees) or "none"
+    degree_list = ", ".join(str(degree) for degree in degrees[: len(norms)]) or "none"
     raise ValueError(
         f"the norm of {target!r} under heads with mean {bias.slope:g} in units of twice their "
         f"scale does not settle: it is {norm_list} at degrees {degree_list}, where floating point "

@@ -374,39 +374,40 @@ def _biased_diagonals(dim: int, bias: Bias) -> tuple[float, float]:
     else:
         most_terms = 2000
     most_degrees = 200 if dim < 8 else 80
-    last = _last_term(dim, bias, most_terms)
+    last_term = _last_term(dim, bias, most_terms)
 
-    # quadrature over u = <x_0, x_i>: h_k is near to polynomials of degree ``highest``, and a
-    # quadrature with n nodes is exact to degree 2n − 1; nodes are kept for other means, so there
-    # are few numbers of them
-    highest = min(most_degrees, 40 + int(2 * abs(bias.slope) * math.sqrt(last)))
+    # quadrature over u = <x_0, x_i>: h_k is nearly a polynomial of degree ``highest``, and a
+    # quadrature with n nodes is exact to degree 2n − 1. The number of nodes is rounded up to a
+    # multiple of 40, so that most means share the nodes in the cache
+    highest = min(most_degrees, 40 + int(2 * abs(bias.slope) * math.sqrt(last_term)))
     n_nodes = 40 * math.ceil((highest + 20) / 40)
     u, weights = _correlation_nodes(dim, n_nodes)
     scores = bias.slope * u + bias.corner
     same_key = 2 * float(weights @ bias.activation.second_moment(scores))
 
-    # N_q (∫ h_k(m) P_q dτ)²/k!, by (q, k)
-    first_even = bias.activation.first_with_parity
+    # N_q^{1/2} ∫ h_k(m) P_q dτ/√k!, by (q, k). Without a corner h_k is even or odd, and half of the
+    # integrals are zero
+    first_even = bias.activation.first_even_order
     if bias.corner == 0 and first_even is not None:
-        integrals = _half_integrals(dim, bias, highest, last, n_nodes, first_even)
+        integrals = _half_integrals(dim, bias, highest, last_term, n_nodes, first_even)
     else:
         zonal = orthonormal_zonal(dim, highest, u)
-        moments = bias.activation.moments(scores, last + 1)
+        moments = bias.activation.moments(scores, last_term + 1)
         integrals = zonal @ (moments * weights).T
 
-    # 2 Σ_k Σ_q g_{k+1}(q) times these, and the rest of the series
-    order = np.arange(1.0, last + 2.0)
+    # 2 Σ_k Σ_q g_{k+1}(q) times the squares of these, and the rest of the series
+    order = np.arange(1.0, last_term + 2.0)
     ratios = harmonic_ratios(order, dim, highest)
     squares = np.einsum("qk,qk,qk->k", ratios, integrals, integrals)
     terms = 2 * np.exp(log_moment(order, dim)) * squares
     rest = 0.0
     if math.isfinite(decay):
-        rest = float(terms[-2:].mean()) * last / (decay - 1)
+        rest = float(terms[-2:].mean()) * last_term / (decay - 1)
     return same_key, float(terms.sum()) + rest
 
 
 def _half_integrals(
-    dim: int, bias: Bias, highest: int, last: int, n_nodes: int, first_even: int
+    dim: int, bias: Bias, highest: int, last_term: int, n_nodes: int, first_even: int
 ) -> Float[np.ndarray, "q k"]:
     """N_q^{1/2} ∫ h_k(cu) P_q dτ/√k! of an activation whose h_k are even and odd, without a corner.
 
@@ -414,7 +415,7 @@ def _half_integrals(
     half of the nodes give the others.
     """
     u, weights = _correlation_nodes(dim, n_nodes)
-    integrals = np.zeros((highest + 1, last + 1))
+    integrals = np.zeros((highest + 1, last_term + 1))
 
     # the first terms are neither even nor odd
     first_moments = bias.activation.moments(bias.slope * u, first_even)
@@ -423,7 +424,7 @@ def _half_integrals(
 
     # nodes come in pairs ±u, of which the positive are the second half
     is_positive = slice(n_nodes // 2, None)
-    moments = bias.activation.moments(bias.slope * u[is_positive], last + 1)
+    moments = bias.activation.moments(bias.slope * u[is_positive], last_term + 1)
     weighted_zonal = 2 * weights[is_positive] * zonal[:, is_positive]
     for parity in (0, 1):
         terms = slice(first_even + parity, None, 2)
