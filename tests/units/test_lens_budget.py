@@ -1,9 +1,12 @@
 """The budget of a look: all that runs is paid for, and what is cheap is not left out."""
 
+import math
+
 import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole.attention.heads import HeadDraw
 from keyhole.choose import choice_seconds
 from keyhole.costs import fit_seconds
 from keyhole.data.layout import Dataset
@@ -37,8 +40,7 @@ class Meter:
             width = batch.dim + 1
             entries = width * width if batch.query is not None else width
             work = 30 * entries + 0.1 * (2 * len(batch) * entries + 4 * len(batch.tokens) * width)
-            n_heads = len(draw) if isinstance(draw, np.ndarray) else draw.n_heads
-            self.seconds += 1e-9 * n_heads * work
+            self.seconds += 1e-9 * len(draw) * work
             return features(sets, draw, *arguments, **options)
 
         def measured_kernel(sets, *arguments, **options):
@@ -98,6 +100,38 @@ def test_heads_without_a_query_are_cheap_however_wide_the_tokens():
     wide = Costs(keys=1.0, dim=2000, activation="relu", has_query=False)
     assert wide.gram(600, 256) < 5
     assert Costs(keys=1.0, dim=2000, activation="relu").gram(600, 256) > 50
+
+
+@pytest.mark.parametrize("query", [False, True])
+def test_heads_are_drawn_in_blocks_and_only_the_rows_that_sets_see(query, monkeypatch):
+    """Whole heads of sets without a query took 8 GB at 2,000 coordinates, and a minute."""
+    sets = random_sets(30, 3, 40, query=query).sets
+    distribution = kh.GaussianHeads(1.0)
+    expected = []
+    for count in (16, 64):
+        draw = HeadDraw(distribution, count, 40, 7, sets.query_dim)
+        features = kh.attention_features(sets, draw)
+        centred = features - features.mean(axis=0)
+        expected.append(centred @ centred.T)
+
+    drawn = []
+    block = HeadDraw.block
+
+    def recorded(self, start, stop):
+        heads = block(self, start, stop)
+        drawn.append(heads.shape)
+        return heads
+
+    budget = 2**20
+    monkeypatch.setattr(fits, "MEMORY_BUDGET", budget)
+    monkeypatch.setattr(HeadDraw, "block", recorded)
+    grams = fits.nested_head_grams(sets, distribution, (16, 64), "relu", 7)
+    for gram, exact in zip(grams, expected, strict=True):
+        np.testing.assert_allclose(gram.matrix, exact, atol=1e-5 * exact.max())
+    assert sum(shape[0] for shape in drawn) == 64, "each head is drawn once"
+    assert all(shape[1:] == (41 if query else 1, 41) for shape in drawn)
+    assert len(drawn) > 2
+    assert all(8 * math.prod(shape) < budget / 4 for shape in drawn)
 
 
 def test_costs_grow_with_every_size():

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
+from keyhole._array import MEMORY_BUDGET, block_size, blocks
 from keyhole.attention.features import attention_features
-from keyhole.attention.heads import HeadDraw
+from keyhole.attention.heads import DRAWN_BYTES, HeadArray, HeadDraw
 from keyhole.attention.kernels import attention_kernel
 from keyhole.data.sets import PooledSets, SetBatch, SetGroups
 from keyhole.data.tokens import SetStatistics
@@ -65,14 +66,15 @@ def make_gram(
 ) -> Gram:
     """The Gram matrix of attention: exact for infinitely many heads, else from their features.
 
-    Features are in single precision. Extras are added to either.
+    Extras are added to either.
     """
     if math.isinf(heads):
         kernel = attention_kernel(ready, None, distribution, config.activation)
         return Gram(kernel + extras_gram(ready))
-    draw = HeadDraw(distribution, int(heads), ready.dim, config.seed, ready.query_dim)
-    gram = feature_gram(attention_features(ready, draw, config.activation, dtype="float32"))
-    return replace(gram, matrix=gram.matrix + extras_gram(ready))
+    [gram] = nested_head_grams(
+        ready, distribution, (int(heads),), activation=config.activation, seed=config.seed
+    )
+    return gram
 
 
 def extras_gram(ready: Any) -> Float[np.ndarray, "n n"] | float:
@@ -98,18 +100,26 @@ def nested_head_grams(
 ) -> list[Gram]:
     """The Gram matrices of the first M heads of one draw, for increasing M.
 
-    The features of every head are computed once.
+    The features of every head are computed once, in single precision: those of a block of heads at
+    a time, because all heads and features together may be gigabytes. Extras are added.
     """
     draw = HeadDraw(distribution, counts[-1], ready.dim, seed, ready.query_dim)
+    draw = draw.seen_by(query=ready.has_query)
+    # the features of a head, and these centred
+    feature_bytes = 2 * 4 * len(ready) * (ready.dim + 1)
+    heads_at_once = block_size(DRAWN_BYTES * draw.entries + feature_bytes, MEMORY_BUDGET // 4)
+
     total: np.ndarray | float = 0.0
     grams = []
-    start = 0
+    n_done = 0
     for count in counts:
-        features = attention_features(ready, draw.block(start, count), activation, dtype="float32")
-        # features of a block are scaled by M^{-1/2} of the block: undo it before adding up
-        total = total + (count - start) * feature_gram(features).matrix
+        for block in blocks(count - n_done, heads_at_once):
+            heads = HeadArray(draw.block(n_done + block.start, n_done + block.stop))
+            features = attention_features(ready, heads, activation, dtype="float32")
+            # features are scaled by M^{-1/2} for the M heads of a block: undo it before adding up
+            total = total + len(heads) * feature_gram(features).matrix
+        n_done = count
         grams.append(Gram(np.asarray(total / count + extras_gram(ready)), EPS32))
-        start = count
     return grams
 
 
