@@ -104,7 +104,7 @@ def test_heads_without_a_query_are_cheap_however_wide_the_tokens():
 
 @pytest.mark.parametrize("query", [False, True])
 def test_heads_are_drawn_in_blocks_and_only_the_rows_that_sets_see(query, monkeypatch):
-    """Whole heads of sets without a query took 8 GB at 2,000 coordinates, and a minute."""
+    """Whole heads of sets without a query took 6 GB at 2,000 coordinates, and a minute."""
     sets = random_sets(30, 3, 40, query=query).sets
     distribution = kh.GaussianHeads(1.0)
     expected = []

@@ -207,7 +207,10 @@ class DescentSamples(Protocol):
 
     @property
     def steps_on_device(self) -> bool:
-        """Whether torch computes the steps: helper threads prepare them, and descents take turns."""
+        """Whether torch computes the steps.
+
+        Helper threads prepare them then, and descents take turns.
+        """
         ...
 
     def part(self, rows: np.ndarray, plan: LearningPlan, count: int) -> DescentPart:
