@@ -78,6 +78,16 @@ def leave_one_out(run: dict[str, Any]) -> str:
     )
 
 
+def batches_of_one(run: dict[str, Any]) -> str:
+    """How many configurations were compared in each way, and the worst of them."""
+    rows = [[r["compared"], r["configurations"], f"{r['worst']:.2g}"] for r in run["rows"]]
+    words = (
+        f"`make test-slow`, seed {run['seed']}: {run['configurations']:,} random configurations, "
+        "all within what is allowed."
+    )
+    return words + "\n\n" + table(["compared", "configurations", "worst share of it"], rows)
+
+
 def environments() -> str:
     source = ast.parse((ROOT / "tests" / "contracts" / "test_environment.py").read_text())
     names = [
@@ -98,6 +108,7 @@ def main() -> None:
     runs: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
         "fuzz": ("fuzz/table.json", fuzz),
         "properties": ("trust/leave_one_out.json", leave_one_out),
+        "batches of one": ("trust/batches_of_one.json", batches_of_one),
     }
     text = fill(PAGE.read_text(), "environments", environments())
     for mark, (name, written) in runs.items():

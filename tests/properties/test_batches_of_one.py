@@ -6,7 +6,9 @@ rounding allows. A configuration that fails is printed as a line that makes it a
 """
 
 import dataclasses
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,8 @@ from keyhole.ridge.problem import RoundingWarning
 
 TOLERANCE = 1e-8
 """Of the largest prediction: what is allowed between two ways to compute the same predictions."""
+
+OUT = Path(__file__).parents[2] / "out" / "trust"
 
 NOISE_LEVELS = (0.0, 1e-6, 1e-3, 0.1, 1.0)
 
@@ -407,7 +411,16 @@ def beside_refits(case, change=0.0):
     return shares
 
 
-NAMES = ("alone", "contributions", "prediction", "contribution", "interval", "deviation", "novelty")
+NAMES = {
+    "alone": "predictions alone and in a batch",
+    "contributions": "contributions, summed, and predictions",
+    "prediction": "predictions and those of a refit",
+    "contribution": "contributions and those of a refit",
+    "interval": "intervals and those of refits",
+    "deviation": "standard deviations and those of refits",
+    "novelty": "novelty and ranks among refits",
+}
+"""What is compared, by the name of its share."""
 
 
 def check(case):
@@ -430,13 +443,22 @@ def test_a_prediction_is_one_number_alone_in_a_batch_as_a_sum_and_beside_refits(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::keyhole.ridge.iterative.ResidualWarning")
-def test_three_thousand_configurations(rng):
+def test_three_thousand_configurations(seed, rng):
+    """Nothing beyond what is allowed; how often each was compared goes to out/trust."""
     shares = {name: [] for name in NAMES}
     for _ in range(3000):
         for name, share in check(Case.draw(rng)).items():
             shares[name].append(share)
     # every comparison was made often enough to mean something
     assert min(len(values) for values in shares.values()) > 300
+
+    rows = [
+        {"compared": words, "configurations": len(shares[name]), "worst": max(shares[name])}
+        for name, words in NAMES.items()
+    ]
+    counts = {"seed": seed, "configurations": 3000, "rows": rows}
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "batches_of_one.json").write_text(json.dumps(counts, indent=1) + "\n")
 
 
 @pytest.mark.parametrize("route", ["primal", "dual", "kernel"])
