@@ -150,7 +150,7 @@ def check_count(value: Any, name: str, minimum: int = 1, maximum: int | None = N
         count = operator.index(value)
     except TypeError:
         raise TypeError(
-            f"`{name}` must be an integer of at least {minimum}: got {value!r} of type "
+            f"`{name}` must be an integer of at least {minimum}: got {value!r:.60} of type "
             f"{type(value).__name__}."
         ) from None
     if count < minimum:
@@ -171,7 +171,9 @@ def check_number(
     If exclusive, larger than ``minimum``.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"`{name}` must be a number: got {value!r} of type {type(value).__name__}.")
+        raise TypeError(
+            f"`{name}` must be a number: got {value!r:.60} of type {type(value).__name__}."
+        )
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"`{name}` must be finite: got {number}.")
@@ -197,7 +199,7 @@ def check_choice(value: Any, name: str, choices: tuple[str, ...]) -> str:
     """Return ``value`` if it is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
         listing = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"`{name}` must be one of {listing}: got {value!r}.")
+        raise ValueError(f"`{name}` must be one of {listing}: got {value!r:.60}.")
     return value
 
 
@@ -214,6 +216,11 @@ def is_table(value: Any) -> bool:
     # looked up on the type, because the columns of a lazy table would be computed
     kind = type(value)
     return hasattr(kind, "__dataframe__") or hasattr(kind, "columns")
+
+
+def column_names(table: Any) -> list[Any]:
+    """The names of the columns of a table: Arrow has column_names, data frames have columns."""
+    return list(table.column_names if hasattr(table, "column_names") else table.columns)
 
 
 def as_sequence(value: Any) -> Any:

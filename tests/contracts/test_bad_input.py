@@ -7,6 +7,7 @@ import pytest
 from paper import paper_classifier, paper_regressor
 
 import keyhole as kh
+from keyhole._checks import check_choice, check_count, check_flag, check_number
 
 MODELS = [
     pytest.param(
@@ -276,3 +277,38 @@ def test_options_are_checked_before_any_work(options, error, words, sets, labels
     ):
         with pytest.raises(error, match=words):
             model.set_params(**options).fit(sets, labels)
+
+
+def test_lists_that_are_no_sets_are_refused_in_words(labels):
+    model = paper_regressor(8, random_state=0)
+    fitted = paper_regressor(8, random_state=0).fit(np.zeros((12, 4, 3)), labels)
+    of_numbers = [np.arange(2.0), np.arange(5.0), np.arange(3.0)]
+    with pytest.raises(ValueError, match=r"rows of 2 to 5 numbers.*x\[:, None\]"):
+        model.fit(of_numbers, [0.0, 1.0, 2.0])
+    for use in (lambda: model.fit([], []), lambda: fitted.predict([])):
+        with pytest.raises(ValueError, match=r"`X` must be sets.*got an empty list"):
+            use()
+
+
+def test_a_dataset_is_refused_with_what_to_pass(labels):
+    data = kh.datasets.load_digits_sets()
+    with pytest.raises(TypeError, match=r"got a Dataset\. Pass its `sets`"):
+        paper_classifier(8, random_state=0).fit(data, data.target)
+
+
+def test_weights_of_classes_are_not_negative(sets):
+    labels = np.array(["bad", "fair", "good"])[np.arange(12) % 3]
+    model = kh.AttentionClassifier(3, class_weight={"bad": -1.0, "fair": 1.0, "good": 1.0})
+    with pytest.raises(ValueError, match=r"`class_weight` must not be negative: class bad has -1"):
+        model.fit(sets, labels)
+
+
+def test_a_wrong_argument_is_not_printed_in_full():
+    X = [np.zeros((50, 3)).tolist() for _ in range(100)]
+    for check in (check_count, check_number, check_flag):
+        with pytest.raises(TypeError, match=r"^`n` must be") as caught:
+            check(X, "n")
+        assert len(str(caught.value)) < 200
+    with pytest.raises(ValueError, match=r"^`n` must be") as caught:
+        check_choice(X, "n", ("auto", "mean"))
+    assert len(str(caught.value)) < 200

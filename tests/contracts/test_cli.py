@@ -221,6 +221,12 @@ def test_theory_says_which_activation_for_which_target():
     assert "at n = 1,000" in printed.output
 
 
+def test_a_target_that_cannot_be_read_is_pointed_at():
+    """The lines of the message stay lines, so that the caret stands below the character."""
+    text = invoke("theory", "--target", "corr/0", code=2).output
+    assert "\n    corr/0\n         ^\n" in text
+
+
 def test_theory_draws(tmp_path):
     invoke(
         "theory",

@@ -379,3 +379,31 @@ def test_columns_of_one_name_are_paired_also_where_they_come_first():
     assert compared.tokens[:, 2].tolist() == [2.0, 4.0, 12.0]
     same = kh.read_table(samples, tokens=table, keys="x", query="x", set_id="set")
     assert same.sets.pairs is None
+
+
+@pytest.mark.parametrize("tables", [pd.DataFrame, polars_frame])
+def test_sets_that_are_data_frames_keep_the_order_of_their_columns(tables, rng, tmp_path):
+    names = ["width", "height", "depth"]
+    arrays = [rng.normal(size=(n_keys, 3)) for n_keys in rng.integers(1, 6, 40)]
+
+    def frames(order):
+        return [tables({names[j]: array[:, j] for j in order}) for array in arrays]
+
+    y = np.array([array[:, 0].max() for array in arrays])
+    model = kh.AttentionRegressor(16, kh.GaussianHeads(), random_state=0)
+    model.fit(frames([0, 1, 2]), y)
+    assert model.feature_names_in_.tolist() == names
+    expected = kh.AttentionRegressor(16, kh.GaussianHeads(), random_state=0).fit(arrays, y)
+    np.testing.assert_array_equal(
+        model.predict(frames([0, 1, 2])), expected.predict(kh.SetBatch(arrays))
+    )
+    kh.save(model, tmp_path / "model")
+    for fitted in (model, kh.load(tmp_path / "model")):
+        with pytest.raises(ValueError, match=r"same order as they were in fit"):
+            fitted.predict(frames([2, 1, 0]))
+
+    # within one list, and after a fit to arrays
+    mixed = [*frames([0, 1, 2])[:20], *frames([2, 0, 1])[20:]]
+    with pytest.raises(ValueError, match=r"same columns in the same order: set 0 has.*set 20 has"):
+        model.fit(mixed, y)
+    assert not hasattr(model.fit(arrays, y), "feature_names_in_")

@@ -53,8 +53,12 @@ def say(console: Console, text: str) -> None:
 
 
 def refuse(message: str) -> NoReturn:
-    """End with the message alone: a slip in the input is no reason for a traceback."""
-    echo(f"error: {message}", err=True)
+    """End with the message alone: a slip in the input is no reason for a traceback.
+
+    A message may have several lines, one of which points at a character of another.
+    """
+    for line in f"error: {message}".split("\n"):
+        echo(line, err=True)
     raise typer.Exit(2)
 
 

@@ -15,7 +15,14 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from keyhole._array import block_size, is_tensor, set_blocks
-from keyhole._checks import as_sequence, check_float_array, check_no_mask, check_pairs, is_table
+from keyhole._checks import (
+    as_sequence,
+    check_float_array,
+    check_no_mask,
+    check_pairs,
+    column_names,
+    is_table,
+)
 from keyhole.data import arrays, sources
 from keyhole.data.sources import (
     TokenSource,
@@ -1093,6 +1100,17 @@ def _join_dense(array: Any, name: str) -> tuple[Any, np.ndarray]:
     return array.reshape(n * length, dim), np.arange(0, n * length + 1, length, dtype=np.int64)
 
 
+def _check_same_columns(first: Any, other: Any, name: str, i: int) -> None:
+    """Raise unless two tables have the same columns in one order: they are read by position."""
+    columns = column_names(first)
+    others = column_names(other)
+    if columns != others:
+        raise ValueError(
+            f"all sets of `{name}` must have the same columns in the same order: set 0 has "
+            f"{columns!r:.80} and set {i} has {others!r:.80}."
+        )
+
+
 def _join_ragged(sets: Any, name: str) -> tuple[Any, np.ndarray]:
     """The same for a sequence of arrays."""
     # every set is a matrix of as many columns
@@ -1103,6 +1121,8 @@ def _join_ragged(sets: Any, name: str) -> tuple[Any, np.ndarray]:
                 f"`{name}` must hold arrays: {name}[{i}] is a batch. Join batches with "
                 "kh.concatenate."
             )
+        if is_table(sets[i]) and is_table(sets[0]):
+            _check_same_columns(sets[0], sets[i], name, i)
         array = arrays.check_numbers(sets[i], f"{name}[{i}]")
         if array.ndim != 2:
             raise ValueError(

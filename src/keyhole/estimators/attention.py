@@ -717,7 +717,8 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         How the features of keys become those of a sample. "mean" averages them, and "sum" adds them
         up, for targets that grow with the set. "mean+size" averages, and has the number of keys as
         a sample-level feature. "mean+statistics" also has the mean, standard deviation, least and
-        largest value of every coordinate. "auto" averages unless another is clearly better.
+        largest value of every coordinate. "auto" averages unless another is clearly better; with
+        `LearnedHeads` it always averages.
     scaling : "none", "sphere", "standard" or "auto"
         What is done to tokens first. "sphere" divides each by its length. "standard" centres every
         coordinate and divides it by √d times its standard deviation on the training sets. "auto"

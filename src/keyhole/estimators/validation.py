@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,11 @@ from keyhole._checks import (
     check_number,
     check_seed,
     check_weight_sizes,
+    column_names,
     is_table,
 )
 from keyhole.attention.heads import GaussianHeads, HeadDistribution
+from keyhole.data.layout import Dataset
 from keyhole.data.sets import SetBatch, SetGroups, check_sets, samples_in
 
 
@@ -75,10 +77,12 @@ def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
     """Return ``X`` as a SetBatch; record (``reset``) or compare its dimension and its queries.
 
     ``X`` is a SetBatch; or n sets of keys without a query, as an array (n, N, d) or a list of
-    arrays (N_i, d); or an (n, d) table, one key per set.
+    arrays or data frames (N_i, d); or an (n, d) table, one key per set.
     """
-    # whatever X is, as sets
+    # whatever X is, as sets; names of columns are those of this fit
     X = as_sequence(X)
+    if reset:
+        vars(estimator).pop("feature_names_in_", None)
     if isinstance(X, SetBatch):
         batch = X
         if len(batch) == 0:
@@ -87,6 +91,9 @@ def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
             )
     elif _holds_token_arrays(X):
         batch = SetBatch(X)
+        if is_table(X[0]):
+            # scikit-learn's check of names, in their order; those of all sets are the same
+            validate_data(estimator, X[0], reset=reset, skip_check_array=True)
     else:
         batch = SetBatch(_as_numbers(estimator, X, reset=reset)[:, None, :])
 
@@ -141,8 +148,10 @@ def _as_numbers(estimator: BaseEstimator, X: Any, *, reset: bool) -> Float[np.nd
         raise TypeError(f"{rule}: got an array of fields {', '.join(fields)}. {remedy}")
     if isinstance(X, dict) and not hasattr(X, "toarray"):  # a sparse matrix may be one too
         raise TypeError(f"{rule}: got a dict. {remedy}")
-    if isinstance(X, (list, tuple)) and len(X) > 0 and isinstance(X[0], dict):
-        raise TypeError(f"{rule}: got a list of dicts. {remedy}")
+    if isinstance(X, (list, tuple)):
+        _check_rows(X, rule, remedy)
+    if isinstance(X, Dataset):
+        raise TypeError(f"{rule}: got a Dataset. Pass its `sets`, and its `target` as y.")
     if is_table(X) and hasattr(X, "collect"):
         raise TypeError(
             f"`X` must be a table in memory: got {type(X).__name__}, which is not computed yet. "
@@ -163,16 +172,28 @@ def _as_numbers(estimator: BaseEstimator, X: Any, *, reset: bool) -> Float[np.nd
         ) from error
 
 
+def _check_rows(rows: Sequence[Any], rule: str, remedy: str) -> None:
+    """Raise where a list is no table: without rows, of dicts, or of rows of several lengths."""
+    if len(rows) == 0:
+        raise ValueError(f"{rule}: got an empty list. Pass at least one set.")
+    if isinstance(rows[0], dict):
+        raise TypeError(f"{rule}: got a list of dicts. {remedy}")
+    flat_rows = [
+        row for row in rows if isinstance(row, (list, tuple)) or getattr(row, "ndim", 0) == 1
+    ]
+    lengths = {len(row) for row in flat_rows}
+    if len(lengths) > 1:
+        raise ValueError(
+            f"{rule}: got rows of {min(lengths)} to {max(lengths)} numbers. If each is a set of "
+            "keys of one coordinate, pass it as x[:, None]."
+        )
+
+
 def _first_text(X: Any) -> tuple[str, str] | None:
     """The name of the first column of a table that holds text, and that text; None without text."""
     if not is_table(X):
         return None
-    # Arrow tables have column_names, data frames have columns
-    if hasattr(X, "column_names"):
-        names = X.column_names
-    else:
-        names = X.columns
-    for name in names:
+    for name in column_names(X):
         values = np.asarray(X[name])
         may_hold_text = values.dtype.kind in "OUST"  # objects, and three kinds of strings
         if not may_hold_text:
@@ -411,6 +432,12 @@ def class_weights(
         weight_of_class = by_class[class_number]
     else:
         weight_of_class = compute_sample_weight(class_weight, labels)
+        if (weight_of_class < 0).any():
+            sample = int(weight_of_class.argmin())
+            raise ValueError(
+                f"`class_weight` must not be negative: class {labels[sample]!s:.40} has "
+                f"{weight_of_class[sample]:g}. Use 0 to leave a class out."
+            )
     check_weight_sizes(weight_of_class, "class_weight")
 
     # both together
