@@ -94,6 +94,8 @@ def test_numbers_that_stop_looking_like_something_else_are_coordinates(column, v
         ),
         ("year", 2000 + np.arange(3000) % 7, "a time, by its name and because it holds dates"),
         ("fold", np.arange(3000) % 5, "a split, by its name and few values"),
+        ("fold", np.resize(["train", "test"], 3000), "a split, by its name and few values"),
+        ("patient_id", [f"p{i // 100}" for i in range(3000)], "an id, by its name"),
         ("shop", ["a"] * 3000, "nothing to learn from, with one text"),
         ("note", [f"text {i}" for i in range(3000)], "a name, with more than 1000 different texts"),
     ],
@@ -104,6 +106,30 @@ def test_columns_left_out_for_a_reason_that_holds_in_all_rows(column, values, re
         data = kh.read_table(source)
         assert data.names == ("x",), name
         assert data.left_out == (f"{column!r} looks like {reason}",), name
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "names"),
+    [
+        ("fold", [f"f{i % 12}" for i in range(60)], [f"fold=f{i}" for i in range(12)]),
+        ("day", np.resize(["Monday", "Sunday"], 60), ["day=Monday", "day=Sunday"]),
+        ("residence", np.resize(["flat", "house"], 60), ["residence=flat", "residence=house"]),
+        ("0", np.resize(["flat", "house"], 60), ["0=flat", "0=house"]),
+    ],
+)
+def test_texts_whose_name_or_number_says_nothing_are_coordinates(column, values, names):
+    """Twelve folds are too many for a split, and a weekday is no date."""
+    data = kh.read_table(long_frame(60, **{column: values}))
+    assert set(data.names) == {"x", *names}
+    assert data.left_out == ()
+
+
+def test_texts_that_look_like_an_id_or_a_split_are_keys_if_they_are_named():
+    frame = long_frame(60, split=np.resize(["train", "test"], 60), shop_id=["a", "b", "c"] * 20)
+    data = kh.read_table(frame, keys="x,split,shop_id")
+    assert data.names == (
+        "x", "split=test", "split=train", "shop_id=a", "shop_id=b", "shop_id=c"
+    )  # fmt: skip
 
 
 def test_the_tokens_of_a_joined_table_are_judged_by_all_rows():
@@ -170,7 +196,7 @@ def test_evidence_does_not_depend_on_the_pieces(size, rng):
             parts.add(values[start : start + size])
         assert parts.reason() == whole.reason()
         assert parts.is_coordinate() == (whole.reason() == "")
-    texts = TextEvidence()
+    texts = TextEvidence("note")
     for start in range(0, 100, size):
         texts.add(pa.array([f"text {i % 40}" for i in range(start, min(100, start + size))]))
     assert texts.reason() == "a name, with 40 different texts"

@@ -601,10 +601,19 @@ _WORDS = {
 
 MIN_ROWS = 20
 """Entries from which on their order, or how many texts differ, says what a column is."""
-MAX_SPLIT_VALUES = 10  # different numbers up to which a column may be a split
+MAX_SPLIT_VALUES = 10  # different numbers or texts up to which a column may be a split
 MAX_COUNTED_TEXTS = (
     1000  # different texts that are counted; of more it is only said that there are more
 )
+
+
+def _use_by_name(name: str) -> str:
+    """What the name of a column says that it is: "an id", "a time", "a split", or ""."""
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)
+    if not words:  # pandas writes its index without a name
+        words = ["index"]
+    lowered = {word.lower() for word in words}
+    return next((use for use, signs in _WORDS.items() if signs & lowered), "")
 
 
 class NumberEvidence:
@@ -625,11 +634,7 @@ class NumberEvidence:
     """
 
     def __init__(self, name: str) -> None:
-        words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)
-        if not words:  # pandas writes its index without a name
-            words = ["index"]
-        lowered = {word.lower() for word in words}
-        self._use = next((use for use, signs in _WORDS.items() if signs & lowered), "")
+        self._use = _use_by_name(name)
         self._count = 0
         self._last = np.nan
         self._low = np.inf
@@ -697,18 +702,29 @@ class NumberEvidence:
 
 
 class TextEvidence:
-    """Whether a column of texts is a coordinate or something else, by how many texts differ.
+    """Whether a column of texts is a coordinate or something else.
 
-    >>> evidence = TextEvidence()
+    Its name says so, as of `NumberEvidence`: an id is any text, a split is a few different texts.
+    A time is not told by the name: "Monday" in a column ``day`` is a category. Else the number of
+    different texts decides.
+
+    >>> evidence = TextEvidence("colour")
     >>> evidence.add(pa.array(["red", "red"]))
     >>> evidence.reason()
     'nothing to learn from, with one text'
     >>> evidence.add(pa.array(["blue"]))
     >>> evidence.reason()
     ''
+    >>> evidence = TextEvidence("patient_id")
+    >>> evidence.add(pa.array(["p0", "p1"]))
+    >>> evidence.reason()
+    'an id, by its name'
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        # columns of pandas that have numbers for names are not the index, which has no name
+        is_numbered = name.strip().isdecimal()
+        self._use = "" if is_numbered else _use_by_name(name)
         self._count = 0
         self._texts: set[str] = set()
 
@@ -724,6 +740,10 @@ class TextEvidence:
 
     def reason(self) -> str:
         """What the column seems to be other than a coordinate, and why; "" for nothing."""
+        if self._use == "an id" and self._texts:
+            return "an id, by its name"
+        if self._use == "a split" and 0 < len(self._texts) <= MAX_SPLIT_VALUES:
+            return "a split, by its name and few values"
         if self.is_name():
             return f"a name, with more than {MAX_COUNTED_TEXTS} different texts"
         # in a short table texts are names already where there are half as many of them as rows

@@ -1325,7 +1325,7 @@ def _number_reason(name: str, first: Any, pieces: Pieces) -> str:
 
 def _text_reason(name: str, pieces: Pieces) -> str:
     """What a column of texts is other than a coordinate, or ""."""
-    evidence = TextEvidence()
+    evidence = TextEvidence(name)
     for piece in pieces([name]):
         entries = _entries(piece.column(0))
         if kind_of(entries.type) == "text":
