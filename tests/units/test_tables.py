@@ -8,6 +8,7 @@ import tracemalloc
 import zipfile
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import csv, feather, parquet
@@ -332,7 +333,7 @@ def test_columns_that_are_there_twice_are_refused(twice, rng, tmp_path):
 
 def test_names_that_are_not_text(rng, tmp_path):
     (tmp_path / "t.csv").write_bytes(b"set,caf\xe9,y\na,1,2\n")
-    with pytest.raises(ValueError, match=r"'t\.csv' must be a table .*utf-8"):
+    with pytest.raises(ValueError, match=r"must be in UTF-8: the name b'caf\\xe9' .*'t\.csv'"):
         read_table(tmp_path / "t.csv")
     odd = tmp_path / os.fsdecode(b"caf\xe9.csv")
     odd.write_text("set,x,y\na,1,2\n")
@@ -463,3 +464,23 @@ def test_a_strange_header_of_an_npy_gets_our_sentence(content, tmp_path):
         match=r"'keys'.*(fetch or write it again|Save it as numbers|must have sets, keys)",
     ):
         read_table(path)
+
+
+def polars_series(values):
+    return pytest.importorskip("polars").Series("x", values)
+
+
+@pytest.mark.parametrize("series", [pd.Series, polars_series], ids=["pandas", "polars"])
+def test_one_column_is_no_table(series):
+    column = series([1.0, 2.0])
+    with pytest.raises(TypeError, match=r"`source` must be a path, or a table of .* got Series"):
+        read_table(column)
+    with pytest.raises(TypeError, match=r"`tokens` must be a path, or a table of .* got Series"):
+        read_table(pd.DataFrame({"set": [1], "y": [1.0]}), tokens=column)
+
+
+@pytest.mark.parametrize("rows", [[{"set": 1, "x": 2}], ({"set": 1, "x": 2},), ["a.csv", 1]])
+def test_a_list_of_rows_is_no_table(rows):
+    kind = type(rows).__name__
+    with pytest.raises(TypeError, match=f"`source` must be a path, or a table of .* got {kind}"):
+        read_table(rows)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -74,6 +74,10 @@ TableSource = FilePath | Sequence[FilePath] | DataTable
 """Files, or a table in memory."""
 
 
+class UnreadableFileError(ValueError):
+    """A file that does not read; the message says all that is to be said."""
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Turn whatever Arrow says of a file that does not read into a ValueError that names the file.
@@ -82,11 +86,11 @@ def reading(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (FileNotFoundError, PermissionError, IsADirectoryError):
+    except (FileNotFoundError, PermissionError, IsADirectoryError, UnreadableFileError):
         raise
     # an OverflowError is a size in a damaged header that no integer of ours holds
     except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError, OverflowError) as error:
-        raise ValueError(
+        raise UnreadableFileError(
             f"{path.name!r} must be a table in the format of its suffix: it does not read "
             f"({str(error).strip()[:300]}). It is damaged or of another format; {AGAIN}."
         ) from None
@@ -299,6 +303,39 @@ def _parse_options(name: str) -> Any:
     return csv.ParseOptions(delimiter=",")
 
 
+def _csv_table(source: Any, name: str) -> pa.Table:
+    """A CSV or TSV file as a table; ``source`` is its path, or its bytes as a file of Arrow."""
+    table = csv.read_csv(source, parse_options=_parse_options(name))
+    _check_utf8(table, name)
+    return table
+
+
+def _check_utf8(table: pa.Table, name: str) -> None:
+    """Raise if the text of a CSV file is in another encoding.
+
+    Arrow reads such cells as binary, and such names not at all.
+    """
+    remedy = "Save the file as UTF-8."
+    try:
+        fields = list(zip(table.schema.names, table.schema.types, strict=True))
+    except UnicodeDecodeError as error:
+        raise UnreadableFileError(
+            f"a CSV file must be in UTF-8: the name {error.object!r:.60} of a column in the first "
+            f"line of {name!r} is not. {remedy}"
+        ) from None
+    for i, (column_name, kind) in enumerate(fields):
+        if not pa.types.is_binary(kind):
+            continue
+        for row, cell in enumerate(table.column(i).to_pylist()):
+            try:
+                cell.decode()
+            except UnicodeDecodeError:
+                raise UnreadableFileError(
+                    f"a CSV file must be in UTF-8: column {column_name!r} of {name!r} is not, row "
+                    f"{row} holds {cell!r:.60}. {remedy}"
+                ) from None
+
+
 class _ArrayNames(NamedTuple):
     """Which arrays of an npz file hold what; None where that is to be told by usual names."""
 
@@ -334,8 +371,8 @@ def _open(path: Path, arrays: _ArrayNames) -> _ParquetFile | _ArrowFile:
         return _ArrowFile.table(path, table, split)
     if suffix in (".csv", ".tsv"):
         with reading(path):
-            table = csv.read_csv(path, parse_options=_parse_options(path.name))
-            return _ArrowFile.table(path, table)
+            table = _csv_table(path, path.name)
+        return _ArrowFile.table(path, table)
     status = path.stat()
     return _opened(path, os.getpid(), status.st_size, status.st_mtime_ns)
 
@@ -374,9 +411,11 @@ def table_in_memory(content: bytes, name: str, target: str | None = None) -> pa.
         elif content[:6] == b"ARROW1":
             table = pa.ipc.open_file(pa.BufferReader(content)).read_all()
         else:
-            table = csv.read_csv(pa.BufferReader(content), parse_options=_parse_options(name))
+            table = _csv_table(pa.BufferReader(content), name or "the file")
         table.validate(full=True)
         return table
+    except UnreadableFileError:
+        raise
     except (pa.ArrowException, ValueError, OSError) as error:
         words = str(error).strip()[:200]
         raise ValueError(
@@ -398,7 +437,7 @@ def table_of(source: Any, what: str) -> pa.Table:
 
     # pandas may have a name twice, and names that are no text: its columns are numbered for
     # narwhals, and get their names back below
-    is_pandas = hasattr(source, "set_axis")
+    is_pandas = hasattr(source, "set_axis") and hasattr(source, "columns")
     if is_pandas:
         names = [str(name) for name in source.columns]
         source = source.set_axis([str(i) for i in range(len(names))], axis=1)
@@ -443,6 +482,13 @@ def _arrow_column(series: Any) -> tuple[Any, str]:
         return pa.array(cells, from_pandas=True), ""
     except refusals as error:
         return pa.nulls(len(cells)), " ".join(str(error).split())[:150]
+
+
+def _names_files(source: Any) -> TypeGuard[FilePath | Sequence[FilePath]]:
+    """Whether a source is a path, or a list of paths."""
+    if isinstance(source, (list, tuple)):
+        return all(isinstance(path, (str, os.PathLike)) for path in source)
+    return isinstance(source, (str, os.PathLike))
 
 
 def _files(path: FilePath | Sequence[FilePath]) -> list[Path]:
@@ -676,7 +722,7 @@ class ParquetSets:
 
         # the files, or one table in memory, which is held for good
         self._lasting: list[_ParquetFile | _ArrowFile] = []
-        if isinstance(path, (str, os.PathLike, list, tuple)):
+        if _names_files(path):
             self.paths = _files(path)
         else:
             self.paths = [Path("the table")]
