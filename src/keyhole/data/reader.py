@@ -5,19 +5,21 @@ Whole by `read_table`, in parts by `ParquetSets`.
 
 from __future__ import annotations
 
+import io
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv
 
@@ -130,6 +132,7 @@ class _ParquetFile:
     """
 
     split = None
+    codes: frozenset[str] = frozenset()
 
     def __init__(self, path: Path) -> None:
         with reading(path), pq.ParquetFile(path) as file:
@@ -217,6 +220,7 @@ class _ArrowFile:
         n_groups: int,
         name: str,
         split: np.ndarray | None = None,
+        codes: frozenset[str] = frozenset(),
     ) -> None:
         self.path = path
         self.schema = schema
@@ -224,6 +228,7 @@ class _ArrowFile:
         self.n_groups = n_groups
         self._name = name
         self.split = split
+        self.codes = codes  # columns of a CSV file that are text because of leading zeros
         with reading(path):
             schema.names  # noqa: B018 - text, or an error
 
@@ -253,7 +258,13 @@ class _ArrowFile:
         )
 
     @classmethod
-    def table(cls, path: Path, table: pa.Table, split: np.ndarray | None = None) -> _ArrowFile:
+    def table(
+        cls,
+        path: Path,
+        table: pa.Table,
+        split: np.ndarray | None = None,
+        codes: frozenset[str] = frozenset(),
+    ) -> _ArrowFile:
         """All rows are one group: they were read together."""
         with reading(path):
             columns = [one_piece(column) for column in table.columns]
@@ -265,6 +276,7 @@ class _ArrowFile:
             n_groups=1,
             name="{1}",
             split=split,
+            codes=codes,
         )
 
     def where(self, group: int) -> str:
@@ -303,11 +315,83 @@ def _parse_options(name: str) -> Any:
     return csv.ParseOptions(delimiter=",")
 
 
-def _csv_table(source: Any, name: str) -> pa.Table:
-    """A CSV or TSV file as a table; ``source`` is its path, or its bytes as a file of Arrow."""
-    table = csv.read_csv(source, parse_options=_parse_options(name))
+PADDED_CELL = r'(?:^|[,\t\r\n"]) *0[0-9]+ *(?:[,\t\r\n"]|$)'
+"""A cell of digits that begin with a zero, such as 007, somewhere in some lines of a CSV file."""
+SCANNED_BYTES = 2**18  # bytes of a CSV file that are searched at a time
+
+
+def _csv_table(
+    source: Path | bytes, name: str, is_text: Mapping[str, bool]
+) -> tuple[pa.Table, frozenset[str]]:
+    """A CSV or TSV file, or its bytes, as a table; and the columns that leading zeros make text.
+
+    Arrow reads 007 as the number 7. But zeros are written for codes, such as ids and postcodes, of
+    which 007 and 7 are two. So a column of whole numbers is text if any row has a leading zero.
+    ``is_text`` says of some columns that they are text, or numbers, whatever their rows hold.
+    """
+    table = _read_csv(source, name)
     _check_utf8(table, name)
-    return table
+
+    # columns of whole numbers whose rows decide, and those that are text anyway
+    names = table.column_names
+    undecided = []
+    known_texts = []
+    for column_name, kind in zip(names, table.schema.types, strict=True):
+        is_single = names.count(column_name) == 1
+        if not is_single or not pa.types.is_integer(kind):
+            continue
+        if column_name not in is_text:
+            undecided.append(column_name)
+        elif is_text[column_name]:
+            known_texts.append(column_name)
+
+    # most files have no leading zero: a search through their bytes, of some 2 s per GB, says so,
+    # and the columns are not read again
+    if undecided and not _has_padded_cell(source):
+        undecided = []
+    if not undecided and not known_texts:
+        return table, frozenset()
+
+    # the same columns as they are written
+    written = _read_csv(source, name, as_text=[*undecided, *known_texts])
+    codes = set()
+    for column_name in written.column_names:
+        texts = pc.utf8_trim_whitespace(written.column(column_name))
+        has_leading_zero = pc.any(pc.match_substring_regex(texts, "^0[0-9]")).as_py()
+        if column_name in undecided and has_leading_zero:
+            codes.add(column_name)
+        if column_name in codes or column_name in known_texts:
+            table = table.set_column(names.index(column_name), column_name, texts)
+    return table, frozenset(codes)
+
+
+def _read_csv(source: Path | bytes, name: str, as_text: Sequence[str] = ()) -> pa.Table:
+    """A CSV file as Arrow reads it; or some of its columns alone, as text."""
+    content = pa.BufferReader(source) if isinstance(source, bytes) else source
+    # an empty cell is missing, as it is among numbers
+    options = csv.ConvertOptions(
+        include_columns=list(as_text),
+        column_types=dict.fromkeys(as_text, pa.string()),
+        strings_can_be_null=bool(as_text),
+    )
+    return csv.read_csv(content, parse_options=_parse_options(name), convert_options=options)
+
+
+def _has_padded_cell(source: Path | bytes) -> bool:
+    """Whether some cell of a CSV file is digits that begin with a zero, and are not 0 itself."""
+    file: BinaryIO
+    if isinstance(source, bytes):
+        file = io.BytesIO(source)
+    else:
+        file = source.open("rb")
+    with file:
+        while lines := file.read(SCANNED_BYTES):
+            # whole lines: a cell is not cut in two
+            lines += file.readline()
+            text = pa.scalar(lines, pa.large_binary())
+            if pc.match_substring_regex(text, PADDED_CELL).as_py():
+                return True
+    return False
 
 
 def _check_utf8(table: pa.Table, name: str) -> None:
@@ -363,16 +447,21 @@ def _as_tuple(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def _open(path: Path, arrays: _ArrayNames) -> _ParquetFile | _ArrowFile:
-    """A file by its suffix if its kind is read whole, else by its first bytes."""
+def _open(
+    path: Path, arrays: _ArrayNames, is_text: Mapping[str, bool]
+) -> _ParquetFile | _ArrowFile:
+    """A file by its suffix if its kind is read whole, else by its first bytes.
+
+    ``is_text`` is that of `_csv_table`.
+    """
     suffix = path.suffix.lower()
     if suffix == ".npz":
         table, split = npz_table(path, arrays.keys, arrays.query, arrays.target, arrays.extras)
         return _ArrowFile.table(path, table, split)
     if suffix in (".csv", ".tsv"):
         with reading(path):
-            table = _csv_table(path, path.name)
-        return _ArrowFile.table(path, table)
+            table, codes = _csv_table(path, path.name, is_text)
+        return _ArrowFile.table(path, table, codes=codes)
     status = path.stat()
     return _opened(path, os.getpid(), status.st_size, status.st_mtime_ns)
 
@@ -411,7 +500,7 @@ def table_in_memory(content: bytes, name: str, target: str | None = None) -> pa.
         elif content[:6] == b"ARROW1":
             table = pa.ipc.open_file(pa.BufferReader(content)).read_all()
         else:
-            table = _csv_table(pa.BufferReader(content), name or "the file")
+            table, _ = _csv_table(content, name or "the file", {})
         table.validate(full=True)
         return table
     except UnreadableFileError:
@@ -520,16 +609,35 @@ def _files(path: FilePath | Sequence[FilePath]) -> list[Path]:
     return files
 
 
-def _table_of_files(paths: Sequence[Path]) -> pa.Table:
+def _table_of_files(files: Sequence[_ParquetFile | _ArrowFile]) -> pa.Table:
     """Files as one table in memory."""
-    files = [_open(path, _ArrayNames()) for path in paths]
     batches = []
     for file in files:
         for group in range(file.n_groups):
             for batch, _ in file.read(group, file.schema.names, ALL_ROWS):
                 batches.append(batch)
-    with reading(paths[0]):
+    with reading(files[0].path):
         return pa.Table.from_batches(batches, files[0].schema)
+
+
+def _texts_by_options(options: TableOptions, schema: Schema | None) -> dict[str, bool]:
+    """Of some columns whether they are text, whatever a CSV file holds: see `_csv_table`.
+
+    Weights, times and splits are no codes. What a schema says of keys, queries and extras holds
+    for all tables that are read by it.
+    """
+    is_text = {}
+    for name in (options.weight, options.time, options.split):
+        if isinstance(name, str):
+            is_text[name] = False
+    if schema is None:
+        return is_text
+    for names in (options.keys, options.query, options.extras):
+        for name in _as_tuple(names) or ():
+            is_text[name] = False
+    for coding in schema.codings:
+        is_text[coding.column] = coding.kind in ("one-hot", "hashed")
+    return is_text
 
 
 class _Beginnings(NamedTuple):
@@ -729,13 +837,14 @@ class ParquetSets:
             self._lasting = [_ArrowFile.table(self.paths[0], table_of(path, "source"))]
         self._arrays = _ArrayNames.of(options)
         self._held: list[_ParquetFile | _ArrowFile] = []
+        self._is_text = _texts_by_options(options, schema)
 
         # the table of tokens, where there is one
         token_files: list[Path] = []
         self.tokens: pa.Table | None = None
         if isinstance(tokens, (str, os.PathLike)):
             token_files = _files(tokens)
-            self.tokens = _table_of_files(token_files)
+            self.tokens = self._table_of_tokens(token_files)
         elif tokens is not None:
             self.tokens = table_of(tokens, "tokens")
         self.files = [] if self._lasting else [*self.paths, *token_files]
@@ -849,8 +958,29 @@ class ParquetSets:
 
     def _file(self, which: int) -> _ParquetFile | _ArrowFile:
         if not self._held:
-            self._held = self._lasting or [_open(path, self._arrays) for path in self.paths]
+            self._held = self._lasting or self._opened(self.paths, self._arrays)
         return self._held[which]
+
+    def _opened(
+        self, paths: Sequence[Path], arrays: _ArrayNames
+    ) -> list[_ParquetFile | _ArrowFile]:
+        """Files, in which a column is text if leading zeros make it text in one of them."""
+        files = [_open(path, arrays, self._is_text) for path in paths]
+        codes = frozenset[str]().union(*(file.codes for file in files))
+        self._is_text.update(dict.fromkeys(codes, True))
+        if any(file.codes != codes for file in files):
+            files = [_open(path, arrays, self._is_text) for path in paths]
+        return files
+
+    def _table_of_tokens(self, paths: Sequence[Path]) -> pa.Table:
+        """Files of tokens as one table, which agrees with that of samples on what is text."""
+        files = self._opened(paths, _ArrayNames())
+        if not self._lasting:
+            known = dict(self._is_text)
+            self._file(0)
+            if self._is_text != known:
+                files = self._opened(paths, _ArrayNames())
+        return _table_of_files(files)
 
     def _evidence(self, columns: list[str]) -> Iterator[Any]:
         """Record batches of some columns of all files, to say what the columns are.
@@ -1197,6 +1327,9 @@ def read_table(
     −1 at one of 32 coordinates, by a hash. Dates become days after the first one, or, with
     ``reference_date``, days before the date of their sample. Booleans become 0 and 1.
     ``data.schema`` stores all of this, and reads other tables in the same way.
+
+    CSV files are in UTF-8. A column of whole numbers in a CSV file is text if any of them is
+    written with a leading zero, such as 007: ids 007 and 7 are two sets.
 
     Parameters
     ----------
