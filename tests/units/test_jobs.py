@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import random
+import signal
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from keyhole.lab.jobs import (
     Draw,
     FactorisedGram,
     Job,
+    WorkerPool,
     compute,
     group,
     nested_grams,
@@ -200,3 +202,15 @@ def test_biased_cells_have_their_mean(n_heads):
             fitted = cross @ np.linalg.solve(gram + 20 * 1e-3 * np.eye(20), target(draw.train))
             found.append(np.mean((fitted - target(draw.test)) ** 2))
         np.testing.assert_allclose(values["mean_square"], np.mean(found), rtol=1e-8)
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="Windows has no signal masks")
+def test_workers_start_where_no_interrupt_reaches_them():
+    """Ctrl-C reaches the whole process group: a worker that was starting printed a traceback."""
+    pool = WorkerPool(1)
+    try:
+        blocked = pool.submit(signal.pthread_sigmask, signal.SIG_BLOCK, ()).result()
+    finally:
+        pool.stop()
+    assert signal.SIGINT in blocked
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -23,7 +23,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, get_context, parent_process, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -644,6 +644,24 @@ def _single_threaded() -> Iterator[None]:
                 os.environ[name] = value
 
 
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C waits until the end, and processes that start inside never see it.
+
+    It reaches the whole process group, and a process that is starting would print a traceback.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    # the tracker starts with the first process, and lets interrupts through again: start it before
+    resource_tracker.ensure_running()
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
+
+
 class WorkerPool:
     """Worker processes that can be stopped at once, in the middle of a job.
 
@@ -652,15 +670,20 @@ class WorkerPool:
     """
 
     def __init__(self, workers: int) -> None:
-        # spawned processes read the environment when they import BLAS, before any initialiser runs
-        with _single_threaded():
-            self._executor = ProcessPoolExecutor(
-                workers, mp_context=get_context("spawn"), initializer=_begin_worker
-            )
-            # the processes start with the first submissions: take them while the environment is as
-            # they need it
-            for future in [self._executor.submit(os.getpid) for _ in range(workers)]:
-                future.result()
+        self._executor = ProcessPoolExecutor(
+            workers, mp_context=get_context("spawn"), initializer=_begin_worker
+        )
+        try:
+            # spawned processes read the environment when they import BLAS, and may be interrupted,
+            # before any initialiser runs
+            with _single_threaded(), _interrupts_wait():
+                # the processes start with the first submissions: take them while all is as they
+                # need it
+                for future in [self._executor.submit(os.getpid) for _ in range(workers)]:
+                    future.result()
+        except BaseException:
+            self.stop()
+            raise
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Give a worker something to do."""
