@@ -290,3 +290,17 @@ def test_a_chart_of_names_lies_on_its_side():
     picture = draw_chart(chart, {"attention": ("#0072b2", "circle")})["svg"].decode()
     assert "256 heads" in picture
     assert "<!-- error, % -->" in picture
+
+
+@pytest.mark.parametrize("y_log", [False, True])
+def test_the_name_of_a_level_beyond_the_axis_does_not_stretch_a_picture(y_log):
+    """A logarithmic axis ends above levels far below all points."""
+    series = Series("attention", [50.0, 100.0, 200.0], [0.6, 0.55, 0.5])
+    style = {"attention": ("#0072b2", "circle")}
+    heights = []
+    for marks in ({}, {"learned": 0.1}):
+        chart = Chart("c", "Errors", "n", "error", [series], y_log=y_log, marks=marks)
+        picture = draw_chart(chart, style)["svg"].decode()
+        heights.append(float(re.search(r'<svg[^>]* height="([\d.]+)pt"', picture)[1]))
+        assert ("<!-- learned -->" in picture) == (bool(marks) and not y_log)
+    assert heights[1] < 1.05 * heights[0]

@@ -243,13 +243,19 @@ def _log_limits(chart: Any) -> tuple[float, float]:
 
 
 def _draw_marks(axis: Any, marks: Mapping[str, float]) -> None:
-    """Dotted levels with their names at the right end, where the scale has such levels."""
+    """Dotted levels with their names at the right end, where the axis has such levels."""
     is_linear = axis.get_yscale() == "linear"
     for name, level in marks.items():
         is_on_axis = math.isfinite(level) and (level > 0 or is_linear)
         if not is_on_axis:
             continue
         axis.axhline(level, color=MARK_LINE, lw=0.8, ls=":")
+
+        # a level far below all points is beyond the limits of the axis: its name would stand alone,
+        # and stretch the picture
+        lowest, highest = sorted(axis.get_ylim())
+        if not lowest <= level <= highest:
+            continue
         axis.annotate(
             _label(name),
             (1, level),
