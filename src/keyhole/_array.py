@@ -156,10 +156,10 @@ def _set_blas_threads(numbers: Sequence[int]) -> None:
 
 
 class _BlasLimit:
-    """The limit of one BLAS thread, which holds for the whole process while anybody needs it.
+    """Limits BLAS to one thread, in the whole process, while any thread needs it.
 
-    ``threadpool_limits`` would leave BLAS with one thread for good where two threads are inside at
-    once, and the first to enter leaves first.
+    Two `threadpool_limits` that overlap would leave BLAS with one thread for good: the second to
+    enter saves 1 as the number to restore, and restores it last.
     """
 
     def __init__(self) -> None:
@@ -173,8 +173,9 @@ class _BlasLimit:
         """Set the limit, unless it is set already."""
         with self.lock:
             if self.threads_before is None:
-                self.threads_before = [library.num_threads for library in _blas_libraries()]
-                _set_blas_threads([1] * len(self.threads_before))
+                threads_now = [library.num_threads for library in _blas_libraries()]
+                _set_blas_threads([1] * len(threads_now))
+                self.threads_before = threads_now
             self.n_holders += 1
             _this_thread.n_blas_holds = _blas_holds_of_this_thread() + 1
 
@@ -190,8 +191,8 @@ class _BlasLimit:
     def wait_before_fork(self) -> None:
         """Let no other thread change the number of threads while the process forks.
 
-        The child would inherit a lock of BLAS that nobody is left to release, and wait for it at
-        its first product.
+        Otherwise the child could inherit a lock inside of BLAS that no thread of its own will
+        release, and wait for it at its first matrix product.
         """
         self.lock.acquire()
 
@@ -202,8 +203,9 @@ class _BlasLimit:
     def go_on_in_child(self) -> None:
         """After a fork, in the new process: of all threads only the one that forked is there.
 
-        Where another thread needed the limit, the child keeps it until it has been inside itself:
-        this is called in the middle of the fork, where a call to BLAS could wait for ever.
+        If another thread of the parent needed the limit, the child keeps it until its own next
+        `take` and `give_back`. It is not lifted here, in the middle of the fork, because a call to
+        BLAS could wait for ever.
         """
         self.lock = threading.RLock()
         self.n_holders = _blas_holds_of_this_thread()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sized
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int
 
 
 class FeatureOverflowError(ValueError, OverflowError):
@@ -259,6 +261,53 @@ def check_labels(labels: np.ndarray, name: str, what: str) -> None:
             f"labels of `{name}` must be of one kind: got {' and '.join(kinds)}, which cannot be "
             "sorted. Convert them, for example to text."
         ) from None
+
+
+def check_lengths(batch: Sized, values: Any, name: str) -> None:
+    """Raise unless ``values`` has one entry per set."""
+    if len(values) != len(batch):
+        raise ValueError(
+            f"`{name}` must have one entry per set: got inconsistent numbers of samples, "
+            f"{len(batch)} sets and {len(values)} entries of `{name}`."
+        )
+
+
+def as_groups(
+    groups: Any, batch: Sized, weights: Float[np.ndarray, " n"] | None = None
+) -> Int[np.ndarray, " n"] | None:
+    """Return the number of each sample's group, or None without groups.
+
+    At least two groups must have a sample of positive weight.
+
+    >>> as_groups(["story b", "story a", "story b"], batch=range(3)).tolist()
+    [1, 0, 1]
+    """
+    if groups is None:
+        return None
+    check_no_mask(groups, "groups")
+    labels = np.asarray(groups)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        raise ValueError(
+            f"`groups` must be a 1d array, one label for each sample: got shape {labels.shape}."
+        )
+    check_lengths(batch, labels, "groups")
+    check_labels(labels, "groups", "group")
+    _, numbers = np.unique(labels, return_inverse=True)
+
+    # a fit without the only group that has weight would have no samples
+    labels_with_weight = labels
+    if weights is not None:
+        labels_with_weight = labels[weights > 0]
+    names = np.unique(labels_with_weight)
+    if len(names) < 2:
+        raise ValueError(
+            "`groups` must name at least two groups, so that one can be left out: got "
+            f"{names.tolist()[0]!r} for all {len(labels_with_weight)} samples of positive weight. "
+            "Leave `groups` out to leave samples out one by one."
+        )
+    return np.asarray(numbers)
 
 
 def _is_missing(label: Any) -> bool:

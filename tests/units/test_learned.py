@@ -1334,5 +1334,5 @@ def test_groups_of_a_direct_fit_may_be_names_and_must_be_there(heads):
         heads.fit(sets, y, groups=[*names[:20], *[None] * 40])
     with pytest.raises(ValueError, match=r"`groups` must.*sample 0 has nan"):
         heads.fit(sets, y, groups=np.r_[np.nan, np.arange(59.0)])
-    with pytest.raises(ValueError, match=r"`groups` must be an array of shape \(60,\)"):
+    with pytest.raises(ValueError, match=r"`groups` must have one entry per set"):
         heads.fit(sets, y, groups=names[:10])

@@ -31,8 +31,8 @@ a table are often related (questions about one story), and a sample is not held 
 is seen."""
 
 _GROUPS_LEFT = 2
-"""So many groups are never held out: leave-one-out of those left needs one to leave out and one to
-fit."""
+"""Every held-out part leaves at least so many groups: leave-one-out needs one to leave out and one
+to fit."""
 
 
 @dataclass(frozen=True)
@@ -219,9 +219,9 @@ def held_out_parts(
 ) -> list[Bool[np.ndarray, " n"]]:
     """Disjoint masks of about ``share·n`` samples each: whole groups, or runs of n/100 samples.
 
-    ``turns`` masks, or as many as there are samples for. Each spares at least two groups, for
-    leave-one-out of what it spares: of two groups there is no mask, and of one large group and a
-    few small ones some may be in none.
+    At most ``turns`` masks: fewer if there are not enough groups, and none if there are two, since
+    every mask leaves at least two groups to fit to. Beside one large group some small ones may be
+    in no mask.
 
     >>> sum(held_out_parts(90, 0.2, seed=0, turns=5)).tolist() == [1] * 90
     True

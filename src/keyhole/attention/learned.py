@@ -16,9 +16,9 @@ from jaxtyping import Float, Int
 
 from keyhole._array import one_blas_thread
 from keyhole._checks import (
+    as_groups,
     check_choice,
     check_count,
-    check_labels,
     check_no_mask,
     check_number,
     check_seed,
@@ -45,26 +45,6 @@ def check_outputs(y: Any) -> Float[np.ndarray, "n ..."]:
     """Return outputs in float64; refuse masked entries."""
     check_no_mask(y, "y")
     return np.asarray(y, dtype=np.float64)
-
-
-def check_groups(groups: Any, n_samples: int) -> Int[np.ndarray, " n"] | None:
-    """Return the number of each sample's group, or None without groups.
-
-    >>> check_groups(["story b", "story a", "story b"], n_samples=3).tolist()
-    [1, 0, 1]
-    """
-    if groups is None:
-        return None
-    check_no_mask(groups, "groups")
-    labels = np.asarray(groups)
-    if labels.shape != (n_samples,):
-        raise ValueError(
-            f"`groups` must be an array of shape ({n_samples},), one label for each sample: got "
-            f"shape {labels.shape}."
-        )
-    check_labels(labels, "groups", "group")
-    _, numbers = np.unique(labels, return_inverse=True)
-    return np.asarray(numbers)
 
 
 class UnfittedHeads(HeadParameters):
@@ -145,7 +125,7 @@ class IdentityHeads(UnfittedHeads):
             weights=weights,
             activation=activation,
             fit_intercept=fit_intercept,
-            groups=check_groups(groups, len(batch)),
+            groups=as_groups(groups, batch, weights),
         )
         max_samples = check_count(self.max_samples, "max_samples")
         return choose_identity(
@@ -306,7 +286,7 @@ class LearnedHeads(UnfittedHeads):
             activation=activation,
             fit_intercept=fit_intercept,
             weights=weights,
-            groups=check_groups(groups, len(batch)),
+            groups=as_groups(groups, batch, weights),
             seed=seed,
             n_heads=n_heads,
             device=device,

@@ -316,7 +316,7 @@ def _parse_options(name: str) -> Any:
 
 
 PADDED_CELL = r'(?:^|[,\t\r\n"]) *0[0-9]+ *(?:[,\t\r\n"]|$)'
-"""A cell of digits that begin with a zero, such as 007, somewhere in some lines of a CSV file."""
+"""What finds a cell of a zero and more digits, such as 007, among the bytes of a CSV file."""
 SCANNED_BYTES = 2**18  # bytes of a CSV file that are searched at a time
 
 
@@ -325,14 +325,15 @@ def _csv_table(
 ) -> tuple[pa.Table, frozenset[str]]:
     """A CSV or TSV file, or its bytes, as a table; and the columns that leading zeros make text.
 
-    Arrow reads 007 as the number 7. But zeros are written for codes, such as ids and postcodes, of
-    which 007 and 7 are two. So a column of whole numbers is text if any row has a leading zero.
-    ``is_text`` says of some columns that they are text, or numbers, whatever their rows hold.
+    Arrow reads 007 as the number 7. But codes, such as ids and postcodes, are written with such
+    zeros, and there 007 and 7 differ. So a column of whole numbers is text if any row has a leading
+    zero. For the columns in ``is_text`` their entry there decides instead: True makes whole numbers
+    text, and False leaves them numbers. The columns returned are those that their rows made text.
     """
     table = _read_csv(source, name)
     _check_utf8(table, name)
 
-    # columns of whole numbers whose rows decide, and those that are text anyway
+    # columns of whole numbers: those whose rows decide, and those that are known to be text
     names = table.column_names
     undecided = []
     known_texts = []
@@ -345,14 +346,14 @@ def _csv_table(
         elif is_text[column_name]:
             known_texts.append(column_name)
 
-    # most files have no leading zero: a search through their bytes, of some 2 s per GB, says so,
-    # and the columns are not read again
+    # most files have no leading zero anywhere. A search through their bytes, of some 2 s per GB,
+    # shows that, and then nothing is read again
     if undecided and not _has_padded_cell(source):
         undecided = []
     if not undecided and not known_texts:
         return table, frozenset()
 
-    # the same columns as they are written
+    # these columns again, as they are written
     written = _read_csv(source, name, as_text=[*undecided, *known_texts])
     codes = set()
     for column_name in written.column_names:
@@ -368,7 +369,7 @@ def _csv_table(
 def _read_csv(source: Path | bytes, name: str, as_text: Sequence[str] = ()) -> pa.Table:
     """A CSV file as Arrow reads it; or some of its columns alone, as text."""
     content = pa.BufferReader(source) if isinstance(source, bytes) else source
-    # an empty cell is missing, as it is among numbers
+    # empty cells, NA and the like are missing, as they are among numbers
     options = csv.ConvertOptions(
         include_columns=list(as_text),
         column_types=dict.fromkeys(as_text, pa.string()),
@@ -378,7 +379,7 @@ def _read_csv(source: Path | bytes, name: str, as_text: Sequence[str] = ()) -> p
 
 
 def _has_padded_cell(source: Path | bytes) -> bool:
-    """Whether some cell of a CSV file is digits that begin with a zero, and are not 0 itself."""
+    """Whether some cell of a CSV file is a zero and more digits."""
     file: BinaryIO
     if isinstance(source, bytes):
         file = io.BytesIO(source)

@@ -21,7 +21,7 @@ from sklearn.utils._param_validation import HasMethods, Interval, Options, StrOp
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from keyhole._checks import check_choice, check_count, check_seed
+from keyhole._checks import as_groups, check_choice, check_count, check_seed
 from keyhole.attention.activations import ACTIVATIONS, Activation
 from keyhole.attention.backends import backend_for, pick_device
 from keyhole.attention.heads import HeadDistribution
@@ -70,7 +70,6 @@ from keyhole.estimators.validation import (
     as_alphas,
     as_distribution,
     as_dtype,
-    as_groups,
     as_keys,
     as_n_heads,
     as_outputs,

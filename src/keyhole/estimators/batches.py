@@ -26,7 +26,7 @@ import numpy as np
 from sklearn.base import is_classifier
 from sklearn.utils.validation import column_or_1d
 
-from keyhole._checks import check_choice
+from keyhole._checks import check_choice, check_lengths
 from keyhole.attention.heads import HeadDraw
 from keyhole.choose import choose, first_settings
 from keyhole.costs import AUTO_HEADS, MIN_AUTO_HEADS
@@ -43,7 +43,6 @@ from keyhole.estimators.validation import (
     as_outputs,
     as_samples,
     as_weights,
-    check_lengths,
     check_target_given,
     class_weights,
 )

@@ -12,8 +12,8 @@ from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import column_or_1d
 
-from keyhole._checks import check_labels
-from keyhole.estimators.validation import check_lengths, check_target_given
+from keyhole._checks import check_labels, check_lengths
+from keyhole.estimators.validation import check_target_given
 from keyhole.ridge import calibration
 
 SCORE_WITHOUT_WEIGHT = -1.0

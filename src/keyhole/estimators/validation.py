@@ -11,18 +11,18 @@ from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.class_weight import compute_sample_weight
-from sklearn.utils.validation import column_or_1d, validate_data
+from sklearn.utils.validation import validate_data
 
 from keyhole._checks import (
     as_sequence,
     check_choice,
     check_count,
     check_float_array,
-    check_labels,
+    check_lengths,
     check_no_mask,
     check_number,
     check_seed,
@@ -241,15 +241,6 @@ def check_target_given(estimator: BaseEstimator, y: Any) -> None:
     check_no_mask(y, "y")
 
 
-def check_lengths(batch: Sized, values: Any, name: str) -> None:
-    """Raise unless ``values`` has one entry per set."""
-    if len(values) != len(batch):
-        raise ValueError(
-            f"`{name}` must have one entry per set: got inconsistent numbers of samples, "
-            f"{len(batch)} sets and {len(values)} entries of `{name}`."
-        )
-
-
 def as_weights(sample_weight: Any, batch: Sized) -> Float[np.ndarray, " n"] | None:
     """Return checked sample weights, or None."""
     if sample_weight is None:
@@ -375,35 +366,6 @@ def as_dtype(dtype: Any) -> str:
     else:
         name = np.dtype(dtype).name
     return check_choice(name, "dtype", ("float64", "float32"))
-
-
-def as_groups(
-    groups: Any, batch: Sized, weights: Float[np.ndarray, " n"] | None = None
-) -> Int[np.ndarray, " n"] | None:
-    """Return the number of each sample's group, or None without groups.
-
-    At least two groups must have a sample of positive weight.
-    """
-    if groups is None:
-        return None
-    check_no_mask(groups, "groups")
-    groups = column_or_1d(groups)
-    check_lengths(batch, groups, "groups")
-    check_labels(groups, "groups", "group")
-    _, numbers = np.unique(groups, return_inverse=True)
-
-    # a fit without the only group that has weight would have no samples
-    groups_with_weight = groups
-    if weights is not None:
-        groups_with_weight = groups[weights > 0]
-    names = np.unique(groups_with_weight)
-    if len(names) < 2:
-        raise ValueError(
-            "`groups` must name at least two groups, so that one can be left out: got "
-            f"{names.tolist()[0]!r} for all {len(groups_with_weight)} samples of positive weight. "
-            "Leave `groups` out to leave samples out one by one."
-        )
-    return np.asarray(numbers)
 
 
 def class_weights(

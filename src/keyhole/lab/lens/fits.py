@@ -100,12 +100,14 @@ def nested_head_grams(
 ) -> list[Gram]:
     """The Gram matrices of the first M heads of one draw, for increasing M.
 
-    The features of every head are computed once, in single precision: those of a block of heads at
-    a time, because all heads and features together may be gigabytes. Extras are added.
+    ``counts`` are increasing. The features of every head are computed once, in single precision, and
+    one block of heads at a time: all heads and features together may be gigabytes. The Gram matrix
+    of extras is added to each.
     """
     draw = HeadDraw(distribution, counts[-1], ready.dim, seed, ready.query_dim)
+    # without a query only one row of each head is needed
     draw = draw.seen_by(query=ready.has_query)
-    # the features of a head, and these centred
+    # two copies of the features of a head, as they are and centred
     feature_bytes = 2 * 4 * len(ready) * (ready.dim + 1)
     heads_at_once = block_size(DRAWN_BYTES * draw.entries + feature_bytes, MEMORY_BUDGET // 4)
 
@@ -116,7 +118,8 @@ def nested_head_grams(
         for block in blocks(count - n_done, heads_at_once):
             heads = HeadArray(draw.block(n_done + block.start, n_done + block.stop))
             features = attention_features(ready, heads, activation, dtype="float32")
-            # features are scaled by M^{-1/2} for the M heads of a block: undo it before adding up
+            # features of m heads are scaled by m^{-1/2}, and their Gram matrix by 1/m: undone
+            # before adding up
             total = total + len(heads) * feature_gram(features).matrix
         n_done = count
         grams.append(Gram(np.asarray(total / count + extras_gram(ready)), EPS32))
