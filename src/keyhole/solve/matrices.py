@@ -1,16 +1,141 @@
-"""Gram matrices summed in blocks, and Cholesky in tiles: matrices too large to copy.
+"""Dense symmetric matrices, as NumPy arrays on the host or torch tensors on a device.
 
-Tiles are not only for the cache: the OpenBLAS that SciPy 1.17.1 carries writes outside of matrices
-of order 20,000, in a rank-419 update as in a Cholesky factorisation.
+On the host large matrices are worked on in tiles. Tiles are not only for the cache: the OpenBLAS
+that SciPy 1.17.1 carries writes outside of matrices of order 20,000, in a rank-419 update as in a
+Cholesky factorisation.
 """
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import numpy as np
+import scipy.linalg
 from jaxtyping import Float
 from scipy.linalg import get_blas_funcs, get_lapack_funcs, solve_triangular
 
 from keyhole._array import blocks
+
+
+def is_tensor(array: Any) -> bool:
+    """Whether an array is a torch tensor; torch is not imported to tell."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def as_like(array: np.ndarray, other: Any) -> Any:
+    """A NumPy array in float64, where ``other`` lives."""
+    if not is_tensor(other):
+        return np.asarray(array, dtype=np.float64)
+    import torch
+
+    return torch.as_tensor(np.ascontiguousarray(array), dtype=torch.float64, device=other.device)
+
+
+def as_float64(array: Any) -> Any:
+    """The array in float64, itself if it is."""
+    if is_tensor(array):
+        return array.double()
+    return array.astype(np.float64, copy=False)
+
+
+def on_host(array: Any) -> np.ndarray:
+    """A NumPy array of the same numbers."""
+    if is_tensor(array):
+        return np.asarray(array.detach().cpu().numpy())
+    return np.asarray(array)
+
+
+def eigen(matrix: Any) -> tuple[Any, Any]:
+    """Eigenvalues of a symmetric matrix, largest first, and its eigenvectors in columns.
+
+    About 9n³ operations. A NumPy matrix is overwritten, and its lower triangle is read.
+    """
+    if is_tensor(matrix):
+        import torch
+
+        values, vectors = torch.linalg.eigh(matrix)
+        return values.flip(0), vectors.flip(1)
+    # of LAPACK's drivers "evd" is the fastest for all eigenvectors
+    values, vectors = scipy.linalg.eigh(
+        matrix, lower=True, driver="evd", overwrite_a=True, check_finite=False
+    )
+    return values[::-1], vectors[:, ::-1]
+
+
+def with_penalty(matrix: Any, alpha: float) -> Any:
+    """A copy of a square matrix with alpha added to its diagonal."""
+    if is_tensor(matrix):
+        regularised = matrix.clone()
+        regularised.diagonal().add_(alpha)
+        return regularised
+    regularised = np.array(matrix, order="F")
+    regularised.ravel(order="K")[:: len(matrix) + 1] += alpha
+    return regularised
+
+
+def positive_factor(matrix: Any) -> Any:
+    """The lower Cholesky factor L of a matrix, None if it has none. n³/3 operations.
+
+    A NumPy matrix is overwritten: the factor is in its lower triangle, and the upper is zero.
+    """
+    if is_tensor(matrix):
+        import torch
+
+        factor, info = torch.linalg.cholesky_ex(matrix)
+        return factor if int(info) == 0 else None
+    lower = np.asfortranarray(matrix)
+    if not factorise_lower(lower):
+        return None
+    return lower
+
+
+def inverse_of_factor(factor: Any) -> Any:
+    """(L Lᵀ)⁻¹, both triangles, from a lower Cholesky factor. 2n³/3 operations."""
+    if is_tensor(factor):
+        import torch
+
+        return torch.cholesky_inverse(factor)
+    if len(factor) <= LARGEST:
+        (potri,) = get_lapack_funcs(("potri",), (factor,))
+        inverse, _ = potri(factor, lower=1, overwrite_c=1)
+        return mirror_lower(inverse)
+    invert_lower(factor)
+    lower = np.tril(factor)
+    return lower.T @ lower
+
+
+def solve_lower(factor: Any, targets: Any) -> Any:
+    """L⁻¹ targets for a lower triangular L."""
+    if is_tensor(factor):
+        import torch
+
+        return torch.linalg.solve_triangular(factor, targets, upper=False)
+    return scipy.linalg.solve_triangular(factor, targets, lower=True, check_finite=False)
+
+
+def solve_stack(matrices: Any, targets: Any) -> Any:
+    """Solutions of a stack of linear systems."""
+    if is_tensor(matrices):
+        import torch
+
+        return torch.linalg.solve(matrices, targets)
+    return np.linalg.solve(matrices, targets)
+
+
+def identity(order: int, other: Any) -> Any:
+    """The identity matrix, where ``other`` lives."""
+    return as_like(np.eye(order), other)
+
+
+def column_of(array: Any, other: Any) -> Any:
+    """Two arrays side by side, the second as a column."""
+    if is_tensor(array):
+        import torch
+
+        return torch.cat([array, other[:, None]], dim=1)
+    return np.concatenate([array, other[:, None]], axis=1)
 
 TILE = 4096  # order of the float32 tiles that are added to a float64 sum: 64 MiB each
 
