@@ -20,7 +20,7 @@ from harness import gemm_rate
 from sklearn.linear_model import Ridge, RidgeCV
 
 from keyhole.ridge.gram import ridge_gram
-from keyhole.ridge.matrices import add_outer
+from keyhole.solve.matrices import add_outer
 from keyhole.ridge.problem import RidgeProblem
 
 SIZES = {"paper": (4000, 1000), "small": (400, 100)}

@@ -6,7 +6,7 @@ from ridges import design_path, gram_fixed, gram_path
 from sklearn.linear_model import Ridge
 
 from keyhole.ridge.design import ridge_rows
-from keyhole.ridge.matrices import add_outer
+from keyhole.solve.matrices import add_outer
 from keyhole.ridge.problem import RidgeProblem
 
 # rounding of a Gram matrix moves a fit by ε λ_max/alpha, here at most 1e-15 · 5e4 / 0.1 = 5e-10

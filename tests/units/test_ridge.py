@@ -9,7 +9,7 @@ from ridges import design_path, gram_fixed, gram_path
 from keyhole.ridge import gram as tridiagonal
 from keyhole.ridge.design import ridge_rows
 from keyhole.ridge.gram import Sweep, Tridiagonal, _inverse, ridge_gram, tridiagonalise
-from keyhole.ridge.matrices import add_outer, mirror_lower
+from keyhole.solve.matrices import add_outer, mirror_lower
 from keyhole.ridge.problem import (
     N_DRAFT_ALPHAS,
     RidgeProblem,

@@ -1032,7 +1032,7 @@ class FeatureTrace:
             set_rows, keys = self.stacks[number]
             weights = self.scores[number]
             if self.activation != SOFTMAX:
-                weights = _weights_of(self.activation, weights)
+                weights = weights_of_keys(self.activation, weights)
             out[set_rows] = (weights @ keys).reshape(len(set_rows), -1)
 
         self._each(work)
@@ -1109,7 +1109,7 @@ def attention_weights(
         wide = np.ascontiguousarray(block.transpose(1, 0, 2)).reshape(rows, -1)
         for set_rows, keys in key_stacks(sets, n_heads, np.dtype(np.float64), memory_budget):
             projected = (queries[set_rows] @ wide).reshape(len(set_rows), n_heads, width)
-            weights = _weights_of(activation, projected @ keys.transpose(0, 2, 1))
+            weights = weights_of_keys(activation, projected @ keys.transpose(0, 2, 1))
             # where the keys of these sets stand among all tokens
             places = sets.offsets[set_rows][:, None] + np.arange(keys.shape[1])
             for mean in range(n_means):
@@ -1128,7 +1128,7 @@ def softmax(scores: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b m k"]:
     return scores
 
 
-def _weights_of(activation: str, scores: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b m k"]:
+def weights_of_keys(activation: str, scores: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b m k"]:
     """Weights of keys from their scores: σ(s)/N, or softmax over the set."""
     if activation == SOFTMAX:
         return softmax(scores)

@@ -27,7 +27,7 @@ from keyhole.attention.kernels import attention_kernel, host_kernel
 from keyhole.data.sets import SampleBatch
 from keyhole.logistic.gram import logistic_gram
 from keyhole.ridge.gram import ridge_gram
-from keyhole.ridge.matrices import add_outer, mirror_lower
+from keyhole.solve.matrices import add_outer, mirror_lower
 
 DISK_BUDGETS = 2.5
 """Memory budgets that all features may take where every block of them reads the keys from files:

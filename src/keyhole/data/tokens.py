@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 
 from keyhole._array import block_size, is_tensor, set_blocks, unit_exponent
 from keyhole._checks import as_sequence, check_count, check_float_array, check_pairs
+from keyhole.data import statistics
 from keyhole.data.arrays import like, of_tensors, on_host
 from keyhole.data.sets import (
     PooledSets,
@@ -26,9 +27,11 @@ from keyhole.data.sets import (
 )
 
 SCALINGS = ("none", "sphere", "standard")
-POOLINGS = ("mean", "mean+size", "mean+statistics", "sum")
-ADDS_FEATURES = ("mean+size", "mean+statistics")
-"""Poolings that average, and make sample-level features of the keys."""
+POOLINGS = ("mean", "mean+size", "mean+statistics", "sum", "statistics", "extras")
+ADDS_FEATURES = ("mean+size", "mean+statistics", "statistics")
+"""Poolings that make sample-level features of the keys."""
+CLIP = 0.1
+"""Share of the training range of a coordinate by which it is widened on either side for clipping."""
 QUERIES = ("given", "mean", "each")
 MEASURES = ("cosine", "dot", "euclidean")
 
@@ -48,10 +51,12 @@ class TokenRule:
     query : "given", "mean" or "each"
         "mean" replaces the query by the mean of the keys, after scaling; "each" makes every key the
         query in turn and pools the features over queries.
-    pooling : "mean", "mean+size", "mean+statistics" or "sum"
+    pooling : "mean", "mean+size", "mean+statistics", "sum", "statistics" or "extras"
         Over keys, over queries, and over the sets of a sample. "mean+size" averages, and makes the
         number of keys a further sample-level feature, the last; "mean+statistics" has the mean,
         standard deviation, least and largest value of each coordinate of the keys after it.
+        "statistics" makes the features of `keyhole.data.statistics`, and "extras" none: both are
+        for fits that do without heads.
     centre, spread : arrays (d,) or None
         For "standard": a token becomes (x − centre) / spread.
     query_centre, query_spread : arrays (d_q,) or None
@@ -61,6 +66,9 @@ class TokenRule:
         an intercept it stays), divided by their standard deviation (without an intercept by their
         root mean square), times ``extras_scale``.
     extras_scale : float
+    low, high : arrays (d,) or None
+        Tokens are clipped to these, the training range widened by a tenth, before anything else;
+        not clipped if None. ``query_low`` and ``query_high`` are those of given queries.
     hops : tuple of arrays (P, D_h, D)
         Those of the head distribution: the query the layer sees is extended, last of all, by what
         each hop finds (`pass_hops`).
@@ -77,6 +85,10 @@ class TokenRule:
     extras_spread: Float[np.ndarray, " c"] | None = field(default=None, repr=False)
     extras_scale: float = 1.0
     hops: tuple[Float[np.ndarray, "p _ e"], ...] = field(default=(), repr=False)
+    low: Float[np.ndarray, " d"] | None = field(default=None, repr=False)
+    high: Float[np.ndarray, " d"] | None = field(default=None, repr=False)
+    query_low: Float[np.ndarray, " q"] | None = field(default=None, repr=False)
+    query_high: Float[np.ndarray, " q"] | None = field(default=None, repr=False)
 
     @classmethod
     def learn(
@@ -88,6 +100,7 @@ class TokenRule:
         weights: Float[np.ndarray, " n"] | None = None,
         *,
         fit_intercept: bool = True,
+        clips: bool = False,
     ) -> TokenRule:
         """Learn a rule on training samples, of the given weights; extras at the scale 1.
 
@@ -100,6 +113,8 @@ class TokenRule:
         """
         batch.check_query_rule(query)
         rule = cls(scaling=scaling, query=query, pooling=pooling)
+        if clips:
+            rule = rule._with_range_of(batch)
         batch = rule._with_set_features(batch)
 
         # sample-level features
@@ -130,9 +145,9 @@ class TokenRule:
     @property
     def pooling_of_sets(self) -> str:
         """What is done over keys: "mean" or "sum"."""
-        if self.pooling in ADDS_FEATURES:
-            return "mean"
-        return self.pooling
+        if self.pooling == "sum":
+            return "sum"
+        return "mean"
 
     def n_extras(self, n_given: int, dim: int) -> int:
         """How many sample-level features the layer sees of samples with ``n_given`` of their own.
@@ -143,7 +158,63 @@ class TokenRule:
             return n_given + 1
         if self.pooling == "mean+statistics":
             return n_given + 1 + 4 * dim
+        if self.pooling == "statistics":
+            return n_given + 1 + len(statistics.NAMES) * dim
         return n_given
+
+    def _with_range_of(self, batch: SampleBatch) -> TokenRule:
+        """The same rule with the range of the tokens of some samples, widened by a tenth."""
+        low, high = range_of(batch.sets)
+        margin = CLIP * (high - low)
+        rule = replace(self, low=low - margin, high=high + margin)
+        if batch.sets.query is None or self.query != "given":
+            return rule
+        queries = on_host(batch.sets.query).astype(np.float64)
+        low, high = queries.min(axis=0), queries.max(axis=0)
+        margin = CLIP * (high - low)
+        return replace(rule, query_low=low - margin, query_high=high + margin)
+
+    def clipped(self, batch: SampleBatch) -> SampleBatch:
+        """The samples with their tokens in the training range."""
+        if self.low is None:
+            return batch
+        sets = batch.sets
+        if self.query != "given" and sets.query is not None:
+            sets = sets.with_query(None)
+        query_low = self.low if self.query_low is None else self.query_low
+        query_high = self.high if self.query_high is None else self.query_high
+        return batch.with_sets(
+            sets.scaled(
+                partial(_clipped, low=self.low, high=self.high),
+                partial(_clipped, low=query_low, high=query_high),
+            )
+        )
+
+    def is_outside(self, batch: SampleBatch) -> Bool[np.ndarray, " n"]:
+        """Which samples have a token that clipping moves."""
+        if self.low is None:
+            return np.zeros(len(batch), bool)
+        least, largest = least_and_largest(batch)
+        return np.asarray(((least < self.low) | (largest > self.high)).any(axis=1))
+
+    def shares_of_statistics(
+        self, prepared: SampleBatch
+    ) -> tuple[Float[np.ndarray, "k c"], Float[np.ndarray, " c"]]:
+        """What every key of prepared samples adds to the last, scaled sample-level features.
+
+        They are those that the pooling has made of the keys: (S − centre)/spread with S a sum over
+        keys. The shares are divided by the spread; the second array is centre/spread. Without such
+        features there are no columns.
+        """
+        if self.pooling != "statistics":
+            n_keys = int(prepared.unpooled.token_counts.sum())
+            return np.zeros((n_keys, 0)), np.zeros(0)
+        assert self.extras_centre is not None
+        assert self.extras_spread is not None
+        shares = statistics.row_shares(prepared)
+        n_columns = shares.shape[1]
+        spread = self.extras_spread[-n_columns:]
+        return shares / spread, self.extras_centre[-n_columns:] / spread
 
     def _with_set_features(self, batch: SampleBatch) -> SampleBatch:
         """The samples with the sample-level features that the pooling makes of their sets."""
@@ -151,6 +222,11 @@ class TokenRule:
             return with_size(batch)
         if self.pooling == "mean+statistics":
             return with_statistics(batch)
+        if self.pooling == "statistics":
+            columns = statistics.set_statistics(self.clipped(batch))
+            if batch.extras is not None:
+                columns = np.hstack([batch.extras, columns])
+            return batch.with_extras(columns)
         return batch
 
     def with_extras_scale(self, scale: float) -> TokenRule:
@@ -186,6 +262,7 @@ class TokenRule:
     def apply(self, batch: SampleBatch) -> SetBatch | PooledSets:
         """Scale, make queries, and pool."""
         batch = self._with_set_features(batch)
+        batch = self.clipped(batch)
         sets = self.scaled(batch.sets)
         if self.query == "mean":
             sets = sets.with_query(self._mean_query(batch.sets, sets))
@@ -291,6 +368,27 @@ def weights_of_hop(sets: SetBatch, hop: Float[np.ndarray, "p f e"]) -> Float[np.
 def _hop_blocks(sets: SetBatch, hop: Float[np.ndarray, "p f e"]) -> list[slice]:
     """Runs of sets whose keys, times patterns, take 64 MiB."""
     return set_blocks(sets.offsets, block_size(8 * len(hop) * hop.shape[2], 2**26))
+
+
+def _clipped(tokens: Float[Any, "t d"], low: Any, high: Any) -> Float[Any, "t d"]:
+    """Every coordinate moved into its range, where the tokens live."""
+    if is_tensor(tokens):
+        return tokens.clamp(like(low, tokens).to(tokens.dtype), like(high, tokens).to(tokens.dtype))
+    return np.asarray(np.clip(tokens, low, high).astype(tokens.dtype))
+
+
+def range_of(sets: SetBatch) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]:
+    """The least and the largest value of every coordinate of the keys."""
+    least, largest = least_and_largest(sets)
+    return least.min(axis=0), largest.max(axis=0)
+
+
+def least_and_largest(
+    batch: SampleBatch,
+) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "n d"]]:
+    """The least and the largest value of every coordinate of the keys of each sample."""
+    of_samples = SetStatistics.of(batch)
+    return of_samples.least, of_samples.largest
 
 
 def _standardised(tokens: Float[Any, "t d"], centre: Any, spread: Any) -> Float[Any, "t d"]:

@@ -39,7 +39,7 @@ from keyhole.lab.factorised import FactorisedGram
 from keyhole.lab.task_learners import compute_tasks, task_cost
 from keyhole.ridge.design import ridge_rows
 from keyhole.ridge.gram import ridge_gram
-from keyhole.ridge.matrices import add_outer
+from keyhole.solve.matrices import add_outer
 from keyhole.ridge.problem import RidgeProblem
 from keyhole.theory.harmonics import pair_powers
 from keyhole.theory.notation import parse_target

@@ -10,7 +10,7 @@ from scipy.linalg import solve_triangular
 
 from keyhole.logistic.problem import LogisticProblem, Point, SingularStepError
 from keyhole.ridge.design import DesignMoments
-from keyhole.ridge.matrices import factorise_lower, solve_factor
+from keyhole.solve.matrices import factorise_lower, solve_factor
 from keyhole.ridge.problem import RidgeFit, check_gram_size, numerical_floor
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from keyhole._array import block_size, blocks
 from keyhole.logistic.problem import LogisticProblem, Point, SingularStepError
-from keyhole.ridge.matrices import factorise_lower, invert_lower, solve_factor
+from keyhole.solve.matrices import factorise_lower, invert_lower, solve_factor
 from keyhole.ridge.problem import RidgeFit, check_gram_size, numerical_floor
 
 PANEL_BYTES = 2**25  # of a panel of columns in passes over an n × n matrix

@@ -16,7 +16,7 @@ from scipy.linalg import eigh
 
 from keyhole._array import unit_exponent
 from keyhole._checks import check_count, check_finite, check_float_array
-from keyhole.ridge.matrices import add_outer
+from keyhole.solve.matrices import add_outer
 from keyhole.ridge.problem import (
     EPS,
     LeftOut,

@@ -19,7 +19,7 @@ from scipy.linalg import eigvalsh_tridiagonal, get_blas_funcs, get_lapack_funcs
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads
 from keyhole._checks import check_finite
-from keyhole.ridge.matrices import factorise_lower, invert_lower, mirror_lower, solve_factor
+from keyhole.solve.matrices import factorise_lower, invert_lower, mirror_lower, solve_factor
 from keyhole.ridge.problem import (
     EPS,
     LeftOut,

@@ -40,6 +40,13 @@ def as_float64(array: Any) -> Any:
     return array.astype(np.float64, copy=False)
 
 
+def copied(array: Any) -> Any:
+    """An array or a tensor in memory of its own."""
+    if is_tensor(array):
+        return array.clone()
+    return array.copy(order="K")
+
+
 def on_host(array: Any) -> np.ndarray:
     """A NumPy array of the same numbers."""
     if is_tensor(array):

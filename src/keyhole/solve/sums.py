@@ -17,6 +17,7 @@ from keyhole.solve.matrices import (
     add_outer,
     as_float64,
     as_like,
+    copied,
     is_tensor,
     mirror_lower,
     on_host,
@@ -178,15 +179,15 @@ class Sums:
         return replace(
             self,
             gram=self.gram_copy(),
-            cross=_copied(self.cross),
+            cross=copied(self.cross),
             squares=self.squares.copy(),
-            means=_copied(self.means),
+            means=copied(self.means),
             y_mean=self.y_mean.copy(),
         )
 
     def gram_copy(self) -> Any:
         """Both triangles of the Gram matrix, in memory of their own."""
-        gram = _copied(self.gram)
+        gram = copied(self.gram)
         if is_tensor(gram):
             return gram
         return mirror_lower(gram)
@@ -196,7 +197,7 @@ class Sums:
         total = self.weight + weight
         if self.fit_intercept and self.weight == 0:
             # set and not added, so that nothing is rounded
-            self.means = _copied(means)
+            self.means = copied(means)
             self.y_mean = y_mean.copy()
         elif self.fit_intercept:
             difference = means - self.means
@@ -320,10 +321,3 @@ class Axes:
         shares = np.where(is_judged, freedom / self.count, np.nan)
         errors = residual_sums / self.weight / np.square(shares)[:, None]
         return np.where(is_judged[:, None], errors, np.inf)
-
-
-def _copied(array: Any) -> Any:
-    """An array or a tensor in memory of its own."""
-    if is_tensor(array):
-        return array.clone()
-    return array.copy(order="K")
