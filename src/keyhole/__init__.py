@@ -23,6 +23,7 @@ _MODULES = {
     "QueryKeyHeads": "attention.heads",
     "IdentityHeads": "attention.learned",
     "LearnedHeads": "attention.learned",
+    "Landmarks": "fit.settings",
     "attention_features": "attention.features",
     "mlp_features": "attention.features",
     "attention_kernel": "attention.kernels",
@@ -81,6 +82,7 @@ if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole.estimators import AttentionRegressor as AttentionRegressor
     from keyhole.estimators import NormBallClassifier as NormBallClassifier
     from keyhole.estimators import NormBallRegressor as NormBallRegressor
+    from keyhole.fit.settings import Landmarks as Landmarks
     from keyhole.lab.lens.look import lens as lens
     from keyhole.models import load as load
     from keyhole.models import save as save

@@ -14,7 +14,7 @@ from sklearn.utils.validation import column_or_1d
 
 from keyhole._checks import check_labels, check_lengths
 from keyhole.estimators.validation import check_target_given
-from keyhole.ridge import calibration
+from keyhole.solve import calibration
 
 SCORE_WITHOUT_WEIGHT = -1.0
 """Score of a class whose samples all have weight 0: what ridge predicts for a target of −1."""

@@ -1,4 +1,4 @@
-"""What a fitted model attends to: the weights of its hops on the keys of every sample."""
+"""What a fitted model attends to: the weights of its hops on the rows of every sample."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ import numpy as np
 from jaxtyping import Float
 
 from keyhole.attention.features import attention_weights
-from keyhole.attention.heads import HeadDistribution, HeadDraw
-from keyhole.attention.learned import MAX_HEADS_TO_JUDGE
-from keyhole.data.tokens import TokenRule, weights_of_hop
-from keyhole.solvers.layers import FiniteLayer, Layer
+from keyhole.attention.heads import HeadDraw
+from keyhole.data.tokens import weights_of_hop
+from keyhole.fit.member import Member
+
+N_DRAWN = 256
+"""Heads that stand for infinitely many."""
 
 
 def weights_of_hops(
-    samples: Any, tokens: TokenRule, layer: Layer, heads: HeadDistribution, memory_budget: int
+    samples: Any, member: Member, memory_budget: int
 ) -> list[list[Float[np.ndarray, "p k"]]]:
     """For every hop, the weights (patterns, keys) of each sample; the last hop is the random heads.
 
     The plain version of that hop is the mean over heads of `keyhole.textbook.attention_weights`.
     """
+    tokens = member.embedding.rule
+    heads = member.settings.heads
     weights = []
 
     # learned hops: each sees queries that the hops before it have extended
@@ -36,14 +40,17 @@ def weights_of_hops(
         sets = ready.written_out().sets
 
     # infinitely many heads are represented by a draw of some
-    if isinstance(layer, FiniteLayer):
-        drawn = layer.heads
-    else:
-        drawn = HeadDraw(heads, MAX_HEADS_TO_JUDGE, sets.dim, 0, sets.query_dim)
+    drawn = member.embedding.draw
+    if drawn is None:
+        drawn = HeadDraw(heads, N_DRAWN, sets.dim, 0, sets.query_dim)
     n_means = len(getattr(heads, "means_", (None,)))
     weights.append(
         attention_weights(
-            sets, drawn, layer.activation, min(n_means, drawn.n_heads), memory_budget=memory_budget
+            sets,
+            drawn,
+            member.settings.activation,
+            min(n_means, drawn.n_heads),
+            memory_budget=memory_budget,
         )
     )
 

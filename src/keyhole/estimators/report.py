@@ -1,138 +1,208 @@
-"""What a fit has tried and chosen, in words: `summary` of a fitted model, and lines as it goes."""
+"""What a fit has tried and kept, in words: the table of members, `summary`, and lines as it goes."""
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from keyhole.choose import Candidate
-from keyhole.costs import AUTO_HEADS, AUTO_SECONDS
+import numpy as np
+from jaxtyping import Float
 
-COLUMNS = (
-    "activation",
-    "pooling",
-    "scaling",
-    "query",
-    "keys",
-    "heads",
-    "drawn",
-    "minimises",
-    "held out",
-    "loss",
-    "seconds",
-)
-"""Titles of the table of candidates."""
+from keyhole.fit.combine import Combination
+from keyhole.fit.member import Member
+from keyhole.fit.samples import TrainingSet
+from keyhole.fit.settings import Landmarks, LayerSettings
+from keyhole.solve.calibration import labels_of
+
+
+@dataclass(frozen=True)
+class MemberRow:
+    """One layer of a fit: its settings, its weight and its loss.
+
+    Attributes
+    ----------
+    name : str
+    weight : float
+        In the combination; 0 where it was tried and not kept, 1 where nothing was combined.
+    loss : float
+        Mean squared error of its own leave-one-out predictions; of classes, of their one-vs-rest
+        targets ±1.
+    alpha : float
+        Its penalty.
+    n_heads : int, math.inf or Landmarks
+    heads : head distribution
+        Fitted, if it was learned.
+    values : array or None
+        Coefficients: of features for finitely many heads, of training samples for a kernel.
+    params : dict
+        For ``set_params``: an estimator with these settings fits this layer alone.
+    note : str
+        What learning its heads has gained, if they were learned.
+    """
+
+    name: str
+    weight: float
+    loss: float
+    alpha: float
+    n_heads: float | Landmarks
+    heads: Any
+    values: Float[np.ndarray, "..."] | None = field(repr=False)
+    params: dict[str, Any] = field(repr=False)
+    note: str = ""
+
+
+class MemberTable(tuple[MemberRow, ...]):
+    """The members of a fit, those with the largest weight first; it prints as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "\n".join(table_lines(self))
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def member_table(combination: Combination, data: TrainingSet) -> MemberTable:
+    """The rows of all members that were tried."""
+    weights = {
+        id(member): float(weight)
+        for member, weight in zip(combination.members, combination.weights, strict=True)
+    }
+    rows = [
+        MemberRow(
+            name=member.name,
+            weight=weights.get(id(member), 0.0),
+            loss=member_loss(member, data),
+            alpha=member.alpha,
+            n_heads=member.settings.n_heads,
+            heads=member.settings.heads,
+            values=member.coef if id(member) in weights else None,
+            params=params_of(member.settings),
+            note=member.learned_note,
+        )
+        for member in combination.tried
+    ]
+    return MemberTable(sorted(rows, key=lambda row: -row.weight))
+
+
+def member_loss(member: Member, data: TrainingSet) -> float:
+    """The mean squared error of held-out predictions, averaged over outputs."""
+    squares = np.square(data.outputs - member.held_out).mean(axis=1)
+    return float(data.shares @ squares)
+
+
+def params_of(settings: LayerSettings) -> dict[str, Any]:
+    """The parameters of an estimator that fits this layer alone."""
+    params: dict[str, Any] = {
+        "heads": settings.heads,
+        "n_heads": settings.n_heads,
+        "activation": settings.activation,
+        "pooling": settings.pooling,
+        "scaling": settings.scaling,
+        "query": settings.query,
+        "mlp": "none",
+        "mlp_width": None,
+    }
+    if settings.mlp_width is not None:
+        params["mlp"] = "only"
+        params["mlp_width"] = settings.mlp_width
+    return params
+
+
+def table_lines(rows: Sequence[MemberRow]) -> list[str]:
+    """A table of at most 100 columns: weight, layer, heads, penalty, leave-one-out error."""
+    cells = [("weight", "layer", "heads", "penalty", "leave-one-out error")]
+    for row in rows:
+        weight = f"{row.weight:.3g}" if row.weight else "–"
+        cells.append((weight, row.name, heads_words(row), f"{row.alpha:.2g}", f"{row.loss:.4g}"))
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    lines = []
+    for line in cells:
+        padded = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        lines.append("  ".join(padded).rstrip()[:100])
+    return lines
+
+
+def heads_words(row: MemberRow) -> str:
+    """How many heads, in words."""
+    if row.params["pooling"] in ("statistics", "extras"):
+        return "none"
+    if isinstance(row.n_heads, Landmarks):
+        return f"{row.n_heads.count} landmarks"
+    if math.isinf(row.n_heads):
+        return "infinite"
+    return f"{int(row.n_heads)}"
+
+
+def layer_words(settings: LayerSettings) -> str:
+    """The settings of one layer in words."""
+    if settings.pooling == "statistics":
+        words = "statistics of the rows"
+    elif settings.pooling == "extras":
+        words = "sample-level features alone"
+    else:
+        count = "infinitely many"
+        if isinstance(settings.n_heads, Landmarks):
+            count = f"the kernel at {settings.n_heads.count} landmarks of infinitely many"
+        elif not math.isinf(settings.n_heads):
+            count = f"{int(settings.n_heads)}"
+        words = (
+            f"{count} heads of {settings.heads!r}, {settings.activation} weights, pooling "
+            f"{settings.pooling}, scaling {settings.scaling}, query {settings.query}"
+        )
+    if settings.mlp_width is not None:
+        words += f", then a second kernel of width {settings.mlp_width:g}"
+    return words
 
 
 def summary_of(model: Any) -> str:
-    """The settings that were chosen, and every candidate with its loss and its cost."""
-    lines = [f"{type(model).__name__}: {settings_line(model)}"]
-    lines += [f"penalty {model.alpha_:.3g}, by {selection_words(model)}"]
-    reason = why_fewer_heads(model)
-    if reason is not None:
-        lines.append(reason)
-    if not model.candidates_:
-        lines.append("Nothing was left to choose, or there were too few samples to choose by.")
-        return "\n".join(lines)
-
-    lines.append(
-        "This loss is optimistic, because the same samples chose the settings.\n"
-        "procedure_loss() repeats the choice on held-out folds."
-    )
-
-    # the candidates in the order in which they were tried
-    lines += [
-        "",
-        f"{len(model.candidates_)} candidates, and their losses on the same samples, by "
-        "leave-one-out or by folds:",
-    ]
-    rows: list[tuple[str, ...]] = [COLUMNS]
-    rows += [candidate_cells(candidate) for candidate in model.candidates_]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    """What was fitted, how good it is on samples that were held out, and what was tried."""
+    rows = model.members_
+    kept = [row for row in rows if row.weight]
+    if len(rows) == 1:
+        lines = [f"{type(model).__name__}: one layer, {layer_words(model._settings_of_layer())}."]
+        lines.append(f"Penalty {rows[0].alpha:.3g}.")
+    else:
+        lines = [f"{type(model).__name__}: {len(kept)} of {len(rows)} layers, combined."]
+    lines.append(f"{model.held_out_words_}.")
     for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+        if row.note:
+            lines.append(f"{row.name}: {row.note}.")
+    if model.not_tried_:
+        lines.append(f"Not tried, because too expensive: {', '.join(model.not_tried_)}.")
+    return "\n".join([*lines, "", *table_lines(rows)])
 
 
-def settings_line(model: Any) -> str:
-    """The settings that a fitted model has, in one line."""
-    rule = model.tokens_
-    n_heads = "infinitely many heads"
-    if not math.isinf(model.n_heads_):
-        n_heads = f"{int(model.n_heads_)} heads"
-    keys = "all keys"
-    if model.key_selection_ is not None:
-        keys = f"{model.key_selection_.n_keys} keys of each set"
-    return (
-        f"{model.layer_.activation} weights, pooling {rule.pooling}, scaling {rule.scaling}, "
-        f"query {rule.query}, {keys}, {n_heads} of {model.heads_!r}{log_loss_words(model)}"
-    )
+def held_out_scores(
+    combination: Combination, data: TrainingSet, *, classifies: bool, loss: str
+) -> dict[str, float]:
+    """The criterion on held-out predictions, and a robust number beside it."""
+    shares = data.shares
+    if not classifies:
+        residuals = data.outputs - combination.held_out
+        return {
+            "mean squared error": float(shares @ np.square(residuals).mean(axis=1)),
+            "median absolute error": float(np.median(np.abs(residuals))),
+        }
+    labels = labels_of(data.outputs)
+    logits = combination.logits(combination.held_out)
+    largest = logits.max(axis=1, keepdims=True)
+    log_sums = largest[:, 0] + np.log(np.exp(logits - largest).sum(axis=1))
+    of_label = np.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
+    accuracy = float(shares @ (logits.argmax(axis=1) == labels))
+    if loss == "squared_error":
+        squares = np.square(data.outputs - combination.held_out).mean(axis=1)
+        return {"mean squared error": float(shares @ squares), "accuracy": accuracy}
+    return {"log-loss": float(shares @ (log_sums - of_label)), "accuracy": accuracy}
 
 
-def log_loss_words(model: Any) -> str:
-    """What is said of values that minimise the log-loss; nothing of others."""
-    if getattr(model, "loss_", "squared_error") == "log_loss":
-        return ", values of least log-loss"
-    return ""
-
-
-def selection_words(model: Any) -> str:
-    """How the penalty was chosen, and the loss at it."""
-    selection = model.selection_
-    if len(selection.alphas) == 1:
-        return "its parameter"
-    methods = {
-        "loo": "leave-one-out",
-        "gcv": "generalised cross-validation",
-        "holdout": "a tenth held out",
-    }
-    criterion = selection.criterion.replace("_", " ")
-    return f"{methods[selection.method]}, {criterion} {selection.scores[selection.best]:.4g}"
-
-
-def why_fewer_heads(model: Any) -> str | None:
-    """The reason where an automatic number of heads is less than usual; None where it is not."""
-    is_automatic = isinstance(model.n_heads, str)
-    if not is_automatic or not model.n_heads_ < AUTO_HEADS:
-        return None
-    return (
-        f"{int(model.n_heads_)} heads instead of {AUTO_HEADS}: with more, a fit is predicted "
-        f"to take over {AUTO_SECONDS:.0f} s of one core, or its sums to be too large. Set "
-        "`n_heads` to have more."
-    )
-
-
-def candidate_cells(candidate: Candidate) -> tuple[str, ...]:
-    """One row of the table."""
-    drawn = "all"
-    if not math.isinf(candidate.n_heads):
-        drawn = str(int(candidate.n_heads))
-    return (
-        candidate.activation,
-        candidate.pooling,
-        candidate.scaling,
-        candidate.query,
-        str(candidate.keys),
-        repr(candidate.heads),
-        drawn,
-        candidate.objective.replace("_", " "),
-        candidate.held_out,
-        f"{candidate.loss:.4g}",
-        f"{candidate.seconds:.2f}",
-    )
-
-
-def tell_candidate(candidate: Candidate) -> None:
-    """Print one candidate as soon as its loss is known."""
-    cells = dict(zip(COLUMNS, candidate_cells(candidate), strict=True))
-    say(
-        f"tried {cells['activation']}, pooling {cells['pooling']}, scaling {cells['scaling']}, "
-        f"query {cells['query']}, {cells['keys']} keys, {cells['heads']} ({cells['drawn']} drawn), "
-        f"{cells['minimises']}: loss {cells['loss']} of {cells['held out']} held out, in "
-        f"{cells['seconds']} s"
-    )
+def tell_member(member: Member) -> None:
+    """Print one member as soon as it is fitted."""
+    say(f"fitted {member.name}: {layer_words(member.settings)}; penalty {member.alpha:.3g}")
 
 
 def say(words: str) -> None:

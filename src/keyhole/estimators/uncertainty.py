@@ -1,39 +1,30 @@
 """How sure a prediction is: intervals, label sets, standard deviations, novelty, importance.
 
-Everything here is a function of exact leave-one-out fits (`keyhole.refits.Refits`), or of the
-leave-one-out errors that every model keeps. The estimators have thin methods for them, whose
-docstrings say what is guaranteed. The plain version of an interval is
-`keyhole.textbook.jackknife_interval`; docs/explanation/contributions_and_intervals.md explains
-all of them.
+Everything here follows from the factors of the members, kept from their fits: f_{−g}(x) = f(x) −
+Σ_{j in g} h_j(x) e_j is the prediction of the fit without the samples g. Of a combination these are
+weighted sums of its members'. The estimators have thin methods for all this, whose docstrings say
+what is guaranteed; docs/explanation/contributions_and_intervals.md explains it.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from scipy.special import log_softmax, softmax
 
+from keyhole._array import block_size, blocks
 from keyhole._checks import check_number
-from keyhole.attention.backends import backend_for
-from keyhole.data.tokens import TokenRule
-from keyhole.estimators.base import LESS_FOR_REFITS, explained_memory_errors
-from keyhole.estimators.classes import without_weightless
-from keyhole.refits import Refits, logistic_refits
-from keyhole.ridge.calibration import class_scores, labels_of
-from keyhole.solvers.layers import Layer
-from keyhole.spec import LayerSpec
-from keyhole.training import TrainingSet
+from keyhole.fit.combine import Combination
+from keyhole.fit.member import Member
+from keyhole.fit.samples import TrainingSet
 
 MAX_ERRORS_KEPT = 2048
-"""Leave-one-out errors that every model keeps, for intervals where there is no factor; more are
-drawn from at random.
-"""
+"""Leave-one-out errors that every model keeps, for intervals without factors; more are drawn from."""
 
 RANK_SLACK = 1e-9
 """Relative slack in comparing sums of shares with a rank: sums of 1/|g| are rounded."""
@@ -44,83 +35,129 @@ class PlainJackknifeWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class TrainingRecord:
-    """What a fit used, frozen with it: nothing that is changed later moves an interval.
+class Groups:
+    """Samples of each group; every sample is its own where none were given."""
 
-    Its leave-one-out fits are made on first use, and kept.
+    numbers: Int[np.ndarray, " n"]
+    sizes: Int[np.ndarray, " g"]
+
+    @classmethod
+    def of(cls, data: TrainingSet) -> Groups:
+        """The groups of training samples."""
+        given = np.arange(len(data)) if data.groups is None else data.groups
+        _, numbers, sizes = np.unique(given, return_inverse=True, return_counts=True)
+        return cls(numbers=numbers, sizes=sizes)
+
+    @property
+    def are_single(self) -> bool:
+        """Whether every sample is left out by itself."""
+        return len(self.sizes) == len(self.numbers)
+
+    @property
+    def shares(self) -> Float[np.ndarray, " n"]:
+        """What each sample counts in a rank over groups: one over the size of its group."""
+        return 1.0 / self.sizes[self.numbers]
+
+    def sums(self, columns: Float[np.ndarray, "*m n"]) -> Float[np.ndarray, "*m n"]:
+        """The sum over the group of each sample, along the last axis."""
+        if self.are_single:
+            return columns
+        totals = np.zeros((*columns.shape[:-1], len(self.sizes)))
+        order = np.argsort(self.numbers, kind="stable")
+        starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
+        totals = np.add.reduceat(columns[..., order], starts, axis=-1)
+        return np.asarray(totals[..., self.numbers])
+
+    def mean_and_error(self, numbers: Float[np.ndarray, " n"]) -> tuple[float, float]:
+        """The mean over groups of numbers of samples, and its standard error."""
+        means = np.bincount(self.numbers, weights=numbers * self.shares)
+        means = means[np.isfinite(means)]
+        return float(means.mean()), float(means.std(ddof=1) / math.sqrt(len(means)))
+
+
+def without_each(
+    combination: Combination, data: TrainingSet, samples: Any, memory_budget: int
+) -> Iterator[tuple[slice, Float[np.ndarray, "m t n"]]]:
+    """f_{−g}(x) of all outputs by the fit without the group of each training sample, in blocks.
+
+    Members whose heads were learned have no such fits, and predict as they are.
     """
+    groups = Groups.of(data)
+    n, n_outputs = data.outputs.shape
+    n_members = len(combination.members)
+    rows_at_once = block_size(8 * n * (3 + 2 * n_outputs) * max(1, n_members), memory_budget)
+    for rows in blocks(len(samples), rows_at_once):
+        part = samples[rows]
+        total = np.zeros((len(part), n_outputs, n))
+        total += combination.intercept[None, :, None]
+        for weight, member in zip(combination.weights, combination.members, strict=True):
+            total += weight * member_without_each(member, data, groups, part)
+        yield rows, total
 
-    data: TrainingSet
-    spec: LayerSpec
-    tokens: TokenRule
-    alpha: float
-    _cache: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
-    def prepared_data(self) -> TrainingSet:
-        """The samples as the layer saw them, where it is computed."""
-        samples = backend_for(self.spec.device).placed(self.data.samples)
-        return self.data.with_samples(samples).prepared(self.tokens)
+def member_without_each(
+    member: Member, data: TrainingSet, groups: Groups, samples: Any
+) -> Float[np.ndarray, "m t n"]:
+    """f_{−g}(x) = f(x) − Σ_{j in g} h_j(x) e_j of one member."""
+    prepared = member.embedding.prepared(samples)
+    predicted = member.predict_prepared(prepared)
+    n = len(data)
+    if member.learned_note or not member.factors:
+        return np.repeat(predicted[:, :, None], n, axis=2)
+    compared = member.compared(prepared)
+    residuals = data.outputs - member.held_out
+    if len(member.factors) == 1 and member.loss == "squared_error":
+        hat = member.factors[0].hat(compared)
+        shifts = hat[:, None, :] * residuals.T
+    else:
+        # one factor for each output: its working residuals are those of the last Newton step
+        shifts = np.empty((len(predicted), data.outputs.shape[1], n))
+        for output, factor in enumerate(member.factors):
+            hat = factor.hat(compared)
+            working: Any = factor
+            fitted = factor.hat(_compared_of_training(member)) @ working.problem.y[:, 0]
+            working_residuals = _working_residuals(factor, fitted, groups)
+            shifts[:, output] = hat * working_residuals
+    return predicted[:, :, None] - groups.sums(shifts)
 
-    def refits(self) -> Refits:
-        """All leave-one-out fits."""
-        # one thread makes them, others wait for it
-        with self._lock:
-            if "refits" not in self._cache:
-                samples = self.data.samples
-                with explained_memory_errors("leave-one-out fits", samples, None, LESS_FOR_REFITS):
-                    ready = self.prepared_data()
-                    self._cache["refits"] = Refits.of(self.spec, ready, self.alpha)
-            refits: Refits = self._cache["refits"]
-            return refits
 
-    def output_refits(self, layer: Layer) -> tuple[Refits, ...]:
-        """The leave-one-out fits of all outputs together, or of each of those of a logistic layer.
+def _compared_of_training(member: Member) -> Any:
+    """What the factor compares, of the training samples."""
+    return member.compared(member.embedding.train)
 
-        Outputs of ridge share their fits; those of a logistic layer have weights of their own.
-        """
-        if not self.spec.is_logistic:
-            return (self.refits(),)
-        with self._lock:
-            if "output_refits" not in self._cache:
-                samples = self.data.samples
-                with explained_memory_errors("leave-one-out fits", samples, None, LESS_FOR_REFITS):
-                    ready = self.prepared_data()
-                    logits = layer.predict(ready.samples)
-                    self._cache["output_refits"] = logistic_refits(
-                        self.spec, ready, self.alpha, logits
-                    )
-            fits: tuple[Refits, ...] = self._cache["output_refits"]
-            return fits
 
-    def targets(self, refits: Refits) -> Float[np.ndarray, "n t"]:
-        """The outputs, as they were given, of the samples of some leave-one-out fits."""
-        return self.data.outputs[refits.rows]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the lock and the fits, which are made anew."""
-        return {"data": self.data, "spec": self.spec, "tokens": self.tokens, "alpha": self.alpha}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # past the frozen dataclass, which forbids plain assignment
-        for name, value in state.items():
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "_cache", {})
-        object.__setattr__(self, "_lock", threading.Lock())
+def _working_residuals(
+    factor: Any, fitted: Float[np.ndarray, " n"], groups: Groups
+) -> Float[np.ndarray, " n"]:
+    """Residuals of a ridge fit without each sample, or its group."""
+    residuals = factor.problem.y[:, 0] - fitted
+    if groups.are_single:
+        return np.asarray(residuals / np.maximum(factor.complements(), 1e-12))
+    roots = np.sqrt(factor.problem.weights)
+    left_out = np.empty_like(residuals)
+    for number in range(len(groups.sizes)):
+        rows = np.flatnonzero(groups.numbers == number)
+        solved = np.linalg.solve(factor.complement(rows), roots[rows] * residuals[rows])
+        left_out[rows] = solved / roots[rows]
+    return left_out
 
 
 def some_errors(errors: Float[np.ndarray, "k t"]) -> Float[np.ndarray, "l t"]:
-    """At most `MAX_ERRORS_KEPT` leave-one-out errors, each output's in order.
-
-    One that rounding hides (NaN) counts as infinite.
-    """
+    """At most `MAX_ERRORS_KEPT` leave-one-out errors, each output's in order; unknown is infinite."""
     errors = np.where(np.isnan(errors), np.inf, errors)
     if len(errors) > MAX_ERRORS_KEPT:
-        # sorted first, so that the order of the samples does not decide which are kept
-        errors = errors[np.lexsort(errors.T)]
         rows = np.random.default_rng(0).permutation(len(errors))[:MAX_ERRORS_KEPT]
         errors = errors[rows]
     return np.sort(errors, axis=0)
+
+
+def one_of_each_group(data: TrainingSet) -> Int[np.ndarray, " g"]:
+    """All samples, or one of each group, drawn at random and always the same."""
+    if data.groups is None:
+        return np.arange(len(data))
+    order = np.random.default_rng(0).permutation(len(data))
+    _, first = np.unique(data.groups[order], return_index=True)
+    return np.sort(order[first])
 
 
 def check_coverage(coverage: Any) -> float:
@@ -166,97 +203,67 @@ def upper_ends(
 
 
 def jackknife_plus_intervals(
-    refits: Refits, samples: Any, coverage: float, *, adaptive: bool, memory_budget: int
+    combination: Combination,
+    data: TrainingSet,
+    samples: Any,
+    coverage: float,
+    *,
+    adaptive: bool,
+    memory_budget: int,
 ) -> Float[np.ndarray, "m t 2"]:
-    """Lower and upper ends for every sample and output, from all leave-one-out fits.
-
-    The plain version, of constant width, is `keyhole.textbook.jackknife_interval`.
-    """
-    # |e_i|, (outputs, n); for adaptive widths in units of the standard deviation at x_i
-    sizes = np.abs(refits.residuals).T
+    """Lower and upper ends for every sample and output, from all leave-one-out fits."""
+    groups = Groups.of(data)
+    sizes = np.abs(data.outputs - combination.held_out).T  # (t, n)
     if adaptive:
-        sizes = sizes / np.sqrt(refits.own_variances() + refits.alpha)
-
+        sizes = sizes / training_deviations(combination, data)
     intervals = np.empty((len(samples), len(sizes), 2))
-    blocks_of_samples = refits.predictions(samples, memory_budget, variances=adaptive)
-    for rows, predicted, hat, variance in blocks_of_samples:
-        # f_{−i}(x), and the half-width that sample i suggests: in units of the deviation at x
-        without_each = refits.without(predicted, hat)
-        spread = sizes
+    for rows, without in without_each(combination, data, samples, memory_budget):
+        spread = sizes[None]
         if adaptive:
-            variances = refits.variances_without(hat, variance)
-            spread = sizes * np.sqrt(variances + refits.alpha)[:, None, :]
-
+            spread = spread * deviations_of(combination, samples[rows])[:, None, None]
         # ranks of f_{−i}(x) + spread from below, and of f_{−i}(x) − spread from above
-        intervals[rows, :, 1] = upper_ends(without_each + spread, refits.shares, coverage)
-        intervals[rows, :, 0] = -upper_ends(spread - without_each, refits.shares, coverage)
+        intervals[rows, :, 1] = upper_ends(without + spread, groups.shares, coverage)
+        intervals[rows, :, 0] = -upper_ends(spread - without, groups.shares, coverage)
     return intervals
 
 
 def plain_intervals(
     predicted: Float[np.ndarray, "m t"], errors: Float[np.ndarray, "k t"], coverage: float
 ) -> Float[np.ndarray, "m t 2"]:
-    """f(x) plus and minus a quantile of the leave-one-out errors: the plain jackknife."""
+    """f(x) plus and minus a quantile of the errors of samples that were held out."""
     size = upper_ends(errors.T, np.ones(len(errors)), coverage)
     return np.stack([predicted - size, predicted + size], axis=2)
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """What makes probabilities of scores: softmax(temperature · scores).
-
-    Classes without weight have probability 0.
-    """
-
-    temperature: float
-    has_weight: Bool[np.ndarray, " c"] | None = None
-
-    def probabilities(self, scores: Float[np.ndarray, "*m t"]) -> Float[np.ndarray, "*m c"]:
-        """Probabilities of the classes, from the outputs of the layer."""
-        per_class = without_weightless(class_scores(scores), self.has_weight)
-        return np.asarray(softmax(per_class * self.temperature, axis=-1))
-
-    def log_probabilities(self, scores: Float[np.ndarray, "*m t"]) -> Float[np.ndarray, "*m c"]:
-        """Their logarithms, without underflow."""
-        per_class = without_weightless(class_scores(scores), self.has_weight)
-        return np.asarray(log_softmax(per_class * self.temperature, axis=-1))
-
-    def label_errors(
-        self, scores: Float[np.ndarray, "k t"], outputs: Float[np.ndarray, "k t"]
-    ) -> Float[np.ndarray, "k 1"]:
-        """One less the probability of the right label; 1 for a score that rounding hides (NaN)."""
-        probabilities = self.probabilities(scores)
-        of_label = np.take_along_axis(probabilities, labels_of(outputs)[:, None], axis=1)
-        return np.where(np.isnan(of_label), 1.0, 1 - of_label)
+def probabilities_of(
+    combination: Combination, scores: Float[np.ndarray, "*m t"]
+) -> Float[np.ndarray, "*m c"]:
+    """Probabilities of the classes."""
+    return np.asarray(softmax(combination.logits(scores), axis=-1))
 
 
-def left_out_scores(parts: Sequence[Refits]) -> Float[np.ndarray, "n t"]:
-    """The prediction of every training sample by the fit without it, or without its group."""
-    return np.concatenate([refits.outputs - refits.residuals for refits in parts], axis=1)
+def log_probabilities_of(
+    combination: Combination, scores: Float[np.ndarray, "*m t"]
+) -> Float[np.ndarray, "*m c"]:
+    """Their logarithms, without underflow."""
+    return np.asarray(log_softmax(combination.logits(scores), axis=-1))
 
 
-def scores_without_each(
-    parts: Sequence[Refits], samples: Any, memory_budget: int
-) -> Iterator[tuple[slice, Float[np.ndarray, "m t n"]]]:
-    """f_{−i}(x) of all outputs, for some new samples at a time and every training sample i."""
-    blocks_of_parts = [
-        refits.predictions(samples, memory_budget, variances=False) for refits in parts
-    ]
-    for blocks in zip(*blocks_of_parts, strict=True):
-        scores = []
-        for refits, (_, predicted, hat, _) in zip(parts, blocks, strict=True):
-            scores.append(refits.without(predicted, hat))
-        rows = blocks[0][0]
-        yield rows, np.concatenate(scores, axis=1)
+def label_errors(
+    combination: Combination, scores: Float[np.ndarray, "k t"], labels: Int[np.ndarray, " k"]
+) -> Float[np.ndarray, "k 1"]:
+    """One less the probability of the right label; 1 for a score that is not known."""
+    probabilities = probabilities_of(combination, scores)
+    of_label = np.take_along_axis(probabilities, labels[:, None], axis=1)
+    return np.where(np.isnan(of_label), 1.0, 1 - of_label)
 
 
 def jackknife_plus_label_sets(
-    parts: Sequence[Refits],
-    targets: Float[np.ndarray, "n t"],
+    combination: Combination,
+    data: TrainingSet,
+    labels: Int[np.ndarray, " n"],
     samples: Any,
     coverage: float,
-    calibration: Calibration,
-    n_classes: int,
     memory_budget: int,
 ) -> Bool[np.ndarray, "m c"]:
     """Which labels are plausible, from all leave-one-out fits.
@@ -264,92 +271,116 @@ def jackknife_plus_label_sets(
     Label y is plausible for x unless c(n+1) of the training samples, or groups, have
     p_{−i}(x_i, y_i) > p_{−i}(x, y), a higher leave-one-out probability of their own label.
     """
-    # p_{−i}(x_i, y_i), and how many training samples may exceed p_{−i}(x, y)
-    refits = parts[0]
-    of_training = 1 - calibration.label_errors(left_out_scores(parts), targets)
-    limit = coverage * (len(refits.starts) + 1) * (1 - RANK_SLACK)
-    plausible = np.empty((len(samples), n_classes), bool)
-    for rows, scores in scores_without_each(parts, samples, memory_budget):
+    groups = Groups.of(data)
+    of_training = 1 - label_errors(combination, combination.held_out, labels)
+    limit = coverage * (len(groups.sizes) + 1) * (1 - RANK_SLACK)
+    plausible = []
+    for _, without in without_each(combination, data, samples, memory_budget):
         # p_{−i}(x, y) of all labels, (new samples, training samples, classes)
-        of_new = calibration.probabilities(np.moveaxis(scores, 1, 2))
-        share_more_at_home = np.einsum("n,mnc->mc", refits.shares, of_training > of_new)
-        plausible[rows] = share_more_at_home < limit
-    return plausible
+        of_new = probabilities_of(combination, np.moveaxis(without, 1, 2))
+        share_above = np.einsum("n,mnc->mc", groups.shares, of_training > of_new)
+        plausible.append(share_above < limit)
+    return np.concatenate(plausible)
 
 
 def plain_label_sets(
     probabilities: Float[np.ndarray, "m c"], errors: Float[np.ndarray, "k 1"], coverage: float
 ) -> Bool[np.ndarray, "m c"]:
-    """Which labels are plausible by the plain jackknife.
-
-    p(x, y) of the model itself is compared with p_{−i}(x_i, y_i) of the training samples.
-    """
+    """Which labels are plausible: p(x, y) is compared with the held-out p(x_i, y_i)."""
     of_training = np.sort(1 - errors[:, 0])
     n = len(of_training)
-    more_at_home = n - np.searchsorted(of_training, probabilities, side="right")
-    return np.asarray(more_at_home < coverage * (n + 1) * (1 - RANK_SLACK))
+    n_above = n - np.searchsorted(of_training, probabilities, side="right")
+    return np.asarray(n_above < coverage * (n + 1) * (1 - RANK_SLACK))
 
 
-def posterior_std(refits: Refits, samples: Any, memory_budget: int) -> Float[np.ndarray, "m t"]:
-    """√(A (v(x) + alpha)), the amplitude A of each output fitted to the leave-one-out errors."""
-    # samples whose leave-one-out error rounding does not hide
-    is_known = np.isfinite(refits.residuals).all(axis=1)
-    if not is_known.any():
-        return np.full((len(samples), refits.residuals.shape[1]), np.inf)
-    shares = refits.shares[is_known]
-    errors = refits.residuals[is_known]
-
-    # A = mean of e_i² / (v_{−i}(x_i) + alpha), in units of the largest error, so that squares
-    # neither overflow nor vanish
-    exponent = int(np.frexp(np.abs(errors).max(initial=0.0))[1])
-    squares = np.square(np.ldexp(errors, -exponent))
-    scaled = squares / (refits.own_variances()[is_known] + refits.alpha)[:, None]
-    amplitude = shares @ scaled / shares.sum()
-
-    # at the new samples, and back to the units of y
-    variance = variances_of(refits, samples, memory_budget)
-    return np.ldexp(np.sqrt(amplitude * (variance[:, None] + refits.alpha)), exponent)
+# ---- variances
 
 
-def mean_squared_error(refits: Refits) -> float:
-    """The mean of e_i² over samples, or groups; those that rounding hides (NaN) do not count."""
-    is_known = np.isfinite(refits.residuals).all(axis=1)
-    squares = np.square(refits.residuals[is_known]).mean(axis=1)
-    return float(np.average(squares, weights=refits.shares[is_known]))
+def member_variances(member: Member, samples: Any) -> Float[np.ndarray, " m"]:
+    """v(x) + alpha of new samples, averaged over outputs where each has a factor of its own."""
+    prepared = member.embedding.prepared(samples)
+    compared = member.compared(prepared)
+    squares = member.squares(prepared)
+    variances = [factor.variance(compared, squares) + factor.alpha for factor in member.factors]
+    return np.asarray(np.mean(variances, axis=0))
 
 
-def laplace_std(
-    parts: Sequence[Refits], samples: Any, memory_budget: int
-) -> Float[np.ndarray, "m t"]:
-    """√(v(x)/alpha) of every output: the posterior deviation of a logit, by Laplace's method.
+def own_variances(member: Member, data: TrainingSet) -> Float[np.ndarray, " n"]:
+    """v_{−g}(x_i) + alpha of each training sample under the fit without its group.
 
-    The penalty alpha/2 |v|² is a Gaussian prior whose covariance is K/alpha, and the curvature of
-    the log-loss at the fit, w_i, is the precision of the working response of sample i.
+    With C = S (I − H) S⁻¹ and noise alpha/w_i of sample i, v_{−g}(x_i) = alpha (C_gg⁻¹ − 1)_ii / w_i.
     """
-    deviations = []
-    for refits in parts:
-        variance = variances_of(refits, samples, memory_budget)
-        deviations.append(np.sqrt(variance / refits.alpha))
-    return np.stack(deviations, axis=1)
+    groups = Groups.of(data)
+    variances = []
+    for factor in member.factors:
+        weights = data.weights_or_ones()
+        if groups.are_single:
+            complements = np.maximum(factor.complements(), 1e-300)
+            own = factor.alpha / weights * (1.0 - complements) / complements
+            variances.append(own + factor.alpha)
+            continue
+        of_factor = np.empty(len(data))
+        for number in range(len(groups.sizes)):
+            rows = np.flatnonzero(groups.numbers == number)
+            inverse = np.linalg.inv(factor.complement(rows))
+            of_factor[rows] = factor.alpha / weights[rows] * (inverse.diagonal() - 1.0)
+        variances.append(of_factor + factor.alpha)
+    return np.asarray(np.mean(variances, axis=0))
 
 
-def novelty_ranks(refits: Refits, samples: Any, memory_budget: int) -> Float[np.ndarray, " m"]:
-    """The share of training samples, or groups, of smaller posterior variance than the new one."""
-    # share_below[k] is the share of the k training samples of least variance
-    of_training = refits.own_variances()
-    order = np.argsort(of_training)
-    share_below = np.concatenate([[0.0], np.cumsum(refits.shares[order])])
-    of_new = variances_of(refits, samples, memory_budget)
-    positions = np.searchsorted(of_training[order], of_new)
-    return np.asarray(share_below[positions] / len(refits.starts))
+def deviations_of(combination: Combination, samples: Any) -> Float[np.ndarray, " m"]:
+    """Σ_c w_c √(v_c(x) + α_c): how widely outcomes are spread at new samples, up to a factor."""
+    total = np.zeros(len(samples))
+    for weight, member in zip(combination.weights, combination.members, strict=True):
+        total += weight * np.sqrt(member_variances(member, samples))
+    return total
 
 
-def variances_of(refits: Refits, samples: Any, memory_budget: int) -> Float[np.ndarray, " m"]:
-    """Posterior variances v(x) of new samples."""
-    parts = [
-        variance for *_, variance in refits.predictions(samples, memory_budget, variances=True)
-    ]
-    return np.concatenate(parts)
+def training_deviations(combination: Combination, data: TrainingSet) -> Float[np.ndarray, " n"]:
+    """The same of every training sample, by the fits without it, or without its group."""
+    total = np.zeros(len(data))
+    for weight, member in zip(combination.weights, combination.members, strict=True):
+        total += weight * np.sqrt(own_variances(member, data))
+    return total
+
+
+def posterior_std(
+    combination: Combination, data: TrainingSet, samples: Any
+) -> Float[np.ndarray, "m t"]:
+    """The deviations at new samples, times an amplitude fitted to the leave-one-out errors."""
+    errors = data.outputs - combination.held_out
+    is_known = np.isfinite(errors).all(axis=1)
+    scaled = errors[is_known] / training_deviations(combination, data)[is_known, None]
+    shares = Groups.of(data).shares[is_known]
+    amplitude = shares @ np.square(scaled) / shares.sum()
+    return np.sqrt(amplitude) * deviations_of(combination, samples)[:, None]
+
+
+def novelty_ranks(
+    combination: Combination, data: TrainingSet, samples: Any
+) -> Float[np.ndarray, " m"]:
+    """The share of training samples, or groups, of smaller posterior variance than the new one.
+
+    Rows are seen as they are, before clipping; the ranks of members are averaged by their weights.
+    """
+    shares = Groups.of(data).shares
+    ranks = np.zeros(len(samples))
+    weights = combination.weights / max(float(combination.weights.sum()), 1e-300)
+    for weight, member in zip(weights, combination.members, strict=True):
+        rule = replace(
+            member.embedding.rule, low=None, high=None, query_low=None, query_high=None
+        )
+        seeing_all = replace(member, embedding=replace(member.embedding, rule=rule))
+        of_training = own_variances(member, data)
+        order = np.argsort(of_training)
+        share_below = np.concatenate([[0.0], np.cumsum(shares[order])])
+        of_new = member_variances(seeing_all, samples)
+        positions = np.searchsorted(of_training[order], of_new)
+        ranks += weight * share_below[positions] / share_below[-1]
+    return ranks
+
+
+# ---- importance of coordinates
 
 
 @dataclass(frozen=True)
@@ -367,7 +398,7 @@ class CoordinateImportance:
         Permuted among all keys of all sets, or all samples: everything it says is lost. Each with
         its standard error over samples, or groups.
     baseline : float
-        The leave-one-out squared error itself; of a logistic layer, its log-loss.
+        The leave-one-out squared error itself; of classes, of their one-vs-rest targets or scores.
     """
 
     names: tuple[str, ...]
@@ -379,15 +410,17 @@ class CoordinateImportance:
 
 
 def importance_of_coordinates(
-    record: TrainingRecord, layer: Layer, n_repeats: int, seed: int, memory_budget: int
+    combination: Combination,
+    data: TrainingSet,
+    *,
+    classifies: bool,
+    n_repeats: int,
+    seed: int,
+    memory_budget: int,
 ) -> CoordinateImportance:
     """Permute one coordinate at a time, and predict every training sample by the fit without it."""
-    parts = record.output_refits(layer)
-    refits = parts[0]
-    targets = record.targets(refits)
-    samples = record.data.samples[refits.rows]
-
-    # the coordinates of keys, of queries, and the sample-level features
+    groups = Groups.of(data)
+    samples = data.samples
     counts = {"key": samples.dim}
     if samples.query is not None:
         counts["query"] = samples.query_dim
@@ -396,26 +429,24 @@ def importance_of_coordinates(
     names = tuple(f"{kind} {j}" for kind, count in counts.items() for j in range(count))
 
     # the loss of every sample without its group, as it is and with one coordinate permuted
-    usual = _sample_losses(targets, left_out_scores(parts), is_logistic=record.spec.is_logistic)
+    usual = _sample_losses(combination, data, combination.held_out, classifies=classifies)
     rng = np.random.default_rng(seed)
 
     def growth(name: str, *, within: bool) -> tuple[float, float]:
         losses = []
         for _ in range(n_repeats):
             permuted = _with_permuted_coordinate(samples, name, rng, within=within)
-            ready = record.tokens.apply(permuted)
-            scores = _scores_without_itself(parts, ready, memory_budget)
-            losses.append(_sample_losses(targets, scores, is_logistic=record.spec.is_logistic))
-        return refits.mean_and_error(np.mean(losses, axis=0) - usual)
+            scores = _without_itself(combination, data, permuted, memory_budget)
+            losses.append(_sample_losses(combination, data, scores, classifies=classifies))
+        return groups.mean_and_error(np.mean(losses, axis=0) - usual)
 
-    # the mean growth, and its standard error, of every coordinate
     within = np.full((2, len(names)), np.nan)
     across = np.full((2, len(names)), np.nan)
     for column, name in enumerate(names):
         if name.startswith("key"):
             within[:, column] = growth(name, within=True)
         across[:, column] = growth(name, within=False)
-    baseline, _ = refits.mean_and_error(usual)
+    baseline, _ = groups.mean_and_error(usual)
     return CoordinateImportance(
         names=names,
         within=within[0],
@@ -426,25 +457,32 @@ def importance_of_coordinates(
     )
 
 
-def _scores_without_itself(
-    parts: Sequence[Refits], ready: Any, memory_budget: int
+def _without_itself(
+    combination: Combination, data: TrainingSet, changed: Any, memory_budget: int
 ) -> Float[np.ndarray, "n t"]:
     """Predictions of changed training samples, each by the fit without it or its group."""
     scores = []
-    for rows, without_each in scores_without_each(parts, ready, memory_budget):
-        # of all leave-one-out fits, each sample takes the one without itself
+    for rows, without in without_each(combination, data, changed, memory_budget):
         numbers = np.arange(rows.start, rows.stop)
-        scores.append(without_each[numbers - rows.start, :, numbers])
+        scores.append(without[numbers - rows.start, :, numbers])
     return np.concatenate(scores)
 
 
 def _sample_losses(
-    targets: Float[np.ndarray, "n t"], scores: Float[np.ndarray, "n t"], *, is_logistic: bool
+    combination: Combination,
+    data: TrainingSet,
+    scores: Float[np.ndarray, "n t"],
+    *,
+    classifies: bool,
 ) -> Float[np.ndarray, " n"]:
-    """The loss of every sample that the layer minimises, averaged over outputs."""
-    if is_logistic:
-        return np.asarray(np.logaddexp(0.0, -targets * scores).mean(axis=1))
-    return np.asarray(np.square(targets - scores).mean(axis=1))
+    """The loss of every sample: squared errors, or the log-loss of classes."""
+    if not classifies:
+        return np.asarray(np.square(data.outputs - scores).mean(axis=1))
+    from keyhole.solve.calibration import labels_of
+
+    labels = labels_of(data.outputs)
+    logs = log_probabilities_of(combination, scores)
+    return -np.take_along_axis(logs, labels[:, None], axis=1)[:, 0]
 
 
 def _with_permuted_coordinate(
@@ -460,10 +498,7 @@ def _with_permuted_coordinate(
 
     # an order of all rows; within sets, a random order of the keys of each set
     sets = samples.sets
-    if kind == "query":
-        source = sets.query
-    else:
-        source = sets.tokens
+    source = sets.query if kind == "query" else sets.tokens
     order = rng.permutation(len(source))
     if within:
         set_of_key = np.repeat(np.arange(len(sets)), sets.lengths)
