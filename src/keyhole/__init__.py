@@ -20,12 +20,10 @@ _MODULES = {
     "read_table": "data.reader",
     "read_bags": "data.bag_files",
     "GaussianHeads": "attention.heads",
-    "QueryKeyHeads": "attention.heads",
-    "IdentityHeads": "attention.learned",
     "LearnedHeads": "attention.learned",
     "Landmarks": "fit.settings",
     "attention_features": "attention.features",
-    "mlp_features": "attention.features",
+    "mlp_features": "attention.mlp",
     "attention_kernel": "attention.kernels",
     "mlp_kernel": "attention.kernels",
     "AttentionRegressor": "estimators.attention",
@@ -43,8 +41,6 @@ _SUBMODULES = {
     "tokens": "data.tokens",
     "datasets": "data.datasets",
     "attention": "attention",
-    "ridge": "ridge",
-    "ball": "ball",
     "estimators": "estimators",
     "distributed": "distributed",
     "theory": "theory",
@@ -55,20 +51,16 @@ __all__ = ["__version__", *_MODULES, *_SUBMODULES]
 
 if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole import attention as attention
-    from keyhole import ball as ball
     from keyhole import data as data
     from keyhole import distributed as distributed
     from keyhole import estimators as estimators
-    from keyhole import ridge as ridge
     from keyhole import textbook as textbook
     from keyhole import theory as theory
     from keyhole.attention.features import attention_features as attention_features
-    from keyhole.attention.features import mlp_features as mlp_features
+    from keyhole.attention.mlp import mlp_features as mlp_features
     from keyhole.attention.heads import GaussianHeads as GaussianHeads
-    from keyhole.attention.heads import QueryKeyHeads as QueryKeyHeads
     from keyhole.attention.kernels import attention_kernel as attention_kernel
     from keyhole.attention.kernels import mlp_kernel as mlp_kernel
-    from keyhole.attention.learned import IdentityHeads as IdentityHeads
     from keyhole.attention.learned import LearnedHeads as LearnedHeads
     from keyhole.data import datasets as datasets
     from keyhole.data import tokens as tokens

@@ -8,25 +8,17 @@ import numpy as np
 from jaxtyping import Float
 
 from keyhole._checks import check_choice, check_finite
-
-POINTWISE = ("relu", "linear", "square", "step", "exp")
-"""Activations of one score: the weight of key i is σ(s_i)/N. Their order is their code in the
-compiled loops.
-"""
+from keyhole.registry import ACTIVATIONS, POINTWISE
 
 SOFTMAX = "softmax"
 """The weighting softmax_i(s_i), which sums to one over the set. No closed-form kernel."""
-
-
-ACTIVATIONS = (*POINTWISE, SOFTMAX)
-"""All activations."""
 
 Activation = Literal["relu", "linear", "square", "step", "exp", "softmax"]
 
 
 def check_activation(name: str) -> str:
     """Return ``name`` if it is one of ``ACTIVATIONS``."""
-    return check_choice(name, "activation", ACTIVATIONS)
+    return check_choice(name, "activation", tuple(ACTIVATIONS))
 
 
 def check_pointwise(name: str) -> str:
@@ -34,10 +26,10 @@ def check_pointwise(name: str) -> str:
 
     Its Gaussian moment then exists in closed form.
     """
-    if check_activation(name) == SOFTMAX:
+    if not ACTIVATIONS[check_activation(name)].has_moment:
         raise ValueError(
-            f"`activation` must act on one score at a time here: got {name!r}, whose weights "
-            "depend on the whole set, so that its kernel has no closed form. Use finite heads with "
+            f"`activation` must have a closed-form moment here: got {name!r}, whose kernel is not "
+            "known. Use finite heads with "
             "it (attention_features, or n_heads=512 in an estimator), or one of "
             f"{', '.join(map(repr, POINTWISE))}."
         )
@@ -74,7 +66,7 @@ def gaussian_moment(
     """
     from keyhole.attention.compiled_moments import fill_moments
 
-    code = POINTWISE.index(check_pointwise(activation))
+    code = tuple(ACTIVATIONS).index(check_pointwise(activation))
     arguments = {
         "mean_u": mean_u,
         "mean_v": mean_v,

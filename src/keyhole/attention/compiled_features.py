@@ -43,7 +43,7 @@ CHUNK = 32
 workspace.
 """
 
-# the codes of the activations, in the order of activations.ACTIVATIONS
+# the numbers of the activations: their places in registry.ACTIVATIONS
 RELU, LINEAR, SQUARE, STEP, EXP, SOFTMAX = range(6)
 
 # Contraction to fused multiply-adds and free order of sums; NaN and infinity keep their meaning.
@@ -310,9 +310,11 @@ def _weigh(scores, code, scale):
     elif code == STEP:
         for i in range(len(scores)):
             scores[i] = scale if scores[i] > zero else (zero if scores[i] <= zero else scores[i])
-    else:
+    elif code == EXP:
         for i in range(len(scores)):
             scores[i] = _exp(scores[i]) * scale
+    else:
+        raise ValueError("an activation of this number has no compiled loop")
 
 
 class Workspace(NamedTuple):
@@ -487,22 +489,15 @@ def _write(total, width, n_heads, out, start):
 
 
 @_compiled
-def _subtract(total, centre):
-    """Subtract ``centre``, which may be empty."""
-    for i in range(len(centre)):
-        total[i] -= centre[i]
-
-
-@_compiled
 def write_features(
-    heads, queries, keys, offsets, sets, tiles, n_heads, code, scale, centre, out, first, row, work
+    heads, queries, keys, offsets, sets, tiles, n_heads, code, scale, out, first, row, work
 ):
     """Write Φ for a range of sets and of tiles of heads.
 
     heads (T, D_q, D, width), heads last and zeros after the last of ``n_heads``; queries flat
     (n · D_q), or one shared by all sets (D_q); keys flat (Σ N_i · D); ``sets`` and ``tiles``
-    (first, last). The features of set i go to the flat ``out`` from ``first + i·row`` on, less
-    ``centre`` (T, D · width), or (T, 0) for nothing. Returns the first set with a feature that is
+    (first, last). The features of set i go to the flat ``out`` from ``first + i·row`` on.
+    Returns the first set with a feature that is
     not finite, or −1.
     """
     D = heads.shape[2]
@@ -522,112 +517,7 @@ def write_features(
                 _attend(keys, offsets[i], offsets[i + 1], slot, code, scale, work)
                 if wrong < 0 and not _is_finite(work.total):
                     wrong = i
-                _subtract(work.total, centre[t])
                 heads_of_tile = min(width, n_heads - t * width)
                 start = first + i * row + t * width * D
                 _write(work.total, width, heads_of_tile, out, start)
     return wrong
-
-
-@_compiled
-def _inner(x, y):
-    """<x, y>."""
-    total = x.dtype.type(0)
-    for i in range(len(x)):
-        total += x[i] * y[i]
-    return total
-
-
-@_compiled
-def add_outputs(heads, values, queries, keys, offsets, sets, code, scale, out, work):
-    """Add Φ·values for a range of sets to ``out`` (n, t).
-
-    Values (T, t, D · width), zeros after all heads.
-    """
-    shared = len(queries) == heads.shape[1]
-    for group in range(sets[0], sets[1], GROUP):
-        count = min(GROUP, sets[1] - group)
-        # one query that all sets share is projected once
-        first_query = 0 if shared else group
-        n_queries = 1 if shared else count
-        for t in range(heads.shape[0]):
-            _project(queries, first_query, n_queries, heads[t], work)
-            for i in range(group, group + count):
-                slot = 0 if shared else i - group
-                _attend(keys, offsets[i], offsets[i + 1], slot, code, scale, work)
-                for j in range(values.shape[1]):
-                    out[i, j] += _inner(work.total, values[t, j])
-
-
-@_compiled
-def add_contributions(heads, values, queries, keys, offsets, sets, code, scale, out, mixed, work):
-    """Add scale · Σ_m weight_mi <v_m, x~_i> of every key i of a range of sets to ``out`` (keys, t).
-
-    Values (T, width, columns), zeros after all heads and after D · t columns, coordinates outside;
-    ``mixed`` (CHUNK, columns), the values mixed by the weights of a key, is scratch. Of one output,
-    values (T, D, width), which need no zeros beside them, meet the keys first. Weights of softmax
-    need the norm of the whole set, so that sets of more than CHUNK keys have their scores computed
-    twice.
-    """
-    D = heads.shape[2]
-    width = heads.shape[3]
-    n_outputs = out.shape[1]
-    flat_weights = work.scores.reshape(-1)
-    shared = len(queries) == heads.shape[1]
-    norm = work.norm
-    peak = work.peak
-    for group in range(sets[0], sets[1], GROUP):
-        count = min(GROUP, sets[1] - group)
-        # one query that all sets share is projected once
-        first_query = 0 if shared else group
-        n_queries = 1 if shared else count
-        for t in range(heads.shape[0]):
-            _project(queries, first_query, n_queries, heads[t], work)
-            for i in range(group, group + count):
-                projected = work.queries[0 if shared else i - group]
-                start = offsets[i]
-                stop = offsets[i + 1]
-
-                # softmax: the peak and the norm of every head over the whole set
-                if code == SOFTMAX:
-                    for first in range(start, stop, CHUNK):
-                        n_keys = min(CHUNK, stop - first)
-                        _multiply(keys, first * D, D, 1, projected, work.scores[:n_keys], n_keys, 0)
-                        _soften(work, n_keys, first == start)
-                    for h in range(width):
-                        norm[h] = norm.dtype.type(scale) / norm[h]
-
-                for first in range(start, stop, CHUNK):
-                    n_keys = min(CHUNK, stop - first)
-                    weights = work.scores[:n_keys]
-
-                    # the weights of these keys; of a softmax set of one chunk, exp(s − peak) is
-                    # there already
-                    if code != SOFTMAX or stop - start > CHUNK:
-                        _multiply(keys, first * D, D, 1, projected, weights, n_keys, 0)
-                    if code != SOFTMAX:
-                        _weigh(weights.reshape(-1), code, norm.dtype.type(scale / (stop - start)))
-                    else:
-                        for k in range(n_keys):
-                            for h in range(width):
-                                weight = (
-                                    _exp(weights[k, h] - peak[h])
-                                    if stop - start > CHUNK
-                                    else weights[k, h]
-                                )
-                                weights[k, h] = weight * norm[h]
-
-                    # one output: <v_m, x~_i> of all heads, then their sum by the weights
-                    if n_outputs == 1:
-                        _multiply(keys, first * D, D, 1, values[t], mixed, n_keys, 0)
-                        for k in range(n_keys):
-                            out[first + k, 0] += _inner(weights[k], mixed[k])
-                        continue
-
-                    # several outputs: Σ_m weight_mi v_m, then the inner product with x~_i
-                    _multiply(flat_weights, 0, width, 1, values[t], mixed, n_keys, 0)
-                    for k in range(n_keys):
-                        for e in range(D):
-                            x = keys[(first + k) * D + e]
-                            for j in range(n_outputs):
-                                out[first + k, j] += x * mixed[k, e * n_outputs + j]

@@ -1,22 +1,15 @@
-"""Hops before the last: where they start, what they find, and their gradient.
-
-Also the ages of keys, which a descent moves a little at every step.
-"""
+"""Where the hops of learned heads start, and the ages of keys, which a descent moves a little."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from keyhole._array import block_size, blocks
-from keyhole.attention.features import KeyStack, softmax, through_weights
-from keyhole.attention.heads import FittedHeads, identity_mean
-from keyhole.data import arrays
-from keyhole.data.sets import BLOCK_BYTES, SetBatch
+from keyhole.attention.heads import identity_mean
+from keyhole.data.sets import SetBatch
 
 
 @dataclass(frozen=True)
@@ -67,11 +60,10 @@ negative strengths a hop finds the same key once more, which resembles itself mo
 
 @dataclass(frozen=True)
 class Start:
-    """Where a descent begins: how many hops, what they prefer, and whether ages count."""
+    """Where a descent begins: how many hops, and what they prefer."""
 
     hops: int
     strengths: HopStrengths = SIMILAR
-    ignores_ages: bool = False
 
     @property
     def name(self) -> str:
@@ -81,8 +73,6 @@ class Start:
         name = f"{self.hops} hops"
         if self.strengths is CHAIN:
             name += " that move on"
-        if self.ignores_ages:
-            name += " without ages"
         return name
 
 
@@ -202,128 +192,6 @@ class Ages:
         ages_after = np.minimum(ages_before + delays, oldest)
         moved = np.flatnonzero(ages_after > ages_before)
         return aged_keys[moved], self.table[ages_after[moved]].astype(np.float32)
-
-
-@dataclass(frozen=True)
-class UsedCoordinates:
-    """Coordinates that are not zero throughout a training set.
-
-    ``query`` are those of queries and ``keys`` those of keys.
-
-    What meets zeros alone has no gradient and is in no score: a head distribution is learned in
-    these coordinates, and its other entries stay where they started. Words that no question has,
-    and ages that no story reaches, cost nothing. Sets without a query have the constant one
-    [0; √2]: no coordinate of it is used, and only the last rows of heads are learned.
-    """
-
-    query: Int[np.ndarray, " q"]
-    keys: Int[np.ndarray, " d"]
-    pairs: tuple[tuple[int, int], ...] | None
-    ignored: Int[np.ndarray, " i"] = field(default_factory=lambda: np.zeros(0, int))
-    """Coordinates of keys that are used, and that a head distribution is to make nothing of."""
-
-    @classmethod
-    def of(
-        cls, sets: SetBatch, ages: Ages | None, *, has_query: bool, ignore_ages: bool = False
-    ) -> UsedCoordinates:
-        """Those of some sets, and all that ages may move to; one at least of each.
-
-        Ages that are to be ignored are none of them. ``has_query`` says whether sets have a query,
-        of their own or one of their keys.
-        """
-        # keys: what ages may move to counts as used; most often the first few use all coordinates
-        used = np.zeros(sets.dim, bool)
-        for keys_read in blocks(sets.n_tokens, block_size(8 * sets.dim, BLOCK_BYTES)):
-            keys_of_block = sets.token_rows(keys_read.start, keys_read.stop)
-            used |= arrays.on_host((keys_of_block != 0).any(axis=0))
-            if used.all():
-                break
-        ignored = np.zeros(0, int)
-        if ages is not None and ignore_ages:
-            used[ages.columns] = False
-            ignored = ages.columns
-        elif ages is not None:
-            used[ages.columns] = True
-        if not used.any():
-            used[0] = True
-        keys = np.flatnonzero(used)
-        if not has_query:
-            return cls(query=np.zeros(0, int), keys=keys, pairs=None, ignored=ignored)
-        if sets.query is None:
-            # every key is the query in turn
-            return cls(query=keys, keys=keys, pairs=None, ignored=ignored)
-
-        # queries, and the pairs of W_0 among what is used of both
-        query = np.flatnonzero(arrays.on_host((sets.query != 0).any(axis=0)))
-        if len(query) == 0:
-            query = np.zeros(1, int)
-        identity = identity_mean(sets.dim, sets.query.shape[1], sets.pairs)
-        paired = np.argwhere(identity[np.ix_(query, keys)])
-        return cls(
-            query=query,
-            keys=keys,
-            pairs=tuple((int(i), int(j)) for i, j in paired),
-            ignored=ignored,
-        )
-
-    def of_sets(self, sets: SetBatch) -> SetBatch:
-        """The sets in these coordinates."""
-        query = None
-        if sets.query is not None:
-            query = sets.query[:, arrays.like(self.query, sets.query)]
-        if len(self.keys) == sets.dim:
-            return sets.with_query(query).with_pairs(self.pairs)
-        tokens = sets.tokens
-        tokens = tokens[:, arrays.like(self.keys, tokens)]
-        return SetBatch._from_flat(tokens, sets.offsets, query, sets.extras, self.pairs)
-
-    def of_ages(self, ages: Ages | None) -> Ages | None:
-        """The ages in these coordinates."""
-        if ages is None:
-            return None
-        return Ages(
-            hot=np.searchsorted(self.keys, ages.hot),
-            columns=np.searchsorted(self.keys, ages.columns),
-            table=ages.table,
-        )
-
-    def among_all(
-        self, distribution: FittedHeads, start: Sequence[Float[np.ndarray, "_ _ e"]], query_dim: int
-    ) -> FittedHeads:
-        """A head distribution that was learned in these coordinates, in all of them.
-
-        Its entries at the other coordinates are those of ``start``, the matrices of all hops, which
-        are overwritten. At coordinates that are ignored they are zero, and so is the noise.
-        """
-        dim = start[-1].shape[2] - 1
-        columns = np.append(self.keys, dim)
-        for into, matrices in zip(start, (*distribution.hops_, distribution.means_), strict=True):
-            # rows are the query, then d for each pattern of earlier hops, then the appended one
-            last = into.shape[1] - 1
-            first_rows = np.arange(query_dim, last, dim)[:, None]
-            rows = np.concatenate([self.query, (first_rows + self.keys).ravel(), [last]])
-            into[:, rows[:, None], columns] = matrices
-            ignored_rows = (first_rows + self.ignored).ravel()
-            into[:, ignored_rows] = 0.0
-            into[:, :, self.ignored] = 0.0
-        *hops, means = start
-        if distribution.query_scales_ is None or distribution.key_scales_ is None:
-            return replace(distribution, means_=means, hops_=tuple(hops))
-
-        # scales of the other coordinates are 1; rows are still those of the last hop
-        query_scales = np.ones(means.shape[1])
-        query_scales[rows] = distribution.query_scales_
-        query_scales[ignored_rows] = 0.0
-        key_scales = np.ones(dim + 1)
-        key_scales[columns] = distribution.key_scales_
-        key_scales[self.ignored] = 0.0
-        return replace(
-            distribution,
-            means_=means,
-            hops_=tuple(hops),
-            query_scales_=query_scales,
-            key_scales_=key_scales,
-        )
 
 
 def ages_of(tokens: Float[np.ndarray, "t d"], hot: Int[np.ndarray, " a"]) -> Int[np.ndarray, " t"]:
@@ -496,91 +364,3 @@ def just_older(dim: int, ages: Ages | None) -> Float[np.ndarray, "d e"]:
         preference = np.where(older_by > 0, np.exp(-older_by / AGE_RANGE), 0.0)
         rows[np.ix_(ages.hot, ages.hot)] = OLDER_STRENGTH * preference
     return rows
-
-
-@dataclass(frozen=True)
-class HopTrace:
-    """Hops gone through: the queries of each, and how it weighed the keys.
-
-    ``sets`` have the queries that the last hop extended; ``queries`` are x~ of every hop, and
-    ``weights`` those of every hop for each stack.
-
-    ::
-
-        a_pi = softmax_i(x~ᵀ U_p x~_i),   o_p = Σ_i a_pi x_i,   the next query is [x; o_1; …; o_P]
-    """
-
-    sets: SetBatch
-    hops: Sequence[Float[np.ndarray, "p _ e"]]
-    stacks: list[KeyStack] = field(repr=False)
-    queries: list[Float[np.ndarray, "n _"]] = field(repr=False)
-    weights: list[list[Float[np.ndarray, "_ p _"]]] = field(repr=False)
-
-    @classmethod
-    def of(
-        cls, sets: SetBatch, hops: Sequence[Float[np.ndarray, "p _ e"]], stacks: list[KeyStack]
-    ) -> HopTrace:
-        """Go through the hops in the precision of the sets.
-
-        O(patterns · (n D_h D + keys · D)) operations each.
-        """
-        n = len(sets)
-        queries = []
-        weights = []
-        for hop in hops:
-            n_patterns = len(hop)
-            query = sets.extended_query()
-            queries.append(query)
-
-            # x~ᵀU_p for all sets and patterns, by one product with the matrices side by side
-            wide = _side_by_side(hop).astype(query.dtype)
-            projected = (query @ wide).reshape(n, n_patterns, -1)
-
-            # a_p = softmax(x~ᵀU_p x~_i) and o_p = Σ_i a_pi x_i, for sets of one length at a time
-            found = np.empty((n, n_patterns, sets.dim), query.dtype)
-            weights_of_hop = []
-            for rows, keys in stacks:
-                weights_of_stack = softmax(projected[rows] @ keys.transpose(0, 2, 1))
-                weights_of_hop.append(weights_of_stack)
-                found[rows] = weights_of_stack @ keys[:, :, :-1]
-            weights.append(weights_of_hop)
-
-            # the next query is [x; o_1; …; o_P]
-            sets = sets.with_query(np.concatenate([query[:, :-1], found.reshape(n, -1)], axis=1))
-        return cls(sets=sets, hops=hops, stacks=stacks, queries=queries, weights=weights)
-
-    def pullback(self, cotangent: Float[np.ndarray, "n f"]) -> list[Float[np.ndarray, "_ _ e"]]:
-        """The gradient in the matrices of every hop, from that in x~ of the last one.
-
-        ∂a_i = <∂o, x_i>, ∂s_i = a_i (∂a_i − Σ_j a_j ∂a_j), ∂U = Σ ∂s_i x~ x~_iᵀ, and ∂x~ = Σ_i ∂s_i
-        U x~_i is added to what later hops say of the same query.
-        """
-        gradients: list[np.ndarray] = []
-        in_query = cotangent[:, :-1]
-        backwards = zip(self.hops[::-1], self.queries[::-1], self.weights[::-1], strict=True)
-        for hop, query, weights_of_hop in backwards:
-            n_patterns = len(hop)
-            n, width = query.shape
-            query_dim = width - 1
-
-            # Σ_i ∂s_i x~_iᵀ for every set and pattern, from the gradient in what it found
-            in_found = in_query[:, query_dim:].reshape(n, n_patterns, -1)
-            in_scores_times_keys = np.empty((n, n_patterns, hop.shape[2]), in_query.dtype)
-            for (rows, keys), weights in zip(self.stacks, weights_of_hop, strict=True):
-                slopes = in_found[rows] @ keys[:, :, :-1].transpose(0, 2, 1)
-                through_weights("softmax", weights, slopes)
-                in_scores_times_keys[rows] = slopes @ keys
-            flat = in_scores_times_keys.reshape(n, -1)
-
-            # ∂U = Σ x~ (Σ_i ∂s_i x~_i)ᵀ over sets
-            gradients.append((query.T @ flat).reshape(width, n_patterns, -1).transpose(1, 0, 2))
-
-            # ∂x~ of this hop: what later hops say of it, and U Σ_i ∂s_i x~_i
-            wide = _side_by_side(hop).astype(flat.dtype)
-            in_query = in_query[:, :query_dim] + (flat @ wide.T)[:, :-1]
-        return gradients[::-1]
-
-
-def _side_by_side(matrices: Float[np.ndarray, "p f e"]) -> Float[np.ndarray, "f w"]:
-    """The matrices of all patterns as one, (D_h, P·D)."""
-    return matrices.transpose(1, 0, 2).reshape(matrices.shape[1], -1)

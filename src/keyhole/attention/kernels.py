@@ -12,12 +12,12 @@ from jaxtyping import Float
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads, set_blocks
 from keyhole._checks import FeatureOverflowError
-from keyhole.attention.activations import POINTWISE, check_pointwise
-from keyhole.attention.backends import backend_for
-from keyhole.attention.features import check_equal_lengths, flatten_sets
+from keyhole.attention.activations import check_pointwise
+from keyhole.attention.mlp import check_equal_lengths, flatten_sets
 from keyhole.attention.heads import GaussianHeads, HeadDistribution
 from keyhole.data.arrays import astype, empty_matrix
 from keyhole.data.sets import SampleBatch, SetBatch, check_samples, check_sets
+from keyhole.registry import ACTIVATIONS
 
 if TYPE_CHECKING:
     from keyhole.attention.compiled_gram import Panel
@@ -67,8 +67,8 @@ def attention_kernel(
     Returns
     -------
     array (n, m), float64
-        float32 input is computed in float64. For batches of torch tensors, a tensor of their type
-        on their device; on CUDA in float32 by a fused kernel whose error is at most 1e-6
+        float32 input is computed in float64. For batches of torch tensors, a float64 tensor on
+        their device; on CUDA by a fused kernel in float32 whose error is at most 1e-6
         (docs/howto/gpu.md).
 
     Notes
@@ -129,8 +129,11 @@ def _sets_kernel(
     if b_samples is not None:
         b = b_samples.sets
     mean, scale = _check_arguments(a, b, heads, activation)
-    out = backend_for(a.device).kernel(a, b, mean, scale, activation, memory_budget)
-    return _check_overflow(out, activation)
+    if a.device is None:
+        return _check_overflow(host_kernel(a, b, mean, scale, activation, memory_budget), activation)
+    from keyhole.attention.device_kernels import tensor_kernel
+
+    return _check_overflow(tensor_kernel(a, b, mean, scale, activation, memory_budget), activation)
 
 
 def host_kernel(
@@ -146,7 +149,7 @@ def host_kernel(
     from keyhole.attention.compiled_gram import fill_tile
 
     announce_compilation(fill_tile)
-    code = POINTWISE.index(activation)
+    code = tuple(ACTIVATIONS).index(activation)
     # None rather than False: numba compiles the longer code for means only where it is True.
     biased = None
     if mean is not None and activation in ("relu", "step"):
@@ -291,30 +294,6 @@ def mlp_kernel(
     return out
 
 
-def tensor_kernel(
-    a: SetBatch, heads: HeadDistribution | None, activation: str, dtype: str, memory_budget: int
-) -> Any:
-    """The Gram matrix of torch tensors, computed in their type and stored in ``dtype``.
-
-    Ridge needs float64.
-    """
-    from keyhole._tensors import empty_like
-    from keyhole.attention.dispatch import attention_gram
-
-    # A mixture of head distributions has the average of their kernels.
-    components = _components(a, heads)
-    total = None
-    for component in components:
-        mean, scale = _check_arguments(a, None, component, activation)
-        out = empty_like(a.tokens, len(a), dtype)
-        attention_gram(a, None, mean, scale, activation, memory_budget, out)
-        total = out if total is None else total.add_(out)
-    assert total is not None
-    if len(components) > 1:
-        total /= len(components)
-    return _check_overflow(total, activation)
-
-
 def _components(batch: SampleBatch, heads: HeadDistribution | None) -> tuple[Any, ...]:
     """The head distributions that a mixture is made of; the distribution itself if it is none."""
     components_of = getattr(heads, "components", None)
@@ -421,8 +400,8 @@ def _prepare(batch: SetBatch, mean: np.ndarray | None, scale: float, code: int) 
 
     # E[σ(u)σ(v)] is (τ_u τ_v)^power times a function of shifts and ρ; for exp the exponent of
     # E[exp(u)], mean + variance/2, replace the shift
-    activation = POINTWISE[code]
-    power = {"relu": 1, "linear": 1, "square": 2}.get(activation, 0)
+    activation = tuple(ACTIVATIONS)[code]
+    power = ACTIVATIONS[activation].power
     if activation == "exp":
         shift = shift * std + 0.5 * std**2
     return Panel(

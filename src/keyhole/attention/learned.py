@@ -1,217 +1,133 @@
-"""Head distributions that a training set chooses: IdentityHeads, LearnedHeads.
+"""Heads that are fitted to the training set: one descent on the exact leave-one-out error.
 
-The head distribution is learned, the heads stay random. `search` says how, `descent` has the steps.
+W_m = U_k + scale·A G_m B with k = m mod n_means: means U and the diagonal matrices A and B are
+learned, and the matrices of the hops before the last. At every step fresh noise G is drawn, values
+are solved for in closed form, and Adam follows the gradient of the leave-one-out error (gradient.py).
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from keyhole._array import one_blas_thread
-from keyhole._checks import (
-    as_groups,
-    check_choice,
-    check_count,
-    check_no_mask,
-    check_number,
-    check_seed,
+from keyhole._checks import as_groups, check_choice, check_count, check_number, check_seed
+from keyhole.attention.gradient import Task, error_gradient, forward
+from keyhole.attention.heads import (
+    FittedHeads,
+    HeadParameters,
+    Step,
+    head_normals,
+    identity_mean,
 )
-from keyhole.attention.backends import backend_for
-from keyhole.attention.descent import DescentSettings, HostSamples, LearningPlan
-from keyhole.attention.features import DIFFERENTIABLE, narrow
-from keyhole.attention.head_error import Task
-from keyhole.attention.heads import FittedHeads, HeadParameters, Pairs
-from keyhole.attention.hops import Ages, Start
-from keyhole.attention.search import (
-    SCREENING_STEPS,
-    Learned,
-    Screening,
-    choose_identity,
-    held_out_turns,
-    learn,
-    screen,
+from keyhole.attention.hops import (
+    CHAIN,
+    SIMILAR,
+    START_NOISE,
+    Ages,
+    Start,
+    newer_first,
+    starting_hops,
 )
-from keyhole.data.sets import DistinctSamples, SampleBatch
+from keyhole.data.sets import SampleBatch
+from keyhole.registry import ACTIVATIONS
+from keyhole.solve.cholesky import fit_gram
+from keyhole.solve.gradient import SingularGramError
+from keyhole.solve.problem import RidgeProblem
+
+MIN_SAMPLES_TO_DESCEND = 50
+"""Samples below which nothing is descended on: ten held out could not tell better from worse."""
+
+MAX_SAMPLES = 600
+"""Samples that one step uses, a fresh part if there are more; with H hops 1/√H of them."""
+
+MAX_KEYS = 256
+"""Keys of a set that one step uses, a fresh part if there are more."""
+
+MAX_JUDGED_HEADS = 256
+"""Heads that a head distribution is judged with, at most."""
+
+RATE = 0.05
+STEADY_SHARE = 0.6
+LAST_RATE = 0.1
+"""Learning rate of Adam in units of entries of W: steady for this share of the steps, then falling
+linearly to this share of it."""
+
+PENALTY_RATE = 0.1
+"""Learning rate of the logarithm of the penalty."""
+
+SHRINKAGE = 1e-4
+"""Weight of |U − U_start|², summed over all matrices, beside the error in units of the variance."""
+
+JITTER = 0.1
+"""Probability with which, at every step, a while passes before a key whose age is known: it and all
+older ones are one age older, so that ages are not memorised."""
+
+STRENGTHS = (0.0, 1.0, 3.0)
+"""Multiples of the identity that a single hop may start from; leave-one-out chooses."""
+
+KEPT_SHARE = 0.8
+"""Share of the running average of the matrices that a step keeps: about five steps."""
+
+CHECKS = 15
+"""How often a descent is checked on the held-out part; never more often than every fifth step."""
+
+DIVERGED = 1.5
+"""A descent ends where its held-out error exceeds so many times the larger of its first two."""
+
+SOLVED = 0.02
+"""Held-out error, as a share of the variance, that is so small that no other start is tried."""
+
+STANDARD_ERRORS_TO_LEARN = 2.0
+"""By how many standard errors learned heads must beat those without learning to be kept."""
+
+MAX_FIRST_PENALTY = 0.3
+"""The penalty that a descent starts with at most, as a share of the mean squared length of φ."""
+
+SHARE_TO_GO_ON = 0.25
+"""Steps, as a share of those of the best check, that all samples take from what was found."""
+
+LEAST_SLOPE = 1e-4
+"""Share of the largest size of a gradient below which entries hardly move: what is zero but for the
+rounding of float32 would otherwise move as far as what matters."""
 
 
-def check_outputs(y: Any) -> Float[np.ndarray, "n ..."]:
-    """Return outputs in float64; refuse masked entries."""
-    check_no_mask(y, "y")
-    return np.asarray(y, dtype=np.float64)
-
-
-class UnfittedHeads(HeadParameters):
-    """A head distribution that a training set has to choose first, by ``fit``."""
-
-    def sample(
-        self, n_heads: int, dim: int, seed: int, query_dim: int | None = None, *, start: int = 0
-    ) -> Float[np.ndarray, "m f e"]:
-        """Raise: heads can be drawn only after `fit` has returned a head distribution."""
-        name = type(self).__name__
-        raise ValueError(
-            f"{name} has no heads before it has seen a training set. Pass it as `heads` to "
-            "kh.AttentionRegressor or kh.AttentionClassifier, which fit it first; or call "
-            f"{name}(…).fit(sets, y) and use the head distribution that returns."
-        )
-
-
-class IdentityHeads(UnfittedHeads):
-    """Heads W = c·W_0 + scale·G; leave-one-out on the training set chooses c and the scale.
-
-    W_0 = [[I, 0], [0, 0]], so that the mean score is c·<x_0, x_i>: keys that resemble the query.
-    The first strength and scale are preferred: others replace them only if their leave-one-out
-    error is lower by more than one standard error of the paired difference.
-
-    Parameters
-    ----------
-    strengths : sequence of float
-        c to choose from, the preferred one first.
-    scales : sequence of float
-        Standard deviations to choose from, the preferred one first.
-    n_heads : int
-        Heads drawn to compare with.
-    max_samples : int
-        Samples used to compare, a random part if there are more.
-    pairs : sequence of (query coordinate, key coordinate), optional
-        What W_0 pairs: by default what the training sets pair (``SetBatch.pairs``), else coordinate
-        i of both, for as many as both have.
-
-    Examples
-    --------
-    >>> import keyhole as kh
-    >>> sets = kh.targets.sphere_sets(300, n_keys=5, dim=6, seed=0)
-    >>> y = kh.targets.Correlation(3, dim=6)(sets)
-    >>> model = kh.AttentionRegressor(100, heads=kh.IdentityHeads(), random_state=0).fit(sets, y)
-    >>> model.heads_.chosen, model.heads_.strength > 0
-    ('identity', True)
-    """
-
-    def __init__(
-        self,
-        strengths: Sequence[float] | Float[np.ndarray, " c"] = (0.0, 1.0, 3.0, 10.0, 30.0),
-        scales: Sequence[float] | Float[np.ndarray, " c"] = (0.5,),
-        n_heads: int = 128,
-        max_samples: int = 1000,
-        pairs: Pairs | None = None,
-    ) -> None:
-        self.strengths = strengths
-        self.scales = scales
-        self.n_heads = n_heads
-        self.max_samples = max_samples
-        self.pairs = pairs
-
-    def fit(
-        self,
-        batch: SampleBatch,
-        y: Float[np.ndarray, "n ..."],
-        *,
-        activation: str = "relu",
-        fit_intercept: bool = True,
-        weights: Float[np.ndarray, " n"] | None = None,
-        groups: Sequence[Any] | np.ndarray | None = None,
-        seed: int = 0,
-    ) -> FittedHeads:
-        """Choose; return a head distribution to sample from. The estimators call this first."""
-        task = Task.of(
-            batch=batch,
-            columns=check_outputs(y).reshape(len(batch), -1),
-            weights=weights,
-            activation=activation,
-            fit_intercept=fit_intercept,
-            groups=as_groups(groups, batch, weights),
-        )
-        max_samples = check_count(self.max_samples, "max_samples")
-        return choose_identity(
-            HostSamples(task),
-            task.drawn(np.arange(len(task)), max_samples, seed),
-            strengths=_numbers(self.strengths, "strengths"),
-            scales=_positive_numbers(self.scales, "scales"),
-            n_heads=check_count(self.n_heads, "n_heads"),
-            seed=seed,
-            pairs=self.pairs,
-        )
-
-
-def _check_not_empty(values: Any, name: str) -> None:
-    """Raise unless a value is a sequence of at least one item."""
-    if np.ndim(values) != 1 or len(values) == 0:
-        raise ValueError(f"`{name}` must be a sequence of at least one number: got {values!r}.")
-
-
-def _numbers(values: Any, name: str) -> list[float]:
-    """A sequence of finite numbers, checked one by one."""
-    _check_not_empty(values, name)
-    return [check_number(value, f"{name}[{i}]") for i, value in enumerate(values)]
-
-
-def _positive_numbers(values: Any, name: str) -> list[float]:
-    """A sequence of positive numbers, checked one by one."""
-    _check_not_empty(values, name)
-    return [
-        check_number(value, f"{name}[{i}]", minimum=0.0, exclusive=True)
-        for i, value in enumerate(values)
-    ]
-
-
-MIN_HEADS_TO_JUDGE = 32
-MAX_HEADS_TO_JUDGE = 256
-"""Bounds on the heads that give four times as many features as samples. A head distribution is
-judged with that many heads, or with those of the layer if these are fewer; never with fewer than a
-step has."""
-
-MIN_HEADS_PER_STEP = 16
-MAX_HEADS_PER_STEP = 256
-"""Bounds on the heads of a step when their number is automatic; of several hops the last has the
-larger matrices, and the lower bound is shared out among them."""
-
-MAX_HOPS = 3
-"""Hops that are tried when their number is automatic."""
-
-
-class LearnedHeads(UnfittedHeads):
+class LearnedHeads(HeadParameters):
     """Heads W_m = U_k + scale·A G_m B, k = m mod n_means, fitted to the training set.
 
-    The means U and the diagonal matrices A and B are fitted. docs/explanation/learned_heads.md
-    explains how, and when not to use it.
-
-    The values of random heads are solved for in closed form, and so are the n fits that each leave
-    a sample out. So the leave-one-out error is a function of the head distribution alone. Adam
-    follows its exact gradient (variable projection). Every step draws new noise G, so that a
-    distribution is learned, not a particular set of heads.
+    docs/explanation/learned_heads.md explains how, and when not to use it. The values of random
+    heads are solved for in closed form, and so are the n fits that each leave a sample out. So the
+    leave-one-out error is a function of the head distribution alone, and Adam follows its exact
+    gradient. Every step draws new noise G: a distribution is learned, not a particular set of heads.
 
     Several hops are for questions that need two or more facts, each of which leads to the next. A
     hop before the last has softmax weights with a learned matrix, and extends the query by what it
     finds. The random heads are those of the last hop.
 
-    A part of the training set is kept out of every descent. It decides which start, how many hops
+    A part of the training set is kept out of every descent: it decides which start, how many hops
     and how many steps are best, and whether to keep the result. Then a few more steps use all
-    samples. Below 300 samples several descents leave out a part each, so that every sample is held
-    out once, and a new descent uses all samples.
+    samples.
 
     Parameters
     ----------
     n_means : int
         Number of means K. Head m has mean m mod K.
     hops : int or "auto"
-        Number of hops. "auto" tries 1, 2 and 3. After a fifth and two fifths of the steps the
-        better half of the descents continues, at least two. Of those that run to their end, the one
-        with the fewest hops is kept that the best does not beat by more than one standard error on
-        the held-out part (two below 300 samples). Without a query there is one hop.
+        Number of hops. "auto" descends from at most three starts, of one, two and three hops, until
+        one has solved the task, and keeps the best on the held-out part. Without a query there is
+        one hop.
     patterns : int
         Number of things P that each hop before the last finds at once.
     scale : float
         Standard deviation of the entries around the means.
     max_iter : int
-        Steps of a descent that nothing else beats, unless its held-out error diverges, or is below
-        2 % of the variance and hardly falls any more. 0 chooses among multiples of the identity
-        only.
+        Steps of a descent, unless its held-out error diverges. 0 chooses among multiples of the
+        identity only.
     validation_fraction : float
         Share of the samples that is held out of each descent.
     verbose : bool
@@ -219,27 +135,18 @@ class LearnedHeads(UnfittedHeads):
 
     Notes
     -----
-    One step costs n²p + n³ operations for n = min(samples, 600) and p = heads of a step · D, and
-    6 n p D_H for the last of H hops, D_H = d_q + (H−1)·P·d + 1. With H hops n is at most 600/√H. A
-    step sees at most 256 keys of a set, drawn anew; held-out errors are those of all keys. Up to
-    seven descents are begun, until the held-out error is below 2 % of the variance. The result
-    is a deterministic function of the data, the parameters and the seed, which is that of the
-    estimator. With ``device`` of the estimator a GPU does it, with the same numbers up to the
-    rounding of float32.
-
-    The values are optimal for the head distribution. It is kept only if it is better on the
-    held-out part than one without learning, by more than two standard errors. The error is not
-    convex in the head distribution, so the descent may find a local minimum.
+    One step costs n²p + 5n³ operations for n = min(samples, 600) and p = heads of a step · D. The
+    result is a deterministic function of the data, the parameters and the seed, which is that of
+    the estimator. Samples of several sets each are refused, and so is ``query="each"``.
 
     Examples
     --------
     >>> import keyhole as kh
     >>> sets = kh.targets.sphere_sets(300, n_keys=4, dim=3, seed=0)
     >>> y = kh.targets.RotatedCorrelation(1.0, dim=3, seed=0)(sets)
-    >>> heads = kh.LearnedHeads(hops=1, max_iter=10)
-    >>> model = kh.AttentionRegressor(64, heads=heads, random_state=0).fit(sets, y)
-    >>> model.heads_.hops, len(model.heads_.history)
-    (1, 3)
+    >>> heads = kh.LearnedHeads(hops=1, max_iter=10).fit(sets, y)
+    >>> heads.hops, heads.chosen in ("learned", "identity", "zero-mean")
+    (1, True)
     """
 
     def __init__(
@@ -260,6 +167,13 @@ class LearnedHeads(UnfittedHeads):
         self.validation_fraction = validation_fraction
         self.verbose = verbose
 
+    def sample(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> np.ndarray:
+        """Raise: there are no heads before ``fit``."""
+        raise ValueError(
+            "LearnedHeads() is fitted to a training set first: pass it to an estimator, whose "
+            "heads_ or members_ then have the fitted distribution, or call its fit."
+        )
+
     def fit(
         self,
         batch: SampleBatch,
@@ -270,180 +184,573 @@ class LearnedHeads(UnfittedHeads):
         weights: Float[np.ndarray, " n"] | None = None,
         groups: Sequence[Any] | np.ndarray | None = None,
         seed: int = 0,
-        n_heads: int | None = None,
-        device: str | None = None,
     ) -> FittedHeads:
-        """Learn the head distribution of a training set, on a device if torch has it.
+        """Learn the head distribution of a training set.
 
         ``y`` has one column of ±1 per class to classify. Samples of one of the ``groups`` are left
-        out, and held out, together. ``n_heads`` is that of the layer that the head distribution is
-        for: head distributions are judged with about as many (`MAX_HEADS_TO_JUDGE`), because one
-        that makes the best of few heads need not be the best for many.
+        out, and held out, together.
         """
-        learned = self.learn(
+        plan = self._plan(batch, activation, seed)
+        task = make_task(
             batch,
             y,
             activation=activation,
             fit_intercept=fit_intercept,
             weights=weights,
             groups=as_groups(groups, batch, weights),
-            seed=seed,
-            n_heads=n_heads,
-            device=device,
         )
-        assert isinstance(learned.heads, FittedHeads)
-        return learned.heads
-
-    def learn(
-        self,
-        batch: SampleBatch,
-        y: Float[np.ndarray, "n ..."],
-        *,
-        activation: str = "relu",
-        fit_intercept: bool = True,
-        weights: Float[np.ndarray, " n"] | None = None,
-        groups: Int[np.ndarray, " n"] | None = None,
-        seed: int = 0,
-        n_heads: int | None = None,
-        device: str | None = None,
-        settings: DescentSettings | None = None,
-        starts: tuple[Start, ...] = (),
-    ) -> Learned:
-        """What `fit` returns, and the samples that were held out, for errors that a new one sees.
-
-        The estimators call this first. ``settings`` are what is otherwise decided inside, and
-        ``starts`` those of a `screen` that are affordable: only from these are descents tried.
-        """
-        outputs = check_outputs(y).reshape(len(batch), -1)
-        batch = backend_for(device).placed(batch)
-        task = Task.of(
-            batch=batch,
-            columns=outputs,
-            weights=weights,
-            activation=activation,
-            fit_intercept=fit_intercept,
-            groups=groups,
-        )
-        given_rows = DistinctSamples.of(batch, outputs, weights, groups).rows
-        plan = self.plan(task, check_seed(seed), n_heads, device, settings or DescentSettings())
-        plan = replace(plan, starts=starts)
-        if plan.steps and activation not in DIFFERENTIABLE:
-            check_choice(activation, "activation", DIFFERENTIABLE)
-        # float32 has digits enough to steer by
-        task = task.with_sets(narrow(task.batch.sets, np.dtype(np.float32)))
+        # two BLAS threads spin on matrices as small as those of a step
         with one_blas_thread():
-            return learn(task, plan, given_rows)
+            return learn(task, plan)
 
-    def screen(
-        self,
-        batch: SampleBatch,
-        y: Float[np.ndarray, "n t"],
-        *,
-        activation: str,
-        fit_intercept: bool,
-        weights: Float[np.ndarray, " n"] | None,
-        groups: Int[np.ndarray, " n"] | None,
-        seed: int,
-        settings: DescentSettings,
-        device: str | None = None,
-    ) -> Screening | None:
-        """Whether learning may pay, from short descents, and from which starts.
-
-        It takes `SCREENING_STEPS` steps from each start. None if all samples are of two groups, of
-        which none can be held out.
-        """
-        batch = backend_for(device).placed(batch)
-        task = Task.of(
-            batch=batch,
-            columns=y,
-            weights=weights,
-            activation=activation,
-            fit_intercept=fit_intercept,
-            groups=groups,
-        )
-        given_rows = DistinctSamples.of(batch, y, weights, groups).rows
-        plan = self.plan(task, seed, None, device, settings)
-        plan = replace(plan, steps=SCREENING_STEPS)
-        task = task.with_sets(narrow(task.batch.sets, np.dtype(np.float32)))
-        with one_blas_thread():
-            return screen(task, plan, given_rows)
-
-    def plan(
-        self,
-        task: Task,
-        seed: int,
-        n_heads: int | None,
-        device: str | None,
-        settings: DescentSettings,
-    ) -> LearningPlan:
-        """The parameters, checked, for some samples and a layer of ``n_heads`` heads."""
-        n_means = check_count(self.n_means, "n_means")
-        hops = self._hops(task.batch)
-
-        # heads: so many for a step, and perhaps more to judge head distributions with
-        n_samples = min(len(task), settings.max_samples)
-        width = task.batch.dim + 1
-        heads_per_step = {}
-        for count in hops:
-            samples_per_step = min(n_samples, round(settings.max_samples / math.sqrt(count)))
-            heads_per_step[count] = settings.heads_per_step or max(
-                n_means,
-                MIN_HEADS_PER_STEP // count,
-                min(MAX_HEADS_PER_STEP, -(-samples_per_step // width)),
-            )
-        # four times as many features as samples are enough to judge by
-        enough = -(-4 * n_samples // width)
-        enough = max(MIN_HEADS_TO_JUDGE, min(MAX_HEADS_TO_JUDGE, enough))
-        judge_heads = max(*heads_per_step.values(), min(n_heads or 0, enough), n_means)
-        return LearningPlan(
-            n_means=n_means,
-            scale=check_number(self.scale, "scale", minimum=0.0, exclusive=True),
-            steps=check_count(self.max_iter, "max_iter", minimum=0),
-            hops=tuple(hops),
-            patterns=check_count(self.patterns, "patterns"),
-            validation=self._validation(),
-            settings=settings,
-            ages=Ages.of(task.batch.sets),
-            heads_per_step=heads_per_step,
-            judge_heads=judge_heads,
-            seed=seed,
-            device=device,
-            tell=self._tell,
-        )
-
-    def n_held_out_parts(self, n_samples: int) -> int:
-        """How many parts of so many samples are held out in turn, each with heads of its own."""
-        return held_out_turns(n_samples, self._validation())
-
-    def _validation(self) -> float:
-        """The share of samples that is held out, checked."""
-        validation = check_number(
-            self.validation_fraction, "validation_fraction", minimum=0.0, exclusive=True
-        )
-        if validation >= 1:
+    def _plan(self, batch: SampleBatch, activation: str, seed: int) -> Plan:
+        """The parameters, checked."""
+        if not batch.is_plain:
             raise ValueError(
-                f"`validation_fraction` must be a share between 0 and 1: got {validation:g}."
+                "heads are learned from samples of one set each, averaged, with one query: these "
+                "have several sets, sums, or every row as a query. Use pooling='mean' and "
+                "query='given' or 'mean', or heads=None."
             )
-        return validation
-
-    def _hops(self, batch: SampleBatch) -> list[int]:
-        """The numbers of hops to try, fewest first."""
+        record = ACTIVATIONS[check_choice(activation, "activation", tuple(ACTIVATIONS))]
+        if record.slope is None:
+            raise ValueError(
+                f"`activation` must have a slope for heads to be learned: got {activation!r}. Use "
+                "'relu' or 'softmax'."
+            )
+        hops: tuple[int, ...] = (1,)
         has_query = batch.sets.query is not None
         if isinstance(self.hops, str):
             check_choice(self.hops, "hops", ("auto",))
-            return list(range(1, MAX_HOPS + 1)) if has_query else [1]
-        hops = check_count(self.hops, "hops")
-        if hops > 1 and not has_query:
-            reason = "these samples have none"
-            if getattr(batch, "each", False):
-                reason = "every key is the query in turn"
-            raise ValueError(
-                f"`hops` = {hops} needs a query of each set, to be extended by what a hop finds: "
-                f"{reason}. Give one, let query='mean' make one, or use hops=1 (or 'auto')."
-            )
-        return [hops]
+            hops = (1, 3, 2) if has_query else (1,)
+        else:
+            hops = (check_count(self.hops, "hops"),)
+            if hops[0] > 1 and not has_query:
+                raise ValueError(
+                    "`hops` extend a query, and these sets have none: use hops=1, or give them one."
+                )
+        share = check_number(
+            self.validation_fraction, "validation_fraction", minimum=0.0, exclusive=True
+        )
+        if share >= 0.5:
+            raise ValueError(f"`validation_fraction` must be below 0.5: got {share:g}.")
+        return Plan(
+            n_means=check_count(self.n_means, "n_means"),
+            hops=hops,
+            patterns=check_count(self.patterns, "patterns"),
+            scale=check_number(self.scale, "scale", minimum=0.0, exclusive=True),
+            steps=check_count(self.max_iter, "max_iter", minimum=0),
+            validation=share,
+            seed=check_seed(seed),
+            ages=Ages.of(batch.sets) if has_query else None,
+            tell=_say if self.verbose else _nothing,
+        )
 
-    def _tell(self, text: str) -> None:
-        """Report a descent, or a choice, to a caller who wants to hear of it."""
-        if self.verbose:
-            print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+@dataclass(frozen=True)
+class Plan:
+    """The parameters of `LearnedHeads`, checked, and the ages of keys if they have any."""
+
+    n_means: int
+    hops: tuple[int, ...]
+    patterns: int
+    scale: float
+    steps: int
+    validation: float
+    seed: int
+    ages: Ages | None
+    tell: Callable[[str], None] = field(repr=False)
+
+    def starts(self) -> list[Start]:
+        """Where descents begin, in the order in which they are tried."""
+        starts = []
+        for hops in self.hops:
+            # of two hops each moves on from what the first found; more look for what is alike
+            strengths = CHAIN if hops == 2 and len(self.hops) > 1 else SIMILAR
+            starts.append(Start(hops, strengths))
+        return starts
+
+    def rate_at(self, count: int) -> float:
+        """The learning rate of step number ``count``, from 0."""
+        progress = min(1.0, count / max(1, self.steps))
+        past_steady = max(0.0, progress - STEADY_SHARE) / (1.0 - STEADY_SHARE)
+        return RATE * (1.0 - (1.0 - LAST_RATE) * past_steady)
+
+
+def make_task(
+    batch: SampleBatch,
+    y: Float[np.ndarray, "n ..."],
+    *,
+    activation: str,
+    fit_intercept: bool,
+    weights: Float[np.ndarray, " n"] | None,
+    groups: Int[np.ndarray, " n"] | None,
+) -> Task:
+    """Prepared samples in float32, outputs in units of their spread."""
+    outputs = np.asarray(y, dtype=np.float64).reshape(len(batch), -1)
+    shares = np.full(len(batch), 1.0 / len(batch)) if weights is None else weights / weights.sum()
+    centred = outputs - shares @ outputs if fit_intercept else outputs
+    spread = math.sqrt(float((shares @ np.square(centred)).mean()))
+    extras = batch.extras
+    return Task(
+        sets=batch.sets.astype("float32"),
+        outputs=centred / (spread if spread > 0 else 1.0),
+        weights=weights,
+        groups=groups,
+        extras=np.zeros((len(batch), 0)) if extras is None else extras,
+        activation=activation,
+        fit_intercept=fit_intercept,
+    )
+
+
+def learn(task: Task, plan: Plan) -> FittedHeads:
+    """Learn a head distribution, or return the one without learning if that is no worse."""
+    base = best_without_learning(task, plan)
+    mask = held_out_mask(task, plan)
+    if plan.steps == 0 or len(task) < MIN_SAMPLES_TO_DESCEND or mask is None:
+        return base.distribution(reason="nothing learned: too few samples, steps or groups")
+
+    # descents from a few starts, apart from the held-out samples
+    seen = task[np.flatnonzero(~mask)]
+    unseen = task[np.flatnonzero(mask)]
+    before = judge(base.distribution(), seen, unseen, plan, None)
+    descents: list[Descent] = []
+    for start in plan.starts():
+        descent = Descent(seen, start, base, plan)
+        descent.run(unseen, before)
+        descents.append(descent)
+        plan.tell(f"{start.name}: held-out error {descent.best_error:.3g} of the variance")
+        if descent.best_error <= SOLVED:
+            break
+    best = min(descents, key=lambda descent: descent.best_error)
+
+    # is it better, by more than its noise?
+    gain, standard_error = improvement(before.held_out, best.best_errors, unseen)
+    summary = (
+        f"{best.start.name}, held-out error {best.best_error:.3g} of the variance, less by "
+        f"{gain:.3g} ± {standard_error:.3g} than without learning, in {best.best_step} steps"
+    )
+    if best.best_step == 0 or gain <= STANDARD_ERRORS_TO_LEARN * standard_error:
+        reason = f"nothing gained by learning: {summary}"
+        plan.tell(reason)
+        return base.distribution(reason=reason, history=tuple(best.history))
+
+    # a few more steps with all samples
+    plan.tell(summary)
+    final = Descent(task, best.start, base, plan, began=best)
+    for _ in range(max(1, round(SHARE_TO_GO_ON * best.best_step))):
+        final.step()
+    return final.distribution(
+        steps=best.best_step, history=tuple(best.history), reason=summary, strength=base.strength
+    )
+
+
+@dataclass(frozen=True)
+class Base:
+    """Heads without learning: a multiple of the identity as mean, and the noise around it."""
+
+    mean: Float[np.ndarray, "1 f e"]
+    strength: float
+    scale: float
+
+    def distribution(
+        self, *, reason: str = "", history: tuple[Step, ...] = ()
+    ) -> FittedHeads:
+        """The head distribution."""
+        return FittedHeads(
+            means_=self.mean,
+            scale=self.scale,
+            chosen="identity" if self.strength else "zero-mean",
+            strength=self.strength,
+            reason=reason,
+            history=history,
+        )
+
+
+def best_without_learning(task: Task, plan: Plan) -> Base:
+    """The multiple of the identity, and the noise, of least leave-one-out error."""
+    dim = task.sets.dim
+    query_dim = dim if task.sets.query is None else int(task.sets.query.shape[1])
+    identity = identity_mean(dim, query_dim, task.sets.pairs)
+    strengths = STRENGTHS if task.sets.query is not None else (0.0,)
+    rng = np.random.default_rng([plan.seed, 3])
+    rows = np.sort(rng.permutation(len(task))[:400])
+    part = task[rows]
+    bases = []
+    errors = []
+    for strength in strengths:
+        for scale in dict.fromkeys([0.5, plan.scale, 0.1]):
+            base = Base(mean=strength * identity[None], strength=strength, scale=scale)
+            bases.append(base)
+            errors.append(judge(base.distribution(), part, None, plan, None).loo)
+    return bases[int(np.argmin(errors))]
+
+
+def held_out_mask(task: Task, plan: Plan) -> Bool[np.ndarray, " n"] | None:
+    """The samples that are held out of descents: whole groups; None of fewer than three groups."""
+    rng = np.random.default_rng([plan.seed, 4])
+    units = np.arange(len(task)) if task.groups is None else task.groups
+    names = np.unique(units)
+    if len(names) < 3:
+        return None
+    count = min(max(1, round(plan.validation * len(names))), len(names) - 2)
+    held_out = rng.permutation(names)[:count]
+    return np.isin(units, held_out)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Errors of a head distribution, in units of the variance of the outputs."""
+
+    loo: float
+    held_out: Float[np.ndarray, " h"]
+    alpha: float
+    size: float
+
+    @property
+    def error(self) -> float:
+        """The mean held-out error."""
+        return float(self.held_out.mean())
+
+
+def judge(
+    heads: FittedHeads, seen: Task, unseen: Task | None, plan: Plan, alpha: float | None
+) -> Judgement:
+    """Fit values to the samples seen, at a penalty or the best one, and predict the others."""
+    n_heads = min(MAX_JUDGED_HEADS, max(32, 2 * len(seen) // (seen.sets.dim + 1)))
+    drawn = drawn_heads(heads, n_heads, seen, plan.seed)
+    hops = [hop.astype(np.float32) for hop in heads.hops_]
+    features = forward(seen, hops, drawn).features.astype(np.float64)
+    centre = 0.0
+    if seen.fit_intercept:
+        # `forward` has centred them on their plain mean
+        centre = features.mean(axis=0)
+    problem = RidgeProblem.of(
+        seen.outputs,
+        None if alpha is None else [alpha],
+        fit_intercept=seen.fit_intercept,
+        weights=seen.weights,
+        groups=seen.groups,
+        draft=True,
+    )
+    gram = features @ features.T + seen.extras @ seen.extras.T
+    size = float(np.trace(gram)) / len(gram)
+    fit = fit_gram(gram, problem)
+    held_out = np.zeros(0)
+    if unseen is not None:
+        both = _joined(seen, unseen)
+        all_features = forward(both, hops, drawn).features.astype(np.float64)
+        shift = all_features[: len(seen)].mean(axis=0) if seen.fit_intercept else 0.0
+        new = all_features[len(seen) :] - shift + centre
+        cross = new @ features.T + unseen.extras @ seen.extras.T
+        predicted = cross @ fit.coef + fit.intercept
+        held_out = np.square(unseen.outputs - predicted).mean(axis=1)
+    return Judgement(loo=fit.error, held_out=held_out, alpha=fit.alpha, size=size)
+
+
+def _joined(first: Task, second: Task) -> Task:
+    """Samples of both, one after the other: features of both are centred alike."""
+    from keyhole.data.sets import concatenate
+
+    weights = None
+    return Task(
+        sets=concatenate([first.sets, second.sets]),
+        outputs=np.concatenate([first.outputs, second.outputs]),
+        weights=weights,
+        groups=None,
+        extras=np.concatenate([first.extras, second.extras]),
+        activation=first.activation,
+        fit_intercept=first.fit_intercept,
+    )
+
+
+def drawn_heads(
+    heads: FittedHeads, n_heads: int, task: Task, seed: int
+) -> Float[np.ndarray, "m f e"]:
+    """Heads of a distribution in float32; their last rows where sets have no query."""
+    rows = heads.means_.shape[1]
+    dim = task.sets.dim
+    noise = head_normals(n_heads, dim, seed, rows - 1)
+    drawn = heads.around(noise)
+    if task.sets.query is None:
+        drawn = drawn[:, -1:]
+    return np.ascontiguousarray(drawn, dtype=np.float32)
+
+
+def improvement(
+    before: Float[np.ndarray, " h"], after: Float[np.ndarray, " h"], task: Task
+) -> tuple[float, float]:
+    """The mean of paired differences of errors, and its standard error over samples or groups."""
+    difference = before - after
+    if task.groups is not None:
+        _, number = np.unique(task.groups, return_inverse=True)
+        difference = np.bincount(number, weights=difference) / np.bincount(number)
+    if len(difference) < 2:
+        return float(difference.mean()), math.inf
+    spread = float(difference.std(ddof=1))
+    return float(difference.mean()), spread / math.sqrt(len(difference))
+
+
+@dataclass
+class Adam:
+    """First and second moments of a gradient."""
+
+    first: np.ndarray = field(default_factory=lambda: np.zeros(()))
+    second: np.ndarray = field(default_factory=lambda: np.zeros(()))
+    count: int = 0
+
+    def move(self, gradient: np.ndarray, rate: float) -> np.ndarray:
+        """What to add to the parameter, at a learning rate."""
+        self.count += 1
+        self.first = 0.9 * self.first + 0.1 * gradient
+        self.second = 0.99 * self.second + 0.01 * np.square(gradient)
+        mean = self.first / (1 - 0.9**self.count)
+        size = np.sqrt(self.second / (1 - 0.99**self.count))
+        return np.asarray(-rate * mean / (size + LEAST_SLOPE * size.max() + 1e-12))
+
+
+class Descent:
+    """A descent on a head distribution: matrices of all hops, scales and penalty.
+
+    `step` moves it; `run` checks it on held-out samples and remembers the best.
+    """
+
+    def __init__(
+        self, task: Task, start: Start, base: Base, plan: Plan, began: Descent | None = None
+    ) -> None:
+        self.task = task
+        self.start = start
+        self.plan = plan
+        self.anchors = self._matrices_at_start(base)
+        self.count = 0
+        if began is None:
+            self.matrices = [matrix.copy() for matrix in self.anchors]
+            rows, columns = self.matrices[-1].shape[1:]
+            self.log_scales = np.zeros(rows + columns)
+            judged = judge(self._distribution_of(self.matrices), task, None, plan, None)
+            alpha = min(judged.alpha, MAX_FIRST_PENALTY * judged.size)
+            self.log_alpha = math.log(max(alpha, 1e-12))
+        else:
+            # on from the best of another descent, at its learning rate
+            self.matrices = [matrix.copy() for matrix in began.best_matrices]
+            self.log_scales = began.best_log_scales.copy()
+            self.log_alpha = began.best_log_alpha
+            self.count = began.best_step
+        self.averages = [matrix.copy() for matrix in self.matrices]
+        self.average_log_scales = self.log_scales.copy()
+        self.n_averaged = 0
+        self.adams = [Adam() for _ in self.matrices]
+        self.adam_of_scales = Adam()
+        self.adam_of_penalty = Adam()
+        self.history: list[Step] = []
+
+    def _matrices_at_start(self, base: Base) -> list[np.ndarray]:
+        """The matrices of all hops before anything is learned, the means of the last one last."""
+        plan = self.plan
+        sets = self.task.sets
+        query_dim = sets.dim if sets.query is None else int(sets.query.shape[1])
+        if self.start.hops > 1:
+            return starting_hops(
+                query_dim=query_dim,
+                dim=sets.dim,
+                hops=self.start.hops,
+                patterns=plan.patterns,
+                n_means=plan.n_means,
+                strengths=self.start.strengths,
+                ages=plan.ages,
+                pairs=sets.pairs,
+                seed=plan.seed,
+            )
+        means = np.repeat(base.mean, plan.n_means, axis=0)
+        means[:, -1] += newer_first(sets.dim, plan.ages)
+        if plan.n_means > 1:
+            # equal means would have equal gradients and stay equal
+            noise = head_normals(plan.n_means, sets.dim, plan.seed + 1, query_dim)
+            means += START_NOISE * noise
+        return [means]
+
+    def run(self, unseen: Task, before: Judgement) -> None:
+        """All steps, with checks on the samples that it has not seen."""
+        self.best_step = 0
+        self.best_error = before.error
+        self.best_errors = before.held_out
+        self.best_matrices = [matrix.copy() for matrix in self.matrices]
+        self.best_log_scales = self.log_scales.copy()
+        self.best_log_alpha = self.log_alpha
+        self.history.append(Step(0, before.loo, before.error))
+        steps_between = max(5, self.plan.steps // CHECKS)
+        limit = math.inf
+        while self.count < self.plan.steps:
+            self.step()
+            if self.count % steps_between and self.count < self.plan.steps:
+                continue
+            judged = judge(
+                self.distribution(), self.task, unseen, self.plan, math.exp(self.log_alpha)
+            )
+            self.history.append(Step(self.count, judged.loo, judged.error))
+            if len(self.history) == 2:
+                limit = DIVERGED * max(before.error, judged.error)
+            if judged.error < self.best_error:
+                self.best_step = self.count
+                self.best_error = judged.error
+                self.best_errors = judged.held_out
+                self.best_matrices = [matrix.copy() for matrix in self.averages]
+                self.best_log_scales = self.average_log_scales.copy()
+                self.best_log_alpha = self.log_alpha
+            if not judged.error <= limit:
+                return
+
+    def step(self) -> None:
+        """One step on a fresh part of the samples, with fresh noise."""
+        plan = self.plan
+        part = self._part(self.count)
+        *hops, means = self.matrices
+        n_heads = self._heads_per_step(len(part))
+        rows, columns = means.shape[1:]
+        rng = np.random.default_rng([plan.seed, self.count])
+        noise = rng.standard_normal((n_heads, rows, columns), dtype=np.float32)
+        scales = np.exp(self.log_scales)
+        noise *= np.float32(plan.scale) * np.outer(scales[:rows], scales[rows:]).astype(np.float32)
+        owner = np.arange(n_heads) % plan.n_means
+        heads = noise + means[owner].astype(np.float32)
+        if part.sets.query is None:
+            heads = np.ascontiguousarray(heads[:, -1:])
+        gradient = self._gradient(part, hops, heads)
+
+        # the gradient in every head is that in its mean, and, times the noise, in the scales
+        in_heads = gradient.heads
+        if part.sets.query is None:
+            in_heads = np.zeros((n_heads, rows, columns))
+            in_heads[:, -1:] = gradient.heads
+        in_means = np.stack([in_heads[owner == k].sum(axis=0) for k in range(plan.n_means)])
+        along_noise = in_heads * noise
+        in_scales = np.concatenate([along_noise.sum(axis=(0, 2)), along_noise.sum(axis=(0, 1))])
+
+        # Adam moves matrices, scales and penalty; running averages follow
+        rate = plan.rate_at(self.count)
+        self.count += 1
+        self.n_averaged += 1
+        keep = min(KEPT_SHARE, 1.0 - 1.0 / self.n_averaged)
+        for i, in_matrix in enumerate([*gradient.hops, in_means]):
+            pull = 2.0 * SHRINKAGE * (self.matrices[i] - self.anchors[i])
+            self.matrices[i] = self.matrices[i] + self.adams[i].move(in_matrix + pull, rate)
+            self.averages[i] = keep * self.averages[i] + (1.0 - keep) * self.matrices[i]
+        self.log_scales = self.log_scales + self.adam_of_scales.move(in_scales, rate)
+        self.average_log_scales = keep * self.average_log_scales + (1.0 - keep) * self.log_scales
+        move = self.adam_of_penalty.move(np.array(gradient.log_alpha), PENALTY_RATE)
+        self.log_alpha += float(move)
+
+    def _gradient(self, part: Task, hops: list[np.ndarray], heads: np.ndarray) -> Any:
+        """The gradient, at a penalty that is raised until float32 carries it."""
+        narrow_hops = [hop.astype(np.float32) for hop in hops]
+        for _ in range(60):
+            try:
+                return error_gradient(part, narrow_hops, heads, math.exp(self.log_alpha))
+            except SingularGramError:
+                self.log_alpha += 1.0
+        raise ValueError(
+            "the Gram matrix of the features is not finite in float32, so that heads cannot be "
+            "learned. Scale the tokens down, for example with scaling='standard'."
+        )
+
+    def _heads_per_step(self, n_samples: int) -> int:
+        """As many features as samples, 16 to 256 heads; from 5 with several hops."""
+        least = max(5, 16 // self.start.hops)
+        wanted = n_samples // (self.task.sets.dim + 1)
+        return int(min(256, max(least, wanted)))
+
+    def _part(self, count: int) -> Task:
+        """The samples that step number ``count`` sees, some keys of large sets, a little older."""
+        plan = self.plan
+        rng = np.random.default_rng([plan.seed, count, 1])
+        n_samples = max(2, round(MAX_SAMPLES / math.sqrt(self.start.hops)))
+        part = self.task
+        if len(part) > n_samples:
+            part = part[np.sort(_drawn_rows(part, n_samples, rng))]
+        sets = part.sets
+        if int(sets.lengths.max()) > MAX_KEYS:
+            sets = sets.with_kept_keys(sampled_keys(sets.lengths, MAX_KEYS, rng))
+        if plan.ages is not None and sets.device is None:
+            sets = plan.ages.moved(sets, JITTER, rng)
+        return Task(
+            sets=sets,
+            outputs=part.outputs,
+            weights=part.weights,
+            groups=part.groups,
+            extras=part.extras,
+            activation=part.activation,
+            fit_intercept=part.fit_intercept,
+        )
+
+    def distribution(
+        self,
+        *,
+        steps: int = 0,
+        history: tuple[Step, ...] = (),
+        reason: str = "",
+        strength: float = 0.0,
+    ) -> FittedHeads:
+        """The head distribution of the running averages."""
+        rows = self.averages[-1].shape[1]
+        scales = np.exp(self.average_log_scales)
+        *hops, means = self.averages
+        return FittedHeads(
+            means_=means,
+            scale=self.plan.scale,
+            steps=steps,
+            query_scales_=scales[:rows],
+            key_scales_=scales[rows:],
+            hops_=tuple(hops),
+            history=history,
+            reason=reason,
+            strength=strength,
+        )
+
+    def _distribution_of(self, matrices: list[np.ndarray]) -> FittedHeads:
+        """The head distribution of some matrices, with noise of one scale."""
+        *hops, means = matrices
+        return FittedHeads(means_=means, scale=self.plan.scale, hops_=tuple(hops))
+
+
+def _drawn_rows(task: Task, count: int, rng: np.random.Generator) -> Int[np.ndarray, " r"]:
+    """Some samples at random; whole groups, until there are enough."""
+    if task.groups is None:
+        return rng.permutation(len(task))[:count]
+    names = rng.permutation(np.unique(task.groups))
+    sizes = np.array([int((task.groups == name).sum()) for name in names])
+    n_groups = max(2, int(np.searchsorted(np.cumsum(sizes), count, side="right")))
+    return np.flatnonzero(np.isin(task.groups, names[:n_groups]))
+
+
+def sampled_keys(
+    lengths: Int[np.ndarray, " n"], max_keys: int, rng: np.random.Generator
+) -> Bool[np.ndarray, " t"]:
+    """Which keys of sets of these lengths are seen: at most ``max_keys`` of each set.
+
+    A larger set is cut into ``max_keys`` stretches, equal but for rounding, and one key of each is
+    seen: neighbours are often alike. The first stretch begins anywhere, so that all keys of a set
+    are seen equally often.
+
+    >>> rng = np.random.default_rng(0)
+    >>> is_seen = sampled_keys(np.array([2, 9]), 4, rng)
+    >>> is_seen[:2].tolist(), int(is_seen[2:].sum())
+    ([True, True], 4)
+    """
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    is_large = lengths > max_keys
+    is_seen = np.repeat(~is_large, lengths)
+    n_keys = lengths[is_large, None]
+    edges = np.arange(max_keys + 1) * n_keys // max_keys
+    widths = np.diff(edges, axis=1)
+    first_edge = (rng.random(n_keys.shape) * n_keys).astype(np.int64)
+    drawn = first_edge + edges[:, :-1] + (rng.random(widths.shape) * widths).astype(np.int64)
+    is_seen[offsets[:-1][is_large, None] + drawn % n_keys] = True
+    return is_seen
+
+
+def _say(words: str) -> None:
+    """Print a line at once."""
+    print(f"learned heads: {words}", flush=True)  # noqa: T201
+
+
+def _nothing(words: str) -> None:
+    """Print nothing."""

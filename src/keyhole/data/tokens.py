@@ -25,11 +25,9 @@ from keyhole.data.sets import (
     SetBatch,
     check_samples,
 )
+from keyhole.registry import POOLINGS
 
 SCALINGS = ("none", "sphere", "standard")
-POOLINGS = ("mean", "mean+size", "mean+statistics", "sum", "statistics", "extras")
-ADDS_FEATURES = ("mean+size", "mean+statistics", "statistics")
-"""Poolings that make sample-level features of the keys."""
 CLIP = 0.1
 """Share of the training range of a coordinate by which it is widened on either side for clipping."""
 QUERIES = ("given", "mean", "each")
@@ -145,22 +143,17 @@ class TokenRule:
     @property
     def pooling_of_sets(self) -> str:
         """What is done over keys: "mean" or "sum"."""
-        if self.pooling == "sum":
-            return "sum"
-        return "mean"
+        return "sum" if POOLINGS[self.pooling].is_sum else "mean"
 
     def n_extras(self, n_given: int, dim: int) -> int:
         """How many sample-level features the layer sees of samples with ``n_given`` of their own.
 
         ``dim`` is the dimension of the keys.
         """
-        if self.pooling == "mean+size":
-            return n_given + 1
-        if self.pooling == "mean+statistics":
-            return n_given + 1 + 4 * dim
-        if self.pooling == "statistics":
-            return n_given + 1 + len(statistics.NAMES) * dim
-        return n_given
+        adds = POOLINGS[self.pooling].adds
+        n_of_rows = {"": 0, "size": 1, "statistics": 1 + 4 * dim}
+        n_of_rows["quantiles"] = 1 + len(statistics.NAMES) * dim
+        return n_given + n_of_rows[adds]
 
     def _with_range_of(self, batch: SampleBatch) -> TokenRule:
         """The same rule with the range of the tokens of some samples, widened by a tenth."""
@@ -206,7 +199,7 @@ class TokenRule:
         keys. The shares are divided by the spread; the second array is centre/spread. Without such
         features there are no columns.
         """
-        if self.pooling != "statistics":
+        if POOLINGS[self.pooling].adds != "quantiles":
             n_keys = int(prepared.unpooled.token_counts.sum())
             return np.zeros((n_keys, 0)), np.zeros(0)
         assert self.extras_centre is not None
@@ -218,15 +211,18 @@ class TokenRule:
 
     def _with_set_features(self, batch: SampleBatch) -> SampleBatch:
         """The samples with the sample-level features that the pooling makes of their sets."""
-        if self.pooling == "mean+size":
+        adds = POOLINGS[self.pooling].adds
+        if adds == "size":
             return with_size(batch)
-        if self.pooling == "mean+statistics":
+        if adds == "statistics":
             return with_statistics(batch)
-        if self.pooling == "statistics":
+        if adds == "quantiles":
             columns = statistics.set_statistics(self.clipped(batch))
             if batch.extras is not None:
                 columns = np.hstack([batch.extras, columns])
             return batch.with_extras(columns)
+        if adds:
+            raise ValueError(f"pooling {self.pooling!r} adds {adds!r}, which is not known here.")
         return batch
 
     def with_extras_scale(self, scale: float) -> TokenRule:

@@ -21,10 +21,10 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from keyhole._checks import as_groups, check_choice, check_count, check_seed
-from keyhole.attention.activations import ACTIVATIONS, Activation
-from keyhole.attention.backends import backend_for, pick_device
+from keyhole.attention.activations import Activation
+from keyhole.attention.devices import pick_device, placed
 from keyhole.attention.heads import HeadDistribution
-from keyhole.data.tokens import POOLINGS, QUERIES, SCALINGS
+from keyhole.data.tokens import QUERIES, SCALINGS
 from keyhole.estimators import batches as in_batches
 from keyhole.estimators.base import memory_budget, without_output_axis
 from keyhole.estimators.classes import number_labels, one_vs_rest
@@ -72,6 +72,7 @@ from keyhole.fit.member import Member
 from keyhole.fit.members import Given, Plan, Shape, plan_layers
 from keyhole.fit.samples import TrainingSet
 from keyhole.fit.settings import FitOptions, Landmarks, LayerSettings
+from keyhole.registry import ACTIVATIONS, POOLINGS
 
 OF_ONE_LAYER = (
     "alpha_",
@@ -188,7 +189,7 @@ class AttentionModel(BaseEstimator):
         if len(rows) < len(samples):
             samples = samples[rows]
         data = TrainingSet(
-            samples=backend_for(pick_device(self.device, samples.sets)).placed(samples),
+            samples=placed(samples, pick_device(self.device, samples.sets)),
             outputs=outputs[rows],
             weights=weights,
             groups=None if group_numbers is None else group_numbers[rows],
@@ -344,7 +345,7 @@ class AttentionModel(BaseEstimator):
         self._solved()
         samples = as_samples(self, X, reset=False)
         device = self.combination_.members[0].embedding.options.device
-        samples = backend_for(device).placed(samples)
+        samples = placed(samples, device)
         rule = self.combination_.members[0].embedding.rule
         if rule.low is not None:
             is_outside = rule.is_outside(samples)
@@ -509,7 +510,7 @@ class AttentionModel(BaseEstimator):
                 f"hop_weights are of one layer, and this fit combines {len(chosen)} with heads: "
                 "fit one of them alone, model.set_params(**model.members_[0].params)."
             )
-        return weights_of_hops(samples, chosen[0], memory_budget())
+        return weights_of_hops(samples, chosen[0])
 
     def to_torch(self) -> Any:
         """Return the fitted model as a ``torch.nn.Module``, with the same outputs to rounding.
@@ -630,7 +631,7 @@ class AttentionModel(BaseEstimator):
         data = self._with_factors("novelty")
         samples = as_samples(self, X, reset=False)
         device = self.combination_.members[0].embedding.options.device
-        return novelty_ranks(self.combination_, data, backend_for(device).placed(samples))
+        return novelty_ranks(self.combination_, data, placed(samples, device))
 
     def coordinate_importance(
         self, n_repeats: int = 3, random_state: int = 0

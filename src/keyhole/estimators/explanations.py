@@ -18,7 +18,7 @@ N_DRAWN = 256
 
 
 def weights_of_hops(
-    samples: Any, member: Member, memory_budget: int
+    samples: Any, member: Member
 ) -> list[list[Float[np.ndarray, "p k"]]]:
     """For every hop, the weights (patterns, keys) of each sample; the last hop is the random heads.
 
@@ -50,7 +50,6 @@ def weights_of_hops(
             drawn,
             member.settings.activation,
             min(n_means, drawn.n_heads),
-            memory_budget=memory_budget,
         )
     )
 

@@ -314,7 +314,6 @@ class Embedding:
                 values[:n_of_heads],
                 self.settings.activation,
                 dtype=self.options.dtype,
-                memory_budget=self.options.memory_budget,
             )
         if self.landmarks is not None:
             assert self.whitening is not None

@@ -11,10 +11,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from keyhole.attention.activations import POINTWISE
 from keyhole.attention.heads import GaussianHeads
 from keyhole.attention.learned import LearnedHeads
 from keyhole.fit.settings import Landmarks, LayerSettings
+from keyhole.registry import ACTIVATIONS
 
 ALLOWANCE = 3e8
 """Operations that one entry may cost for each sample: some 5 s for a thousand samples on one core."""
@@ -323,7 +323,8 @@ def _n_heads(settings: LayerSettings, given: Given, shape: Shape) -> float | Lan
         return chosen
     if not settings.has_heads:
         return math.inf
-    has_kernel = settings.activation in POINTWISE and hasattr(settings.heads, "moments")
+    has_moment = ACTIVATIONS[settings.activation].has_moment
+    has_kernel = has_moment and hasattr(settings.heads, "moments")
     if isinstance(settings.heads, GaussianHeads) and settings.heads.strength_range is not None:
         has_kernel = False
     n_heads = min(512, max(N_HEADS, MOST_FEATURES // (shape.dim + 1)))

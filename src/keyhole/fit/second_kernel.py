@@ -18,12 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from keyhole.attention.features import (
-    heads_seen_by,
-    key_stacks,
-    weights_of_keys,
-    written_blocks,
-)
+from keyhole.attention.features import key_features
 from keyhole.attention.kernels import attention_kernel
 from keyhole.fit.embedding import Embedding
 from keyhole.data.statistics import sets_of
@@ -34,9 +29,6 @@ MOST_EXACT = 1500
 
 CENTRES = 512
 """Training samples whose columns of K₂ are the features above that size (Nyström)."""
-
-WRITTEN_BYTES = 2**16
-"""Bytes of results of a set, by which blocks of samples that are written out are cut."""
 
 NODE_TOLERANCE = 1e-12
 """Error of the integral over the path, relative to Σ|a_j|."""
@@ -317,7 +309,9 @@ def parts_of_features(
     if embedding.draw is not None:
         # φ of every key as a set of its own with the query of its set, by its share; softmax
         # weights are those in the whole set
-        of_keys[:, :n_of_heads] = _head_parts(embedding, prepared)
+        of_keys[:, :n_of_heads] = key_features(
+            prepared.with_extras(None), embedding.draw, embedding.settings.activation
+        )
     elif embedding.landmarks is not None:
         keys = prepared.sets.single_keys()
         kernel = attention_kernel(
@@ -341,31 +335,6 @@ def parts_of_features(
     parts = np.concatenate([of_keys, of_sample])[order]
     is_key = np.concatenate([np.ones(len(owner), bool), np.zeros(n, bool)])[order]
     return parts, np.concatenate([owner, np.arange(n)])[order], is_key
-
-
-def _head_parts(embedding: Embedding, prepared: Any) -> Float[np.ndarray, "k p"]:
-    """The part of every key in the features of finitely many heads."""
-    draw = heads_seen_by(prepared, embedding.draw)
-    parts = []
-    for _, written in written_blocks(prepared.with_extras(None), WRITTEN_BYTES):
-        sets = written.sets
-        n_keys = sets.n_tokens
-        width = sets.dim + 1
-        heads = np.asarray(embedding.draw.seen_by(query=prepared.has_query).block(0, len(draw)))
-        out = np.empty((n_keys, len(draw) * width))
-        queries = sets.seen_query().astype(np.float64)
-        wide = np.ascontiguousarray(heads.transpose(1, 0, 2)).reshape(heads.shape[1], -1)
-        for rows, keys in key_stacks(sets, len(draw), np.dtype(np.float64)):
-            projected = (queries[rows] @ wide).reshape(len(rows), len(draw), width)
-            weights = weights_of_keys(
-                embedding.settings.activation, projected @ keys.transpose(0, 2, 1)
-            )  # (b, m, N)
-            products = weights.transpose(0, 2, 1)[:, :, :, None] * keys[:, :, None, :]
-            places = sets.offsets[rows][:, None] + np.arange(keys.shape[1])
-            out[places] = products.reshape(len(rows), keys.shape[1], -1)
-        out /= math.sqrt(len(draw))
-        parts.append(written.of_keys(out))
-    return np.concatenate(parts)
 
 
 def _bandwidth(

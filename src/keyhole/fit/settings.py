@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from keyhole.attention.heads import GaussianHeads, HeadDistribution
+from keyhole.registry import POOLINGS
 
 LINEAR = None
 """``mlp_width`` of a member whose readout is linear."""
@@ -72,7 +73,7 @@ class LayerSettings:
     @property
     def has_heads(self) -> bool:
         """Whether it looks at the keys by heads, and not by sample-level features alone."""
-        return self.pooling not in ("statistics", "extras")
+        return POOLINGS[self.pooling].has_heads
 
     @property
     def learns_heads(self) -> bool:
