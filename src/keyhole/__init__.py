@@ -43,7 +43,6 @@ _SUBMODULES = {
     "datasets": "data.datasets",
     "attention": "attention",
     "ridge": "ridge",
-    "ball": "ball",
     "estimators": "estimators",
     "distributed": "distributed",
     "theory": "theory",
@@ -54,7 +53,6 @@ __all__ = ["__version__", *_MODULES, *_SUBMODULES]
 
 if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole import attention as attention
-    from keyhole import ball as ball
     from keyhole import data as data
     from keyhole import distributed as distributed
     from keyhole import estimators as estimators

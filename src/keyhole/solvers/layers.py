@@ -6,15 +6,17 @@ infinitely many heads f(x) = b + Σ_j a_j K(x, x_j), K being `keyhole.textbook.k
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, unit_exponent
 from keyhole.attention.backends import backend_for
-from keyhole.attention.features import written_blocks
+from keyhole.attention.features import apply_values, key_contributions, written_blocks
 from keyhole.attention.heads import HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
@@ -186,6 +188,76 @@ class KernelLayer:
 
 
 Layer = FiniteLayer | KernelLayer
+
+
+@dataclass(frozen=True)
+class PrunedLayer:
+    """A layer of values in a norm ball, of which only the active heads are ever drawn.
+
+    Attributes
+    ----------
+    heads : HeadDraw
+        All M heads.
+    active : array (k,)
+        Which of them have v_m ≠ 0, in increasing order.
+    values : array (k, D, t)
+        v of these, in the paper's scaling: φ has no M^{-1/2}.
+    intercept : array (t,)
+    activation, dtype : str
+    extras_values : array (c, t) or None
+        Coefficients of the scaled sample-level features.
+    """
+
+    heads: HeadDraw
+    active: Int[np.ndarray, " k"] = field(repr=False)
+    values: Float[np.ndarray, "k e t"] = field(repr=False)
+    intercept: Float[np.ndarray, " t"]
+    activation: str
+    dtype: str
+    extras_values: Float[np.ndarray, "c t"] | None = field(default=None, repr=False)
+    device: ClassVar[None] = None  # always by NumPy
+
+    def predict(
+        self, samples: SampleBatch, *, memory_budget: int = MEMORY_BUDGET
+    ) -> Float[np.ndarray, "n t"]:
+        """Return f on every sample. O(tokens · k · D)."""
+        outputs = self._sum_over_heads(apply_values, samples, len(samples), memory_budget)
+        outputs = outputs + self.intercept + extras_outputs(self, samples)
+        return check_finite_predictions(outputs)
+
+    def contributions(
+        self, samples: SampleBatch, *, memory_budget: int = MEMORY_BUDGET
+    ) -> Float[np.ndarray, "k t"]:
+        """What every key adds to f, sample after sample."""
+        n_keys = int(samples.unpooled.token_counts.sum())
+        return self._sum_over_heads(key_contributions, samples, n_keys, memory_budget)
+
+    def drawn_heads(self, *, has_query: bool) -> Float[np.ndarray, "k f e"]:
+        """The active heads, as sets with a query see them, or sets without one."""
+        heads = self.heads.seen_by(query=has_query)
+        runs = np.split(self.active, np.flatnonzero(np.diff(self.active) != 1) + 1)
+        return np.concatenate([heads.block(int(run[0]), int(run[-1]) + 1) for run in runs])
+
+    def _sum_over_heads(
+        self,
+        outputs_of: Callable[..., np.ndarray],
+        samples: SampleBatch,
+        n_rows: int,
+        memory_budget: int,
+    ) -> Float[np.ndarray, "k t"]:
+        """The outputs of the active heads; zeros where there is none."""
+        if len(self.active) == 0:
+            return np.zeros((n_rows, len(self.intercept)))
+        outputs = outputs_of(
+            samples,
+            self.drawn_heads(has_query=samples.has_query),
+            # features of k heads carry a factor k^{-1/2}
+            math.sqrt(len(self.active)) * self.values,
+            self.activation,
+            dtype=self.dtype,
+            memory_budget=memory_budget,
+        )
+        return np.asarray(outputs, dtype=np.float64)
 
 
 def extras_outputs(layer: Any, samples: SampleBatch) -> Any:
