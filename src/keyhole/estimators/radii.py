@@ -129,7 +129,8 @@ def candidate_paths(group_radius: Any, ball_radius: Any, theory: Theory) -> list
         groups = [Radius(K) for K in _numbers(group_radius, "group_radius", theory)]
 
     # numbers for the ball: every pair
-    if ball_radius not in ("matched", "cv"):
+    is_shape = isinstance(ball_radius, str) and ball_radius in ("matched", "cv")
+    if not is_shape:
         balls = [Radius(R) for R in _numbers(ball_radius, "ball_radius", theory)]
         paths = [BallPath(group, ball) for group in groups for ball in balls]
         if any(path.group.value == path.ball.value == math.inf for path in paths):

@@ -344,16 +344,17 @@ class NormBall:
         # θ = 0: the sum does not bind
         length = float(np.linalg.norm(norms))
         if float(norms.sum()) * R <= K * length:
-            return R * length
+            return float(R * length)
 
         # θ = max a: the length does not bind
         n_largest = int(np.count_nonzero(norms == top))
         if n_largest * R**2 >= K**2:
-            return K * top
+            return float(K * top)
 
         # both bind
         threshold = ratio_threshold(norms, K / R)
-        return K * threshold + R * float(np.linalg.norm(np.maximum(norms - threshold, 0.0)))
+        rest = float(np.linalg.norm(np.maximum(norms - threshold, 0.0)))
+        return float(K * threshold + R * rest)
 
 
 def group_norms(values: Float[np.ndarray, "m d"]) -> Float[np.ndarray, " m"]:
@@ -468,7 +469,7 @@ class BallProblem:
 
     def largest_eigenvalue(self, n_steps: int = 20) -> float:
         """That of Φᵀ W Φ, from below, by power iteration."""
-        vector = np.random.default_rng(0).standard_normal(self.design.shape[1])
+        vector: np.ndarray = np.random.default_rng(0).standard_normal(self.design.shape[1])
         vector /= np.linalg.norm(vector)
         eigenvalue = 1.0
         for _ in range(n_steps):
@@ -502,16 +503,16 @@ OBJECTIVE_FLOOR = 1e-3
 
 
 @dataclass(frozen=True)
-class Point:
+class Iterate:
     """Values, the intercept, and the predictions Φv + b."""
 
     values: Float[np.ndarray, "p t"] = field(repr=False)
     intercept: Outputs
     predictions: Samples = field(repr=False)
 
-    def beyond(self, before: Point, push: float) -> Point:
+    def beyond(self, before: Iterate, push: float) -> Iterate:
         """The point ``push`` times the way from ``before`` to here further on."""
-        return Point(
+        return Iterate(
             values=self.values + push * (self.values - before.values),
             intercept=self.intercept + push * (self.intercept - before.intercept),
             predictions=self.predictions + push * (self.predictions - before.predictions),
@@ -529,7 +530,7 @@ class Descent:
     """
 
     def __init__(
-        self, problem: BallProblem, eigenvalue: float, curvature: float, start: Point
+        self, problem: BallProblem, eigenvalue: float, curvature: float, start: Iterate
     ) -> None:
         self.problem = problem
         self.eigenvalue = eigenvalue
@@ -552,7 +553,7 @@ class Descent:
         self.point = new
         self._momentum = momentum
 
-    def _step(self, ahead: Point) -> Point:
+    def _step(self, ahead: Iterate) -> Iterate:
         """The projected gradient step from ``ahead`` with the largest step that passes the test."""
         problem = self.problem
         weights = problem.weights[:, None]
@@ -568,7 +569,7 @@ class Descent:
             values = problem.project(target)
             intercept = ahead.intercept - intercept_gradient / self.curvature
             predictions = problem.design @ values + intercept
-            new = Point(values, intercept, predictions)
+            new = Iterate(values, intercept, predictions)
 
             # the curvature along it, and what rounding of the products alone could add to it
             slope_change = weights * (problem.slope(predictions) - slope)
@@ -582,7 +583,7 @@ class Descent:
                 return new
             self.curvature = max(2.0 * self.curvature, 1.1 * bend / move)
 
-    def _product(self, a: Point, b: Point, c: Point, d: Point) -> float:
+    def _product(self, a: Iterate, b: Iterate, c: Iterate, d: Iterate) -> float:
         """<a − b, c − d> in the metric of the steps."""
         of_values = float(np.vdot(a.values - b.values, c.values - d.values))
         of_intercepts = float(np.vdot(a.intercept - b.intercept, c.intercept - d.intercept))
@@ -615,7 +616,7 @@ def minimise(
     start: Solution | None = None,
     floor: float = 0.0,
 ) -> Solution:
-    """Minimise until gap ≤ tol · max(objective, floor, 1e-3 · loss at v = 0).
+    """Minimise until gap ≤ tol · max(objective, floor, 1e-3 · loss at v = 0), or is mere rounding.
 
     A loss with kinks is smoothed around a dual point, and the centre moves to the dual point found
     whenever the smoothed problem is solved as well as the centre is known: the proximal point
@@ -649,7 +650,7 @@ def minimise(
         values = problem.project(start.values)
         intercept = start.intercept
         dual = start.dual
-    point = Point(values, intercept, design @ values + intercept)
+    point = Iterate(values, intercept, design @ values + intercept)
 
     # a smooth problem to descend on
     has_kinks = problem.loss.slopes is not None
@@ -671,8 +672,8 @@ def minimise(
         new_dual = smooth.feasible(smooth.slope(point.predictions))
         support = problem.support(new_dual)
         objective = problem.objective(point.predictions)
-        bound = -problem.conjugate(new_dual) - support
-        bound -= problem.rounding(point.predictions, new_dual)
+        rounding = problem.rounding(point.predictions, new_dual)
+        bound = -problem.conjugate(new_dual) - support - rounding
         if objective < best_objective:
             best_objective = objective
             best_point = point
@@ -681,7 +682,7 @@ def minimise(
             dual = new_dual
         gap = max(best_objective - best_bound, 0.0)
         scale = max(best_objective, floor)
-        converged = gap <= tol * scale
+        converged = gap <= max(tol * scale, 2.0 * rounding)
         if converged or n_iter >= max_iter:
             break
 
