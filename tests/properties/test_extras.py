@@ -11,7 +11,6 @@ from paper import PAPER_LAYER, paper_regressor
 from sklearn.linear_model import Ridge
 
 import keyhole as kh
-from keyhole.attention.heads import HeadDraw
 from keyhole.choose import EXTRAS_SCALES, extras_unit
 from keyhole.data.sets import first_occurrences
 

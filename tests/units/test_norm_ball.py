@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from balls import fit_norm_ball, mean_loss, projected_gradient
 
-from keyhole.solve.ball import LOSSES, BallProblem, Descent, NormBall, Iterate
+from keyhole.solve.ball import LOSSES, BallProblem, Descent, Iterate, NormBall
 
 LABELS = ("logistic", "hinge", "multinomial")
 

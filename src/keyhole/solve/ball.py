@@ -469,7 +469,8 @@ class BallProblem:
 
     def largest_eigenvalue(self, n_steps: int = 20) -> float:
         """That of Φᵀ W Φ, from below, by power iteration."""
-        vector: np.ndarray = np.random.default_rng(0).standard_normal(self.design.shape[1])
+        n_features = self.design.shape[1]
+        vector = np.random.default_rng(0).standard_normal(size=(n_features,))
         vector /= np.linalg.norm(vector)
         eigenvalue = 1.0
         for _ in range(n_steps):
