@@ -140,6 +140,23 @@ def test_agrees_with_a_conic_solver(n_problems, loss, rng):
     assert n_compared == n_problems
 
 
+@pytest.mark.parametrize("binding", ["the group norm", "the length", "nothing"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_agrees_with_a_conic_solver_where_a_radius_does_not_bind(loss, binding, rng):
+    design, targets, (group_radius, ball_radius) = random_problem(rng, loss, n=60, n_groups=4)
+    radii = {
+        "the group norm": (group_radius, 100.0),
+        "the length": (100.0, ball_radius),
+        "nothing": (100.0, 100.0),
+    }[binding]
+    trusted = solve_by_cvxpy(design, targets, loss, 5, radii)
+    assert trusted is not None
+    reference, slack = trusted
+    fit = fit_in_ball(design, targets, loss, size=5, radii=radii, tol=5e-6)
+    assert fit.converged
+    assert -slack <= fit.objective - reference <= 1e-5 * reference + slack
+
+
 @pytest.mark.parametrize("loss", ["huber", "absolute"])
 def test_several_outputs_share_their_groups(loss, rng):
     design, _, radii = random_problem(rng, loss, n=40, n_groups=8)
