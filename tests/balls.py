@@ -11,10 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole._array import MEMORY_BUDGET
-from keyhole.ball.design import DenseDesign
-from keyhole.ball.norm_ball import BallSetup, SolverWarning, check_radii, warn_if_short
-from keyhole.ball.projection import NormBall, group_norms
+from keyhole.solve.ball import LOSSES, BallProblem, NormBall, Solution, minimise
 
 
 @dataclass(frozen=True)
@@ -29,6 +26,7 @@ class NormBallFit:
     converged: bool
     active: Any
     dual: Any
+    solution: Solution
 
 
 def fit_norm_ball(
@@ -44,58 +42,34 @@ def fit_norm_ball(
     start=None,
     tol=1e-4,
     max_iter=20_000,
-    dtype=None,
-    memory_budget=MEMORY_BUDGET,
 ):
-    """Minimise the mean loss over one ball; ``design`` is an array, or a design to take from."""
-    if isinstance(design, np.ndarray):
-        design = DenseDesign(design, group_size, memory_budget)
-    n, p = design.shape
+    """Minimise the mean loss over one ball."""
+    n = len(targets)
     output_shape = np.shape(targets)[1:]
-
-    # iterations are in the precision of the array, where there is one
-    if dtype is None and isinstance(design, DenseDesign):
-        dtype = design.array.dtype
-    dtype = np.dtype(dtype or np.float64)
-
     weights = np.full(n, 1 / n)
     if sample_weight is not None:
         weights = np.asarray(sample_weight, float) / np.sum(sample_weight)
-    setup = BallSetup(
+    problem = BallProblem(
         design=design,
         targets=np.asarray(targets, float).reshape(n, -1),
         weights=weights,
-        loss=loss,
+        loss=LOSSES[loss],
+        ball=NormBall(group_radius, ball_radius),
         group_size=group_size,
         fit_intercept=fit_intercept,
-        dtype=dtype,
-        memory_budget=memory_budget,
     )
-    if start is None:
-        start = setup.zeros
-    ball = NormBall(*check_radii(group_radius, ball_radius))
-    solution = setup.minimise(ball, start.reshape(p, -1), tol, max_iter)
-    warn_if_short(
-        solution,
-        tol,
-        max_iter,
-        dtype,
-        who="fit_norm_ball",
-        category=SolverWarning,
-        stacklevel=2,
-    )
-
-    certificate = solution.certificate
+    solution = minimise(problem, tol=tol, max_iter=max_iter, start=start)
     values = solution.values.reshape(-1, group_size, *output_shape)
     return NormBallFit(
         values=values,
-        intercept=certificate.intercept.reshape(output_shape),
-        objective=certificate.objective,
-        duality_gap=certificate.gap,
+        intercept=solution.intercept.reshape(output_shape),
+        objective=solution.objective,
+        duality_gap=solution.gap,
         n_iter=solution.n_iter,
         converged=solution.converged,
-        active=group_norms(values.reshape(len(values), -1)) > 0,
-        dual=certificate.dual.reshape(-1, *output_shape),
+        active=values.reshape(len(values), -1).any(axis=1),
+        dual=solution.dual.reshape(-1, *output_shape),
+        solution=solution,
     )
 
 

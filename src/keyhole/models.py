@@ -21,7 +21,6 @@ from keyhole._checks import check_choice
 from keyhole.attention.activations import check_activation
 from keyhole.attention.heads import HeadDraw
 from keyhole.attention.learned import UnfittedHeads
-from keyhole.ball_layer import PrunedLayer
 from keyhole.choose import Candidate
 from keyhole.data.schema import Coding, Schema
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
@@ -46,7 +45,7 @@ from keyhole.packing import (
     refuse_if,
     write_container,
 )
-from keyhole.solvers.layers import FiniteLayer, KernelLayer
+from keyhole.solvers.layers import FiniteLayer, KernelLayer, PrunedLayer
 from keyhole.streaming import LayerSums
 from keyhole.training import TrainingSet
 

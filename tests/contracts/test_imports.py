@@ -22,7 +22,7 @@ LEVEL = {
     "_tensors": 1,
     "data": 2,
     "ridge": 3,
-    "ball": 3,
+    "solve": 3,
     "logistic": 4,
     "attention": 5,
     "theory": 6,
@@ -35,7 +35,6 @@ LEVEL = {
     "key_selection": 8,
     "layer": 9,
     "choose": 10,
-    "ball_layer": 10,
     "streaming": 11,
     "export": 11,
     "estimators": 12,
@@ -72,8 +71,8 @@ HOME = {
 # parameters
 BLIND = {
     "ridge": {"data", "_tensors"},
-    "ball": {"data", "_tensors"},
-    "logistic": {"data", "_tensors", "ball"},
+    "solve": {"data", "_tensors"},
+    "logistic": {"data", "_tensors", "solve"},
     "theory": {"attention.features", "attention.kernels", "attention.learned"},
 }
 
@@ -142,7 +141,7 @@ def test_imports_point_one_way(room, path):
         ("data", "from keyhole import GaussianHeads"),
         ("ridge", "def f():\n    from keyhole.data.sets import SetBatch"),
         ("ridge", "from keyhole import SetBatch"),
-        ("ball", "from keyhole.ridge import gram"),
+        ("solve", "from keyhole.ridge import gram"),
         ("attention", "import keyhole.estimators"),
         ("attention", "import keyhole as kh"),
         ("layer", "import numba"),
@@ -206,7 +205,7 @@ def test_an_unknown_name_is_an_attribute_error():
         keyhole.AttentionRegresor  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["attention", "ridge", "ball", "data"])
+@pytest.mark.parametrize("name", ["attention", "ridge", "data"])
 def test_a_subpackage_has_what_it_promises(name):
     package = getattr(keyhole, name)
     assert package.__all__

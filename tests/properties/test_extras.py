@@ -11,8 +11,6 @@ from paper import PAPER_LAYER, paper_regressor
 from sklearn.linear_model import Ridge
 
 import keyhole as kh
-from keyhole.attention.heads import HeadDraw
-from keyhole.ball_layer import head_design
 from keyhole.choose import EXTRAS_SCALES, extras_unit
 from keyhole.data.sets import first_occurrences
 
@@ -317,20 +315,6 @@ def test_the_norm_ball_is_least_squares_where_nothing_binds(rng):
     design = np.hstack([kh.attention_features(sets, model.layer_.heads), standardised(sets.extras)])
     truth = Ridge(alpha=1e-10, solver="svd").fit(design, y).predict(design)
     assert np.abs(model.predict(sets) - truth).max() < 0.02 * y.std()
-
-
-def test_extras_are_the_last_groups_of_a_streamed_design(rng):
-    sets, heads = draw(rng)[0], HeadDraw(kh.GaussianHeads(), 5, 3, 0, 2)
-    dense, streamed = (
-        head_design(sets, heads, "relu", "float64", budget, centre=True) for budget in (2**30, 10)
-    )
-    assert dense.shape == streamed.shape == (N, 4 * 6)
-    for groups in ([0, 3, 5], [5], [1, 2]):
-        np.testing.assert_allclose(
-            streamed.take(np.array(groups)), dense.take(np.array(groups)), rtol=1e-12, atol=1e-14
-        )
-    shown = dense.take(np.array([5]))[:, :2] / math.sqrt(5)
-    np.testing.assert_allclose(shown, sets.extras - sets.extras.mean(axis=0), rtol=1e-9)
 
 
 def test_tables_carry_extras(rng, tmp_path):

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from balls import fit_norm_ball
 
-from keyhole.ball.losses import LOSSES
-from keyhole.ball.projection import group_norms, norm_ball_support, project_norm_ball
+from keyhole.solve.ball import LOSSES, NormBall, group_norms
 
 SIZE = 9
 TOL = {"absolute": 1e-4, "hinge": 1e-5}
@@ -43,7 +42,7 @@ def terms(loss, design, targets, weights, fit, radii):
     gradient = design.T @ (weights[:, None] * dual)
     scores = group_norms(gradient.reshape(len(fit.values), -1))
     of_loss = weights @ (loss.value(y, z) + loss.conjugate(y, dual) - np.sum(dual * z, axis=1))
-    support, _ = norm_ball_support(scores, radii[0], radii[1])
+    support = NormBall(*radii).support(scores)
     of_ball = support + float(np.vdot(gradient, values))
     return float(of_loss), float(of_ball), gradient
 
@@ -77,7 +76,7 @@ def test_conditions_hold_to_the_reported_gap(name, radii, rng):
     # |r|² ≤ <g, v − u> ≤ the second term
     values = fit.values.reshape(len(fit.values), -1)
     target = values - gradient.reshape(values.shape)
-    residual = values - project_norm_ball(target, radii[0], radii[1])
+    residual = values - NormBall(*radii).project(target)
     assert np.vdot(residual, residual) <= of_ball + rounding
     # a smooth loss: the dual point is its gradient, within |a − ∇ℓ|² ≤ 2 · smoothness · first term
     if math.isfinite(loss.smoothness):
@@ -89,7 +88,7 @@ def test_conditions_hold_to_the_reported_gap(name, radii, rng):
 
     # broken variants: a point that is not a solution, and a gap that was not earned
     shifted = values + 0.1 * values.std() * rng.standard_normal(values.shape)
-    worse = project_norm_ball(shifted, radii[0], radii[1])
+    worse = NormBall(*radii).project(shifted)
     assert float(np.vdot(gradient, worse - values)) > 10 * rounding
     shrunk = replace(fit, values=0.9 * fit.values)
     of_loss, of_ball, _ = terms(loss, design, targets, weights, shrunk, radii)

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from keyhole.ball.projection import group_norms, norm_ball_support, project_norm_ball
+from keyhole.solve.ball import NormBall, group_norms
 
 
 def draw(rng, m=40, d=3):
@@ -33,7 +33,7 @@ def violation(values, point, group_radius, ball_radius, rng):
     """max over u of <a − x, u − x> relative to |a|², by the support function and by random u."""
     step = values - point
     size = np.vdot(values, values)
-    support, _ = norm_ball_support(group_norms(step), group_radius, ball_radius)
+    support = NormBall(group_radius, ball_radius).support(group_norms(step))
     by_support = support - np.vdot(step, point)
     for _ in range(50):
         other = feasible(rng, values.shape, group_radius, ball_radius)
@@ -45,8 +45,8 @@ def violation(values, point, group_radius, ball_radius, rng):
 def alternating(values, group_radius, ball_radius, rounds):
     """The broken variant: project onto one ball, then onto the other, ``rounds`` times."""
     for _ in range(rounds):
-        values = project_norm_ball(values, group_radius, math.inf)
-        values = project_norm_ball(values, math.inf, ball_radius)
+        values = NormBall(group_radius, math.inf).project(values)
+        values = NormBall(math.inf, ball_radius).project(values)
     return values
 
 
@@ -54,7 +54,7 @@ def test_variational_inequality(rng):
     caught = 0
     for _ in range(60):
         values, group_radius, ball_radius = draw(rng)
-        point = project_norm_ball(values, group_radius, ball_radius)
+        point = NormBall(group_radius, ball_radius).project(values)
         assert violation(values, point, group_radius, ball_radius, rng) <= 1e-14
         wrong = alternating(values, group_radius, ball_radius, rounds=20)
         caught += violation(values, wrong, group_radius, ball_radius, rng) > 1e-4
@@ -64,8 +64,8 @@ def test_variational_inequality(rng):
 def test_projecting_twice_changes_nothing(rng):
     for _ in range(20):
         values, group_radius, ball_radius = draw(rng)
-        once = project_norm_ball(values, group_radius, ball_radius)
-        twice = project_norm_ball(once, group_radius, ball_radius)
+        once = NormBall(group_radius, ball_radius).project(values)
+        twice = NormBall(group_radius, ball_radius).project(once)
         assert np.allclose(twice, once, rtol=1e-13, atol=0)
 
 
@@ -81,7 +81,7 @@ def test_projections_do_not_move_apart(rng):
     for _ in range(60):
         values, group_radius, ball_radius = draw(rng)
         points = [values, values + rng.standard_normal(values.shape)]
-        projections = [project_norm_ball(point, group_radius, ball_radius) for point in points]
+        projections = [NormBall(group_radius, ball_radius).project(point) for point in points]
         assert excess(points, projections) <= 1e-13
         scaled = [point * min(1.0, group_radius / group_norms(point).sum()) for point in points]
         caught += excess(points, scaled) > 1e-6
@@ -95,9 +95,9 @@ def test_support_function_is_attained_by_far_projections(rng):
     """
     for _ in range(30):
         gradient, group_radius, ball_radius = draw(rng)
-        support, _ = norm_ball_support(group_norms(gradient), group_radius, ball_radius)
+        support = NormBall(group_radius, ball_radius).support(group_norms(gradient))
         far = 1e6 * max(group_radius, ball_radius) / np.linalg.norm(gradient)
-        projection = project_norm_ball(far * gradient, group_radius, ball_radius)
+        projection = NormBall(group_radius, ball_radius).project(far * gradient)
         attained = np.vdot(gradient, projection)
         unit = min(group_radius, ball_radius) ** 2 / (2 * far)
         assert -1e-12 * support <= support - attained <= unit + 1e-12 * support
@@ -109,7 +109,7 @@ def test_support_is_less_than_each_ball_gives(rng):
     for _ in range(60):
         gradient, group_radius, ball_radius = draw(rng)
         norms = group_norms(gradient)
-        support, _ = norm_ball_support(norms, group_radius, ball_radius)
+        support = NormBall(group_radius, ball_radius).support(norms)
         alone = min(group_radius * norms.max(), ball_radius * np.linalg.norm(norms))
         assert support <= alone * (1 + 1e-14)
         loose += support < 0.99 * alone

@@ -5,13 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from keyhole.ball.losses import (
-    LOSSES,
-    ScalarLoss,
-    Smoothed,
-    monotone_roots,
-    weighted_quantile,
-)
+from keyhole.solve.ball import LOSSES
 
 
 def column(*numbers):
@@ -66,27 +60,6 @@ def test_outputs_are_summed(rng):
         assert loss.value(y, z) == pytest.approx(one_by_one)
 
 
-def test_weighted_quantile_at_its_ends():
-    points = np.array([3.0, 1.0, 2.0, 9.0])
-    weights = np.array([0.25, 0.25, 0.5, 0.0])
-    assert weighted_quantile(points, weights, 0.0) == 1.0
-    assert weighted_quantile(points, weights, 0.26) == 2.0
-    assert weighted_quantile(points, weights, 1.0 + 1e-12) == 3.0  # 9 carries no weight
-
-
-def test_monotone_roots_where_newton_fails():
-    def derivatives(b):
-        # a step at 5 is flat on both sides: Newton has no slope to follow
-        step = math.copysign(1.0, b[0] - 5)
-        # arctan: Newton from far away runs off to infinity
-        arctan = math.atan(b[1] - 2.0)
-        arctan_slope = 1.0 / (1.0 + (b[1] - 2.0) ** 2)
-        return np.array([step, arctan, b[2]]), np.array([0.0, arctan_slope, 1.0])
-
-    roots = monotone_roots(derivatives, np.array([0.0, 1e6, 0.0]), 1e-15)
-    np.testing.assert_allclose(roots, [5.0, 2.0, 0.0])
-
-
 @pytest.mark.parametrize(
     ("name", "y", "edge", "outward"),
     [
@@ -130,16 +103,3 @@ def test_the_conjugate_of_one_output_outside_is_that_of_all():
         conjugate = LOSSES[name].conjugate(y, dual)
         assert conjugate[0] == math.inf
         assert conjugate[1] == pytest.approx(inside)
-
-
-def test_curvature_is_the_derivative_of_the_gradient(rng):
-    """By central differences, away from corners."""
-    y = rng.choice([-1.0, 1.0], (30, 2))
-    z = 2 * rng.standard_normal((30, 2))
-    step = 1e-6
-    losses = [loss for loss in LOSSES.values() if isinstance(loss, ScalarLoss)]
-    for name in ("absolute", "hinge"):
-        losses.append(Smoothed(LOSSES[name], y, width=0.7, centre=-0.1 * y))
-    for loss in losses:
-        rise = loss.gradient(y, z + step) - loss.gradient(y, z - step)
-        np.testing.assert_allclose(loss.curvature(y, z), rise / (2 * step), atol=1e-6)

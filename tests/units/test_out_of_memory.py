@@ -49,7 +49,7 @@ def test_a_fit_says_what_takes_memory_and_what_takes_less(n_heads, samples, monk
 
 
 def test_a_norm_ball_says_so_too(samples, monkeypatch):
-    monkeypatch.setattr(norm_ball, "fit_ball_layer", out_of_memory)
+    monkeypatch.setattr(norm_ball, "minimise", out_of_memory)
     with pytest.raises(
         MemoryError, match=r"memory ran out in fit: 20 samples.*10 heads.*fewer heads"
     ):

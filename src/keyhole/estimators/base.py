@@ -188,7 +188,7 @@ LESS_FOR_A_FIT = (
     "Use fewer samples or fewer heads, tokens of float32, solver='cg' with a number as `alpha`, or "
     "fit_batches, which holds p × p numbers whatever the number of samples is, p = M·(d + 1)."
 )
-LESS_FOR_A_BALL = "Use fewer samples, fewer heads or dtype='float32', or lower working_memory."
+LESS_FOR_A_BALL = "Use fewer samples or fewer heads."
 LESS_FOR_A_PREDICTION = "Go through the samples in parts, or lower working_memory."
 LESS_FOR_REFITS = "They take a matrix of all pairs of training samples: fit fewer samples."
 """What takes less memory."""

@@ -1,13 +1,16 @@
 """The learner of the paper's theorems: a convex loss is minimised over a norm ball of values.
 
 The plain version of what is minimised, and of the norms that are bounded, is
-`keyhole.textbook.norm_ball_objective` and `keyhole.textbook.norms`. docs/explanation/defaults.md
-compares it with ridge, and says how radii are chosen.
+`keyhole.textbook.norm_ball_objective` and `keyhole.textbook.norms`.
+docs/explanation/ridge_or_norm_ball.md compares it with ridge, and says how radii are chosen.
 """
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal
 
@@ -20,17 +23,10 @@ from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.metaestimators import available_if
 
 from keyhole.attention.activations import ACTIVATIONS, Activation
+from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDistribution, HeadDraw
-from keyhole.ball.norm_ball import SolverWarning, warn_if_short
-from keyhole.ball_layer import (
-    BallFit,
-    BallSettings,
-    Theory,
-    candidate_balls,
-    fit_ball_layer,
-    tabulate,
-)
 from keyhole.choose import choose
+from keyhole.data.sets import SampleBatch
 from keyhole.data.tokens import QUERIES, SCALINGS
 from keyhole.estimators.base import (
     LESS_FOR_A_BALL,
@@ -46,6 +42,7 @@ from keyhole.estimators.classes import (
     one_vs_rest,
     without_weightless,
 )
+from keyhole.estimators.radii import Theory, candidate_paths, choose_ball, tabulate
 from keyhole.estimators.validation import (
     as_distribution,
     as_dtype,
@@ -56,15 +53,15 @@ from keyhole.estimators.validation import (
     as_weights,
 )
 from keyhole.layer import learn_tokens
+from keyhole.solve.ball import LOSSES, BallProblem, NormBall, Solution, minimise
+from keyhole.solvers.layers import PrunedLayer
+from keyhole.solvers.solve import extras_or_none
 from keyhole.spec import LayerSpec
 from keyhole.training import TrainingSet
 
 
-class NormBallWarning(SolverWarning, ConvergenceWarning):
-    """The solver stopped before the duality gap was below the tolerance.
-
-    It is a ConvergenceWarning too, for filters that know scikit-learn's.
-    """
+class NormBallWarning(ConvergenceWarning):
+    """The solver stopped before the duality gap was below the tolerance."""
 
 
 class NormBallModel(SetModel):
@@ -97,57 +94,72 @@ class NormBallModel(SetModel):
         "query": [StrOptions({*QUERIES, "auto"})],
     }
 
-    def _fit_ball(self, data: TrainingSet, loss: str) -> BallFit:
-        """Choose the token rule as ridge would, then minimise the loss over the ball."""
-        # the parameters, as the specification of ridge fits, settings of the solver, and radii
+    def _fit_ball(self, data: TrainingSet, loss: str) -> Float[np.ndarray, "m e t"]:
+        """Choose the token rule as ridge would; the values of least loss in the ball."""
+        # the parameters, as the specification of ridge fits, and the balls to choose from
         spec = self._spec()
-        theory = Theory(self.complexity, self.delta, self.constant, int(spec.n_heads))
-        settings = BallSettings(
-            loss=loss,
-            fit_intercept=spec.fit_intercept,
-            tol=float(self.tol),
-            max_iter=int(self.max_iter),
-            n_folds=int(self.n_folds),
-        )
-        balls = candidate_balls(self.group_radius, self.ball_radius, theory)
+        n_heads = int(spec.n_heads)
+        theory = Theory(self.complexity, self.delta, self.constant, n_heads)
+        paths = candidate_paths(self.group_radius, self.ball_radius, theory)
 
-        with explained_memory_errors("fit", data.samples, spec.n_heads, LESS_FOR_A_BALL):
+        with explained_memory_errors("fit", data.samples, n_heads, LESS_FOR_A_BALL):
             # tokens and extras are scaled as asked, or as suits ridge best
             chosen = choose(spec, data).spec
             self.tokens_ = learn_tokens(chosen, data)
-            ready = data.with_samples(self.tokens_.apply(data.samples))
+            ready = data.with_samples(self.tokens_.apply(data.samples)).of_positive_weight()
 
-            # the heads, drawn as for ridge, and the values in the ball
+            # the heads, drawn as for ridge, and their features
             assert chosen.heads is not None
-            drawn = HeadDraw(
-                chosen.heads,
-                int(spec.n_heads),
-                ready.samples.dim,
-                spec.seed,
-                ready.samples.query_dim,
+            self.heads_ = chosen.heads
+            heads = HeadDraw(
+                chosen.heads, n_heads, ready.samples.dim, spec.seed, ready.samples.query_dim
             )
-            fit = fit_ball_layer(
-                ready,
-                drawn,
-                balls,
-                settings,
-                activation=spec.activation,
-                dtype=spec.dtype,
-                memory_budget=spec.memory_budget,
+            design = paper_features(ready.samples, heads, spec.activation, spec.dtype)
+
+            # the ball, and the values in it
+            weights = ready.weights_or_ones() / ready.weights_or_ones().sum()
+            centred = Centred.of(design, ready.outputs, weights, loss, spec.fit_intercept)
+            problem = BallProblem(
+                design=centred.design,
+                targets=centred.targets,
+                weights=weights,
+                loss=LOSSES[loss],
+                ball=NormBall(math.inf, math.inf),
+                group_size=heads.dim + 1,
+                fit_intercept=spec.fit_intercept,
+            )
+            trials, ball, start = choose_ball(
+                problem,
+                paths,
+                n_folds=self.n_folds,
+                seed=spec.seed,
+                tol=self.tol,
+                max_iter=self.max_iter,
+            )
+            solution = minimise(
+                replace(problem, ball=ball), tol=self.tol, max_iter=self.max_iter, start=start
             )
 
         # a fit that stopped early is stored, and says so
-        self._store_fit(fit, chosen.heads)
-        warn_if_short(
-            fit.solution,
-            settings.tol,
-            settings.max_iter,
-            spec.dtype,
-            stacklevel=3,
-            who=type(self).__name__,
-            category=NormBallWarning,
-        )
-        return fit
+        n_extras = extras_or_none(ready.samples).shape[1]
+        values = self._store_layer(solution, heads, centred, n_extras)
+        self.group_radius_ = ball.group_radius
+        self.ball_radius_ = ball.ball_radius
+        self.objective_ = solution.objective
+        self.duality_gap_ = solution.gap
+        self.n_iter_ = solution.n_iter
+        self.cv_results_ = tabulate(trials)
+        if not solution.converged:
+            warnings.warn(
+                f"{type(self).__name__} stopped after {solution.n_iter} iterations at a relative "
+                f"duality gap of {solution.relative_gap:.2e}, where `tol` asked for "
+                f"{self.tol:.2e}: raise `max_iter`, or `tol` if that gap will do. Columns of very "
+                "different size slow it down: bring the coordinates of tokens to a similar scale, "
+                "for example with scaling='standard'.",
+                NormBallWarning,
+                stacklevel=3,
+            )
+        return values
 
     def _spec(self) -> LayerSpec:
         """The specification of the ridge fits that token rules are compared by."""
@@ -176,17 +188,84 @@ class NormBallModel(SetModel):
             memory_budget=memory_budget(),
         )
 
-    def _store_fit(self, fit: BallFit, heads: HeadDistribution) -> None:
-        """Fitted attributes that every fit has."""
-        self.heads_ = heads
-        self.layer_ = fit.layer
-        self.active_heads_ = fit.layer.active
-        self.values_ = without_output_axis(fit.values, fit.values.shape[2] == 1)
-        self.group_radius_, self.ball_radius_ = fit.radii
-        self.objective_ = fit.objective
-        self.duality_gap_ = fit.gap
-        self.n_iter_ = fit.solution.n_iter
-        self.cv_results_ = tabulate(fit.trials)
+    def _store_layer(
+        self, solution: Solution, heads: HeadDraw, centred: Centred, n_extras: int
+    ) -> Float[np.ndarray, "m e t"]:
+        """Store the layer that predicts, which has active heads only; return the values of all.
+
+        Extras were further columns, times √M.
+        """
+        n_of_heads = heads.n_heads * (heads.dim + 1)
+        values = solution.values[:n_of_heads].reshape(heads.n_heads, heads.dim + 1, -1)
+        extras_values = None
+        if n_extras > 0:
+            of_extras = solution.values[n_of_heads:][:n_extras]
+            extras_values = math.sqrt(heads.n_heads) * of_extras
+        active = np.flatnonzero(values.any(axis=(1, 2)))
+        self.layer_ = PrunedLayer(
+            heads=heads,
+            active=active,
+            values=values[active],
+            intercept=centred.intercept(solution),
+            activation=self.activation,
+            dtype=as_dtype(self.dtype),
+            extras_values=extras_values,
+        )
+        self.active_heads_ = active
+        return values
+
+
+@dataclass(frozen=True)
+class Centred:
+    """Features and targets less their weighted means, where a free intercept makes up for them.
+
+    Without an intercept nothing is taken off, and labels stay as they are.
+    """
+
+    design: Float[np.ndarray, "n p"] = field(repr=False)
+    targets: Float[np.ndarray, "n t"] = field(repr=False)
+    feature_means: Float[np.ndarray, " p"] = field(repr=False)
+    origin: Float[np.ndarray, " t"]
+
+    @classmethod
+    def of(
+        cls,
+        design: Float[np.ndarray, "n p"],
+        targets: Float[np.ndarray, "n t"],
+        weights: Float[np.ndarray, " n"],
+        loss: str,
+        fit_intercept: bool,
+    ) -> Centred:
+        """The same features and targets, centred; ``design`` is written over."""
+        feature_means = np.zeros(design.shape[1])
+        origin = np.zeros(targets.shape[1])
+        if fit_intercept:
+            feature_means = weights @ design
+            design -= feature_means
+            if not LOSSES[loss].is_of_labels:
+                origin = weights @ targets
+        return cls(design, targets - origin, feature_means, origin)
+
+    def intercept(self, solution: Solution) -> Float[np.ndarray, " t"]:
+        """The intercept for features and targets as they were."""
+        return solution.intercept + self.origin - self.feature_means @ solution.values
+
+
+def paper_features(
+    samples: SampleBatch, heads: HeadDraw, activation: str, dtype: str
+) -> Float[np.ndarray, "n p"]:
+    """The features of all heads without M^{-1/2}, then extras, in float64.
+
+    Extras are further groups of columns, filled up with zeros, and times √M: in proportion to
+    features they are what they are to ridge.
+    """
+    extras = extras_or_none(samples)
+    n_missing = -extras.shape[1] % (heads.dim + 1)
+    extras = np.pad(extras, ((0, 0), (0, n_missing)))
+    features = attention_features(samples, heads, activation, dtype=dtype)
+    design = np.concatenate([features, extras], axis=1, dtype=np.float64)
+    design *= math.sqrt(heads.n_heads)
+    return design
 
 
 class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
@@ -230,15 +309,14 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
     constant : float
         c of the theory's radii.
     n_folds : int
-        Folds of cross-validation. Samples are sorted by y and dealt in turn, so folds are balanced
-        and do not depend on the order of the samples; exact duplicates stay together.
+        Folds of cross-validation, shuffled by ``random_state``.
     tol : float
-        Stop when the duality gap is below tol times the loss (or 1e-3 of the best constant's, if
-        larger).
+        Stop when the duality gap is below tol times the loss (or times 1e-3 of the loss without
+        heads, if that is larger).
     max_iter : int
         Most iterations.
     dtype : "float64" or "float32"
-        Precision of features and iterations. Gaps are computed in float64.
+        Precision in which features are computed. The solver works in float64.
     scaling : "none", "sphere", "standard" or "auto"
         What is done to tokens first, as for `AttentionRegressor`; "auto" takes the one of least
         leave-one-out loss of ridge fits to 128 to 500 samples. The paper's bounds are for tokens as
@@ -269,7 +347,7 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
         tried.
     heads_ : head distribution
         What the heads were drawn from.
-    layer_ : FiniteLayer
+    layer_ : PrunedLayer
         What predicts: the active heads, and their values.
     tokens_ : TokenRule
         Scaling and query used.
@@ -278,9 +356,8 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
 
     Notes
     -----
-    ``X`` as for `AttentionRegressor`. An iteration costs 4·n·q flops for q columns at hand. The
-    features are kept if they fit half of scikit-learn's ``working_memory``, and otherwise computed
-    anew, block by block of heads, whenever needed. If the solver stops early it warns with a
+    ``X`` as for `AttentionRegressor`. The features, an array (n, M·D) of float64, are in memory,
+    and an iteration costs 4·n·M·D flops. If the solver stops early it warns with a
     ``ConvergenceWarning``.
 
     Examples
@@ -352,14 +429,13 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
         outputs = as_outputs(self, y, samples)
         self.single_output_ = np.asarray(y).ndim == 1
         data = TrainingSet(samples, outputs, as_weights(sample_weight, samples))
-        fit = self._fit_ball(data, self.loss)
+        values = self._fit_ball(data, self.loss)
 
         # an axis of outputs where y had one, even for one output
+        self.values_ = without_output_axis(values, self.single_output_)
+        self.intercept_: Any = self.layer_.intercept
         if self.single_output_:
-            self.intercept_: Any = float(fit.layer.intercept[0])
-        else:
-            self.intercept_ = fit.layer.intercept
-            self.values_ = fit.values
+            self.intercept_ = float(self.layer_.intercept[0])
         return self
 
     def _has_one_output(self) -> bool:
@@ -416,7 +492,8 @@ class NormBallClassifier(ClassifierMixin, NormBallModel):
     constant : float
         The universal constant of the theorem, for radii "theory".
     n_folds : int
-        Folds of cross-validation. The only sample of a class is never held out.
+        Folds of cross-validation, stratified by class and shuffled by ``random_state``. The only
+        sample of a class is never held out.
     tol : float
         Duality gap at which the solver stops, as a share of the objective.
     max_iter : int
@@ -455,7 +532,7 @@ class NormBallClassifier(ClassifierMixin, NormBallModel):
         Iterations of the last fit.
     cv_results_ : dict of arrays
         What cross-validation found for each pair of radii; see `NormBallRegressor`.
-    layer_ : FiniteLayer
+    layer_ : PrunedLayer
         What predicts: the active heads, and their values.
     heads_ : head distribution
         What they were drawn from.
@@ -548,12 +625,12 @@ class NormBallClassifier(ClassifierMixin, NormBallModel):
         if weighted.count > 2 and loss == "logistic":
             outputs = (outputs > 0).astype(np.float64)
             loss = "multinomial"
-        fit = self._fit_ball(TrainingSet(samples, outputs, weights), loss)
+        values = self._fit_ball(TrainingSet(samples, outputs, weights), loss)
         self.loss_ = self.loss
 
         # one output for every class, those without weight too
-        self.layer_ = weighted.of_layer(fit.layer)
-        values = weighted.of_all_classes(fit.values, without_weight=0.0)
+        self.layer_ = weighted.of_layer(self.layer_)
+        values = weighted.of_all_classes(values, without_weight=0.0)
         self.values_ = without_output_axis(values, len(self.classes_) == 2)
         self.intercept_ = self.layer_.intercept
         return self

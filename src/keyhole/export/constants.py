@@ -32,10 +32,9 @@ from jaxtyping import Bool, Float
 from keyhole.attention.features import feature_blocks
 from keyhole.attention.heads import HeadDraw
 from keyhole.attention.kernels import attention_kernel
-from keyhole.ball_layer import PrunedLayer, draw_heads
 from keyhole.data.tokens import ADDS_FEATURES, TokenRule
 from keyhole.key_selection import strongest_keys
-from keyhole.solvers.layers import FiniteLayer, KernelLayer
+from keyhole.solvers.layers import FiniteLayer, KernelLayer, PrunedLayer
 
 SIGMA: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "relu": lambda s: np.maximum(s, 0.0),
@@ -306,7 +305,7 @@ def _heads_and_values(
         # a head of zeros stands for none
         no_head = np.zeros((1, heads.rows, heads.dim + 1))
         return no_head, np.zeros((1, heads.dim + 1, len(layer.intercept)))
-    return draw_heads(heads, layer.active), math.sqrt(n_active) * layer.values
+    return layer.drawn_heads(has_query=not last_rows), math.sqrt(n_active) * layer.values
 
 
 # ---- infinitely many heads -----------------------------------------------------------------------
