@@ -27,7 +27,7 @@ from keyhole.attention.heads import HeadDistribution
 from keyhole.data.tokens import QUERIES, SCALINGS
 from keyhole.estimators import batches as in_batches
 from keyhole.estimators.base import memory_budget, without_output_axis
-from keyhole.estimators.classes import number_labels, one_vs_rest
+from keyhole.estimators.classes import check_weighted_classes, number_labels, one_vs_rest
 from keyhole.estimators.explanations import weights_of_hops
 from keyhole.estimators.report import (
     MemberTable,
@@ -1123,19 +1123,7 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
         self, y: Any, samples: Any, weights: np.ndarray | None
     ) -> Float[np.ndarray, "n t"]:
         self.classes_, labels = number_labels(self, y, samples)
-        weighted = labels if weights is None else labels[weights > 0]
-        counts = np.bincount(weighted, minlength=len(self.classes_))
-        if len(self.classes_) < 2:
-            raise ValueError(
-                f"`y` must have at least two classes: got 1 class, '{self.classes_[0]}', in "
-                f"{len(labels)} samples. There is nothing to tell apart."
-            )
-        if not counts.all():
-            absent = self.classes_[int(np.flatnonzero(counts == 0)[0])]
-            raise ValueError(
-                f"every class must have a sample of positive weight: class {absent!s:.40} has "
-                "none. Leave its samples out, or give one of them a weight."
-            )
+        check_weighted_classes(self.classes_, labels, weights)
         return one_vs_rest(labels, len(self.classes_))
 
     def _store_held_out(self, held_out: Float[np.ndarray, "n t"], data: TrainingSet) -> None:

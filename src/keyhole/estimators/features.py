@@ -11,12 +11,11 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
-from keyhole.attention.activations import ACTIVATIONS, Activation
+from keyhole.attention.activations import Activation
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDistribution, HeadDraw
 from keyhole.data.sets import PooledSets, SetBatch
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
-from keyhole.estimators.base import LESS_FOR_A_PREDICTION, explained_memory_errors
 from keyhole.estimators.validation import (
     as_distribution,
     as_dtype,
@@ -24,7 +23,7 @@ from keyhole.estimators.validation import (
     as_seed,
     as_sets,
 )
-from keyhole.solvers.solve import beside
+from keyhole.registry import ACTIVATIONS
 
 
 class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -157,13 +156,12 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         leaves_tokens_alone = (rule.scaling, rule.query, rule.hops) == ("none", "given", ())
         if not leaves_tokens_alone:
             batch = rule.apply(batch.sets.numpy())
-        with explained_memory_errors("transform", batch, None, LESS_FOR_A_PREDICTION):
-            features = attention_features(
-                batch, self.drawn_heads_, self.activation_, dtype=self.dtype_
-            )
-            if batch.extras is None:
-                return features
-            return beside(features, batch.extras)
+        features = attention_features(
+            batch.with_extras(None), self.drawn_heads_, self.activation_, dtype=self.dtype_
+        )
+        if batch.extras is None:
+            return features
+        return np.concatenate([features, batch.extras], axis=1, dtype=features.dtype)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -9,39 +9,26 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy.special import log_softmax
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.metaestimators import available_if
 
-from keyhole.attention.activations import ACTIVATIONS, Activation
-from keyhole.attention.features import attention_features
+from keyhole.attention.activations import Activation
+from keyhole.attention.features import apply_values, attention_features, key_contributions
 from keyhole.attention.heads import HeadDistribution, HeadDraw
-from keyhole.choose import choose
 from keyhole.data.sets import SampleBatch
-from keyhole.data.tokens import QUERIES, SCALINGS
-from keyhole.estimators.base import (
-    LESS_FOR_A_BALL,
-    SetModel,
-    explained_memory_errors,
-    memory_budget,
-    without_output_axis,
-)
-from keyhole.estimators.classes import (
-    WeightedClasses,
-    classes_with_weight,
-    number_labels,
-    one_vs_rest,
-    without_weightless,
-)
+from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
+from keyhole.estimators.base import SetModel, without_output_axis
+from keyhole.estimators.classes import check_weighted_classes, number_labels, one_vs_rest
 from keyhole.estimators.radii import Theory, candidate_paths, choose_ball, tabulate
 from keyhole.estimators.validation import (
     as_distribution,
@@ -52,12 +39,9 @@ from keyhole.estimators.validation import (
     as_sets,
     as_weights,
 )
-from keyhole.layer import learn_tokens
+from keyhole.fit.samples import TrainingSet
+from keyhole.registry import ACTIVATIONS
 from keyhole.solve.ball import LOSSES, BallProblem, NormBall, Solution, minimise
-from keyhole.solvers.layers import PrunedLayer
-from keyhole.solvers.solve import extras_or_none
-from keyhole.spec import LayerSpec
-from keyhole.training import TrainingSet
 
 
 class NormBallWarning(ConvergenceWarning):
@@ -90,58 +74,64 @@ class NormBallModel(SetModel):
         "tol": [Interval(Real, 0, None, closed="neither")],
         "max_iter": [Interval(Integral, 1, None, closed="left")],
         "dtype": [StrOptions({"float64", "float32"}), type, np.dtype],
-        "scaling": [StrOptions({*SCALINGS, "auto"})],
-        "query": [StrOptions({*QUERIES, "auto"})],
+        "scaling": [StrOptions(set(SCALINGS))],
+        "query": [StrOptions(set(QUERIES))],
     }
 
     def _fit_ball(self, data: TrainingSet, loss: str) -> Float[np.ndarray, "m e t"]:
-        """Choose the token rule as ridge would; the values of least loss in the ball."""
-        # the parameters, as the specification of ridge fits, and the balls to choose from
-        spec = self._spec()
-        n_heads = int(spec.n_heads)
+        """The values of least loss in the ball."""
+        n_heads = as_finite_n_heads(
+            self.n_heads,
+            "the norm ball: it bounds the values of each head. Use a large number, or "
+            "kh.AttentionRegressor(n_heads=math.inf) for the exact kernel.",
+        )
         theory = Theory(self.complexity, self.delta, self.constant, n_heads)
         paths = candidate_paths(self.group_radius, self.ball_radius, theory)
 
-        with explained_memory_errors("fit", data.samples, n_heads, LESS_FOR_A_BALL):
-            # tokens and extras are scaled as asked, or as suits ridge best
-            chosen = choose(spec, data).spec
-            self.tokens_ = learn_tokens(chosen, data)
-            ready = data.with_samples(self.tokens_.apply(data.samples)).of_positive_weight()
+        # tokens and extras, scaled as asked; samples of weight 0 have no part in the fit
+        if data.weights is not None:
+            data = data[np.flatnonzero(data.weights > 0)]
+        self.tokens_ = TokenRule.learn(
+            data.samples,
+            self.scaling,
+            self.query,
+            weights=data.weights,
+            fit_intercept=bool(self.fit_intercept),
+        )
+        ready = self.tokens_.apply(data.samples)
 
-            # the heads, drawn as for ridge, and their features
-            assert chosen.heads is not None
-            self.heads_ = chosen.heads
-            heads = HeadDraw(
-                chosen.heads, n_heads, ready.samples.dim, spec.seed, ready.samples.query_dim
-            )
-            design = paper_features(ready.samples, heads, spec.activation, spec.dtype)
+        # the heads, and their features
+        self.heads_ = as_distribution(self.heads)
+        seed = as_seed(self.random_state)
+        heads = HeadDraw(self.heads_, n_heads, ready.dim, seed, ready.query_dim)
+        design = paper_features(ready, heads, self.activation, as_dtype(self.dtype))
 
-            # the ball, and the values in it
-            weights = ready.weights_or_ones() / ready.weights_or_ones().sum()
-            centred = Centred.of(design, ready.outputs, weights, loss, spec.fit_intercept)
-            problem = BallProblem(
-                design=centred.design,
-                targets=centred.targets,
-                weights=weights,
-                loss=LOSSES[loss],
-                ball=NormBall(math.inf, math.inf),
-                group_size=heads.dim + 1,
-                fit_intercept=spec.fit_intercept,
-            )
-            trials, ball, start = choose_ball(
-                problem,
-                paths,
-                n_folds=self.n_folds,
-                seed=spec.seed,
-                tol=self.tol,
-                max_iter=self.max_iter,
-            )
-            solution = minimise(
-                replace(problem, ball=ball), tol=self.tol, max_iter=self.max_iter, start=start
-            )
+        # the ball, and the values in it
+        fit_intercept = bool(self.fit_intercept)
+        centred = Centred.of(design, data.outputs, data.shares, loss, fit_intercept)
+        problem = BallProblem(
+            design=centred.design,
+            targets=centred.targets,
+            weights=data.shares,
+            loss=LOSSES[loss],
+            ball=NormBall(math.inf, math.inf),
+            group_size=heads.dim + 1,
+            fit_intercept=fit_intercept,
+        )
+        trials, ball, start = choose_ball(
+            problem,
+            paths,
+            n_folds=self.n_folds,
+            seed=seed,
+            tol=self.tol,
+            max_iter=self.max_iter,
+        )
+        solution = minimise(
+            replace(problem, ball=ball), tol=self.tol, max_iter=self.max_iter, start=start
+        )
 
         # a fit that stopped early is stored, and says so
-        n_extras = extras_or_none(ready.samples).shape[1]
+        n_extras = 0 if ready.extras is None else ready.extras.shape[1]
         values = self._store_layer(solution, heads, centred, n_extras)
         self.group_radius_ = ball.group_radius
         self.ball_radius_ = ball.ball_radius
@@ -161,33 +151,6 @@ class NormBallModel(SetModel):
             )
         return values
 
-    def _spec(self) -> LayerSpec:
-        """The specification of the ridge fits that token rules are compared by."""
-        n_heads = as_finite_n_heads(
-            self.n_heads,
-            "the norm ball: it bounds the values of each head. Use a large number, or "
-            "kh.AttentionRegressor(n_heads=math.inf) for the exact kernel.",
-        )
-        if isinstance(self, ClassifierMixin):
-            criterion = "log_loss"
-        else:
-            criterion = "squared_error"
-        return LayerSpec(
-            heads=as_distribution(self.heads),
-            n_heads=n_heads,
-            activation=self.activation,
-            pooling="mean",
-            scaling=self.scaling,
-            query=self.query,
-            keys="all",
-            fit_intercept=bool(self.fit_intercept),
-            criterion=criterion,
-            seed=as_seed(self.random_state),
-            dtype=as_dtype(self.dtype),
-            solver="direct",
-            memory_budget=memory_budget(),
-        )
-
     def _store_layer(
         self, solution: Solution, heads: HeadDraw, centred: Centred, n_extras: int
     ) -> Float[np.ndarray, "m e t"]:
@@ -202,7 +165,7 @@ class NormBallModel(SetModel):
             of_extras = solution.values[n_of_heads:][:n_extras]
             extras_values = math.sqrt(heads.n_heads) * of_extras
         active = np.flatnonzero(values.any(axis=(1, 2)))
-        self.layer_ = PrunedLayer(
+        self.layer_ = BallLayer(
             heads=heads,
             active=active,
             values=values[active],
@@ -213,6 +176,70 @@ class NormBallModel(SetModel):
         )
         self.active_heads_ = active
         return values
+
+
+@dataclass(frozen=True)
+class BallLayer:
+    """A layer of values in a norm ball, of which only the active heads are ever drawn.
+
+    Attributes
+    ----------
+    heads : HeadDraw
+        All M heads.
+    active : array (k,)
+        Which of them have v_m ≠ 0, in increasing order.
+    values : array (k, D, t)
+        v of these, in the paper's scaling: φ has no M^{-1/2}.
+    intercept : array (t,)
+    activation, dtype : str
+    extras_values : array (c, t) or None
+        Coefficients of the scaled sample-level features.
+    """
+
+    heads: HeadDraw
+    active: Int[np.ndarray, " k"] = field(repr=False)
+    values: Float[np.ndarray, "k e t"] = field(repr=False)
+    intercept: Float[np.ndarray, " t"]
+    activation: str
+    dtype: str
+    extras_values: Float[np.ndarray, "c t"] | None = field(default=None, repr=False)
+
+    def predict(self, samples: SampleBatch) -> Float[np.ndarray, "n t"]:
+        """Return f on every sample. O(tokens · k · D)."""
+        outputs = self._sum_over_heads(apply_values, samples, len(samples)) + self.intercept
+        if self.extras_values is not None:
+            outputs = outputs + samples.extras @ self.extras_values
+        return outputs
+
+    def contributions(self, samples: SampleBatch) -> Float[np.ndarray, "k t"]:
+        """What every key adds to f, sample after sample."""
+        n_keys = int(samples.unpooled.token_counts.sum())
+        return self._sum_over_heads(key_contributions, samples, n_keys)
+
+    def drawn_heads(self, *, has_query: bool) -> Float[np.ndarray, "k f e"]:
+        """The active heads, as sets with a query see them, or sets without one."""
+        heads = self.heads.seen_by(query=has_query)
+        runs = np.split(self.active, np.flatnonzero(np.diff(self.active) != 1) + 1)
+        return np.concatenate([heads.block(int(run[0]), int(run[-1]) + 1) for run in runs])
+
+    def _sum_over_heads(
+        self,
+        outputs_of: Callable[..., np.ndarray],
+        samples: SampleBatch,
+        n_rows: int,
+    ) -> Float[np.ndarray, "k t"]:
+        """The outputs of the active heads; zeros where there is none."""
+        if len(self.active) == 0:
+            return np.zeros((n_rows, len(self.intercept)))
+        outputs = outputs_of(
+            samples.with_extras(None),
+            self.drawn_heads(has_query=samples.has_query),
+            # features of k heads carry a factor k^{-1/2}
+            math.sqrt(len(self.active)) * self.values,
+            self.activation,
+            dtype=self.dtype,
+        )
+        return np.asarray(outputs, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -317,11 +344,11 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
         Most iterations.
     dtype : "float64" or "float32"
         Precision in which features are computed. The solver works in float64.
-    scaling : "none", "sphere", "standard" or "auto"
+    scaling : "none", "sphere" or "standard"
         What is done to tokens first, as for `AttentionRegressor`; "auto" takes the one of least
         leave-one-out loss of ridge fits to 128 to 500 samples. The paper's bounds are for tokens as
         they come, which is the default.
-    query : "given", "mean", "each" or "auto"
+    query : "given", "mean" or "each"
         As for `AttentionRegressor`, chosen likewise.
 
     Attributes
@@ -401,8 +428,8 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
         tol: float = 1e-3,
         max_iter: int = 20_000,
         dtype: Literal["float64", "float32"] | type | np.dtype = "float64",
-        scaling: Literal["none", "sphere", "standard", "auto"] = "none",
-        query: Literal["given", "mean", "each", "auto"] = "given",
+        scaling: Literal["none", "sphere", "standard"] = "none",
+        query: Literal["given", "mean", "each"] = "given",
     ) -> None:
         self.n_heads = n_heads
         self.heads = heads
@@ -500,9 +527,9 @@ class NormBallClassifier(ClassifierMixin, NormBallModel):
         Most iterations.
     dtype : "float64" or "float32"
         Precision of the features.
-    scaling : "none", "sphere", "standard" or "auto"
+    scaling : "none", "sphere" or "standard"
         What is done to tokens first.
-    query : "given", "mean", "each" or "auto"
+    query : "given", "mean" or "each"
         Where the query of a set comes from.
 
     Attributes
@@ -588,8 +615,8 @@ class NormBallClassifier(ClassifierMixin, NormBallModel):
         tol: float = 1e-3,
         max_iter: int = 20_000,
         dtype: Literal["float64", "float32"] | type | np.dtype = "float64",
-        scaling: Literal["none", "sphere", "standard", "auto"] = "none",
-        query: Literal["given", "mean", "each", "auto"] = "given",
+        scaling: Literal["none", "sphere", "standard"] = "none",
+        query: Literal["given", "mean", "each"] = "given",
     ) -> None:
         self.n_heads = n_heads
         self.heads = heads
@@ -611,26 +638,21 @@ class NormBallClassifier(ClassifierMixin, NormBallModel):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> NormBallClassifier:
         """Fit the values. ``sample_weight`` weighs the loss of each sample."""
-        # labels, and the classes that have weight: only these are fitted
         self._validate_params()
         samples = as_sets(self, X, reset=True).numpy()
         weights = as_weights(sample_weight, samples)
         self.classes_, labels = number_labels(self, y, samples)
-        self.class_has_weight_ = classes_with_weight(self.classes_, labels, weights)
-        weighted = WeightedClasses(self.class_has_weight_, first_of_two=0.0)
+        check_weighted_classes(self.classes_, labels, weights)
 
         # two classes have one output; several have one each, 0 and 1 where the loss is multinomial
-        outputs = one_vs_rest(weighted.numbers(labels), weighted.count)
+        outputs = one_vs_rest(labels, len(self.classes_))
         loss: str = self.loss
-        if weighted.count > 2 and loss == "logistic":
+        if len(self.classes_) > 2 and loss == "logistic":
             outputs = (outputs > 0).astype(np.float64)
             loss = "multinomial"
         values = self._fit_ball(TrainingSet(samples, outputs, weights), loss)
         self.loss_ = self.loss
 
-        # one output for every class, those without weight too
-        self.layer_ = weighted.of_layer(self.layer_)
-        values = weighted.of_all_classes(values, without_weight=0.0)
         self.values_ = without_output_axis(values, len(self.classes_) == 2)
         self.intercept_ = self.layer_.intercept
         return self
@@ -669,4 +691,4 @@ class NormBallClassifier(ClassifierMixin, NormBallModel):
         scores = self.decision_function(X)
         if scores.ndim == 1:
             return np.stack([np.zeros_like(scores), scores], axis=1)
-        return without_weightless(scores, getattr(self, "class_has_weight_", None))
+        return scores
