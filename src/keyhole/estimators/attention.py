@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal
 
@@ -210,9 +211,11 @@ class AttentionModel(BaseEstimator):
         """
         plan = plan_layers(self._given(), Shape.of(data.samples))
         options = self._options(pick_device(self.device, data.samples.sets))
+        is_repeated = len(plan.layers) > 1 and len(data) < FEW_SAMPLES
+        options = replace(options, keeps_grams=is_repeated)
         combination = fit_combination(plan.layers, data, options)
-        if not combination.is_single and len(data) < FEW_SAMPLES:
-            combination = with_honest_predictions(combination, plan.layers, data, options)
+        if is_repeated:
+            combination = with_honest_predictions(combination, data, options)
         self._store(combination, data, plan, rows, n_given)
 
     def _given(self) -> Given:

@@ -110,56 +110,55 @@ def single(member: Member, data: TrainingSet, *, classifies: bool) -> Combinatio
 
 def combine(members: Sequence[Member], data: TrainingSet, *, classifies: bool) -> Combination:
     """Weights of least loss, of the members that have influence."""
-    tried = tuple(members)
-    is_known = [bool(np.isfinite(member.held_out).all()) for member in tried]
-    candidates = [member for member, known in zip(tried, is_known, strict=True) if known]
-    if not candidates:
-        raise ValueError(
-            "none of the members can be judged: under each, some sample is fitted exactly within "
-            "rounding. Pass a positive number as `alpha`, or more samples."
-        )
-    weights, intercept = weights_of(candidates, data, classifies=classifies)
-
-    # members of little influence leave, and at most six stay
-    spreads = np.array([_spread(member, data) for member in candidates])
-    influence = weights * spreads
-    order = np.argsort(-influence, kind="stable")
-    kept = []
-    for position in order[:MOST_MEMBERS]:
-        if influence[position] > LEAST_INFLUENCE * influence.sum():
-            kept.append(int(position))
-    if not kept:
-        # nothing says anything of y: the first member at weight 0 stands for the constant
-        kept = [0]
-    chosen = [candidates[position] for position in sorted(kept)]
-    if len(chosen) < len(candidates):
-        weights, intercept = weights_of(chosen, data, classifies=classifies)
-    held_out = intercept + sum(
-        weight * member.held_out for weight, member in zip(weights, chosen, strict=True)
-    )
+    predictions = np.stack([member.held_out for member in members])
+    kept, weights, intercept = weights_of(predictions, data, classifies=classifies)
     return Combination(
-        members=tuple(chosen),
+        members=tuple(members[position] for position in kept),
         weights=weights,
         intercept=intercept,
-        held_out=np.asarray(held_out),
-        tried=tried,
+        held_out=intercept + np.einsum("c,cnt->nt", weights, predictions[kept]),
+        tried=tuple(members),
     )
 
 
 def weights_of(
-    members: Sequence[Member], data: TrainingSet, *, classifies: bool
+    predictions: Float[np.ndarray, "c n t"], data: TrainingSet, *, classifies: bool
+) -> tuple[list[int], Float[np.ndarray, " k"], Float[np.ndarray, " t"]]:
+    """Which members stay, their weights w ≥ 0, and the intercept of least loss.
+
+    ``predictions`` are held-out predictions of every member. One that is not known for every sample
+    is left out.
+    """
+    known = [i for i in range(len(predictions)) if np.isfinite(predictions[i]).all()]
+    if not known:
+        raise ValueError(
+            "none of the layers can be judged: under each, some sample is fitted exactly within "
+            "rounding. Pass a positive number as `alpha`, or more samples."
+        )
+    weights, intercept = _least_loss(predictions[known], data, classifies=classifies)
+
+    # members of little influence leave, and at most six stay
+    centred = predictions[known] - np.einsum("n,cnt->ct", data.shares, predictions[known])[:, None]
+    spreads = np.sqrt(np.einsum("n,cnt->c", data.shares, np.square(centred)))
+    influence = weights * spreads
+    order = np.argsort(-influence, kind="stable")[:MOST_MEMBERS]
+    least = LEAST_INFLUENCE * influence.sum()
+    kept = sorted(known[position] for position in order if influence[position] > least)
+    if not kept:
+        # nothing says anything of y: the first member, at weight 0, stands for the constant
+        kept = [known[0]]
+    if len(kept) < len(known):
+        weights, intercept = _least_loss(predictions[kept], data, classifies=classifies)
+    return kept, weights, intercept
+
+
+def _least_loss(
+    predictions: Float[np.ndarray, "c n t"], data: TrainingSet, *, classifies: bool
 ) -> tuple[Float[np.ndarray, " c"], Float[np.ndarray, " t"]]:
     """The weights w ≥ 0 and the intercept of least loss on held-out predictions."""
-    predictions = np.stack([member.held_out for member in members])
     if classifies:
         return non_negative_logistic(predictions, labels_of(data.outputs), data.shares)
     return non_negative_least_squares(predictions, data.outputs, data.shares)
-
-
-def _spread(member: Member, data: TrainingSet) -> float:
-    """The standard deviation of the held-out predictions of a member, over all outputs."""
-    centred = member.held_out - data.shares @ member.held_out
-    return math.sqrt(float((data.shares @ np.square(centred)).sum()))
 
 
 def non_negative_least_squares(

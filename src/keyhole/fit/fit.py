@@ -20,7 +20,8 @@ def fit_combination(
     errors, and the weights the loss.
     """
     if len(layers) == 1:
-        member = fit_member(layers[0], data, options, loss=options.loss)
+        criterion = "log_loss" if options.classifies else "squared_error"
+        member = fit_member(layers[0], data, options, loss=options.loss, criterion=criterion)
         return single(member, data, classifies=options.classifies)
     members: list[Member] = []
     embedding: Embedding | None = None

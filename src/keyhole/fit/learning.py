@@ -33,7 +33,7 @@ def learned_heads(
 
 
 def fit_learned_member(
-    settings: LayerSettings, data: TrainingSet, options: FitOptions, *, loss: str
+    settings: LayerSettings, data: TrainingSet, options: FitOptions, *, loss: str, criterion: str
 ) -> Member:
     """Learn heads and fit; held-out predictions are of heads and values that have not seen them.
 
@@ -44,11 +44,11 @@ def fit_learned_member(
     for rest, fold in data.folds(N_FOLDS, classifies=options.classifies, seed=options.seed):
         part = data[rest]
         heads = learned_heads(settings, part, quiet)
-        member = fit_member(replace(settings, heads=heads), part, quiet, loss=loss)
+        member = fit_member(replace(settings, heads=heads), part, quiet, loss=loss, criterion=criterion)
         held_out[fold] = member.predict(data.samples[fold])
 
     heads = learned_heads(settings, data, quiet)
-    member = fit_member(replace(settings, heads=heads), data, quiet, loss=loss)
+    member = fit_member(replace(settings, heads=heads), data, quiet, loss=loss, criterion=criterion)
     member = replace(member, held_out=held_out, learned_note=getattr(heads, "reason", ""))
     if options.tell is not None:
         options.tell(member)

@@ -56,6 +56,10 @@ class Member:
         Whether its factor compares features of samples, and not rows of a kernel.
     factors : tuple of Factor
         One for all outputs; of the log-loss one for each.
+    learned_note : str
+        What learning its heads has gained, if they were learned.
+    gram : array (n, n) or None
+        The Gram matrix of its readout, where that is to be used again.
     """
 
     settings: LayerSettings
@@ -69,6 +73,7 @@ class Member:
     compares_features: bool = True
     factors: tuple[Factor, ...] = field(default=(), repr=False)
     learned_note: str = ""
+    gram: Float[np.ndarray, "n n"] | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -175,13 +180,17 @@ def fit_member(
     options: FitOptions,
     *,
     loss: str = "squared_error",
+    criterion: str = "squared_error",
     embedding: Embedding | None = None,
 ) -> Member:
-    """Fit one layer: its embedding unless it is given, and its values at the best penalty."""
+    """Fit one layer: its embedding unless it is given, and its values at the best penalty.
+
+    ``criterion`` is what the penalty is chosen by: squared errors, or the log-loss of classes.
+    """
     if settings.learns_heads:
         from keyhole.fit.learning import fit_learned_member
 
-        return fit_learned_member(settings, data, options, loss=loss)
+        return fit_learned_member(settings, data, options, loss=loss, criterion=criterion)
     if embedding is None:
         embedding = Embedding.fit(settings.embedding(), data, options)
     problem = RidgeProblem.of(
@@ -190,7 +199,7 @@ def fit_member(
         fit_intercept=options.fit_intercept,
         weights=data.weights,
         groups=data.groups,
-        criterion="log_loss" if options.classifies else "squared_error",
+        criterion=criterion,
     )
     n = len(data)
     second = None
@@ -199,14 +208,19 @@ def fit_member(
         compares_features = second.has_centres
     else:
         compares_features = embedding.is_finite and embedding.n_features < n
+    kept_gram = None
     with blas_threads_for(n):
         if compares_features:
+            if options.keeps_grams:
+                kept_gram = on_host(embedding.gram())
             blocks_of_rows = embedding.row_blocks
             if second is not None:
                 blocks_of_rows = second.row_blocks
             ridge, factors = _solve_features(blocks_of_rows, problem, loss)
         else:
             gram = embedding.gram() if second is None else second.gram()
+            if options.keeps_grams:
+                kept_gram = on_host(gram).copy()
             ridge, factors = _solve_gram(gram, problem, loss)
     coef = ridge.coef
     if second is None and embedding.is_finite and not compares_features:
@@ -223,6 +237,7 @@ def fit_member(
         second=second,
         compares_features=compares_features,
         factors=factors,
+        gram=kept_gram,
     )
     if options.tell is not None:
         options.tell(member)

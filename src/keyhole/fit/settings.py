@@ -107,6 +107,9 @@ class FitOptions:
         What the weights of a combination, or the values of a single member, minimise.
     memory_budget : int
         Bytes of blocks of features.
+    keeps_grams : bool
+        Whether members keep the Gram matrix that they were fitted to, so that the procedure can be
+        repeated on folds.
     tell : function of a member, or None
         Called with every member as soon as it is fitted.
     """
@@ -119,4 +122,5 @@ class FitOptions:
     classifies: bool = False
     loss: str = "squared_error"
     memory_budget: int = 2**30
+    keeps_grams: bool = False
     tell: Callable[[Any], None] | None = None
