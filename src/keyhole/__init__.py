@@ -31,7 +31,7 @@ _MODULES = {
     "AttentionFeatures": "estimators.features",
     "NormBallRegressor": "estimators.norm_ball",
     "NormBallClassifier": "estimators.norm_ball",
-    "lens": "lab.lens.look",
+    "lens": "lab.lens",
     "save": "models",
     "load": "models",
 }
@@ -75,7 +75,7 @@ if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole.estimators import NormBallClassifier as NormBallClassifier
     from keyhole.estimators import NormBallRegressor as NormBallRegressor
     from keyhole.fit.settings import Landmarks as Landmarks
-    from keyhole.lab.lens.look import lens as lens
+    from keyhole.lab.lens import lens as lens
     from keyhole.models import load as load
     from keyhole.models import save as save
     from keyhole.theory import targets as targets
