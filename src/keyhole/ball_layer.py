@@ -33,7 +33,7 @@ from keyhole.ball.projection import NormBall, group_norms
 from keyhole.data.sets import SampleBatch
 from keyhole.solvers.layers import extras_outputs
 from keyhole.solvers.solve import beside, extras_or_none
-from keyhole.training import JoinedSamples, TrainingSet
+from keyhole.training import TrainingSet
 
 Pair = tuple[float, float]
 
@@ -386,11 +386,11 @@ def fit_ball_layer(
     Among several balls, that of least cross-validated loss.
 
     4·n·q·t flops an iteration on q columns at hand; half of the memory is for the design, half for
-    the solver's copy of those columns. ``data`` are prepared samples; they are put in an order of
-    their own, so that neither folds nor rounding depend on the order in which they are given.
+    the solver's copy of those columns. ``data`` are prepared samples.
     """
-    # distinct samples, and outputs in units that suit the loss
-    data = in_canonical_order(JoinedSamples.of(data).data)
+    # samples with weight, sorted by target, and outputs in units that suit the loss
+    data = data.of_positive_weight()
+    data = data[np.lexsort(data.outputs.T[::-1])]
     units = OutputUnits.of(data.outputs, settings)
     targets = np.ldexp(data.outputs - units.origin, -units.exponent)
     rays = [ray.in_units(-units.exponent) for ray in rays]
@@ -555,19 +555,6 @@ def solve(
         gap = solution.certificate.gap
 
 
-def in_canonical_order(data: TrainingSet) -> TrainingSet:
-    """Sort the samples by target, then by the sums of their keys, then by query and extras."""
-    sets = data.samples.sets
-    sums = np.add.reduceat(sets.tokens, sets.offsets[:-1], axis=0)
-    keys = [data.outputs, sums]
-    if sets.query is not None:
-        keys.append(sets.query)
-    if data.samples.extras is not None:
-        keys.append(data.samples.extras)
-    order = np.lexsort(np.concatenate(keys, axis=1).T[::-1])
-    return data[order]
-
-
 def deal_folds(setup: BallSetup, n_folds: int) -> Int[np.ndarray, " n"]:
     """The fold of each sample.
 
@@ -578,9 +565,8 @@ def deal_folds(setup: BallSetup, n_folds: int) -> Int[np.ndarray, " n"]:
     n = len(setup.targets)
     if n < 2:
         raise ValueError(
-            "cross-validation needs at least two samples: got 1 sample (duplicates and samples "
-            "of weight 0 do not count). Give more samples, or fixed numbers as `group_radius` and "
-            "`ball_radius`."
+            "cross-validation needs at least two samples: got 1 sample (samples of weight 0 do "
+            "not count). Give more samples, or fixed numbers as `group_radius` and `ball_radius`."
         )
     folds = np.arange(n) % min(n_folds, n)
     if setup.loss in ("logistic", "multinomial", "hinge"):

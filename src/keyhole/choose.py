@@ -53,7 +53,7 @@ from keyhole.costs import (
     step_seconds,
 )
 from keyhole.data.arrays import on_host
-from keyhole.data.sets import DistinctSamples, SetBatch
+from keyhole.data.sets import SetBatch
 from keyhole.data.tokens import (
     ADDS_FEATURES,
     POOLINGS,
@@ -64,7 +64,7 @@ from keyhole.data.tokens import (
 )
 from keyhole.folds import N_FOLDS, Folds
 from keyhole.key_selection import ALL_KEYS, SelectedKeys, select_keys, selection_seconds
-from keyhole.layer import FittedLayer, fit, learn_tokens, with_ranks_if_drawn
+from keyhole.layer import FittedLayer, fit, learn_tokens
 from keyhole.logistic.gram import logistic_gram
 from keyhole.logistic.problem import LogisticProblem
 from keyhole.ridge.calibration import calibrate, class_scores, labels_of
@@ -72,7 +72,7 @@ from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.problem import RidgeProblem
 from keyhole.solvers.solve import extras_or_none
 from keyhole.spec import AUTO, LayerSpec
-from keyhole.training import JoinedSamples, TrainingSet
+from keyhole.training import TrainingSet
 
 DRAFT_SAMPLES = (500, 350, 250, 180, 128)
 """Samples that settings are chosen by: the first of these numbers that lets all drafts together
@@ -80,7 +80,7 @@ cost no more than `costs.DRAFTS_COST` fits. Rules that five hundred cannot tell 
 exchanged (on digits "standard" and "none" are)."""
 
 MIN_DRAFT_SAMPLES = 8
-"""Distinct samples below which nothing is chosen: tokens stay as they are."""
+"""Samples below which nothing is chosen: tokens stay as they are."""
 
 DRAFT_HEADS = 64
 """Heads at least that settings are chosen with, unless the user asks for fewer."""
@@ -252,7 +252,6 @@ def choose(
     given = data
     exponent = data.output_exponent()
     data = data.with_outputs_in_units(exponent)
-    distinct = data.distinct()
 
     # squared errors of one output have the square of its units; log-losses, and errors of several
     # outputs, each in units of its variance, have none
@@ -263,7 +262,7 @@ def choose(
     chosen = first_settings(spec)
     candidates: tuple[Candidate, ...] = ()
     best: Draft | None = None
-    search = CandidateSearch.of(spec, data, distinct, loss_exponent, tell)
+    search = CandidateSearch.of(spec, data, loss_exponent, tell)
     if search is not None:
         # the stages ask for one draft after the other, and end with the best of them
         stages = all_stages(search)
@@ -293,7 +292,7 @@ def choose(
             chosen = replace(chosen, heads=best.spec.heads, starts=best.spec.starts)
 
     # the number of heads, for the activation and the query that were chosen
-    chosen = replace(chosen, n_heads=final_n_heads(spec, chosen, data, distinct))
+    chosen = replace(chosen, n_heads=final_n_heads(spec, chosen, data))
 
     # a draft that used all samples and all heads need not be fitted again; where the scale of
     # extras is still to be chosen, it must be
@@ -330,9 +329,7 @@ def first_settings(spec: LayerSpec) -> LayerSpec:
     return settings
 
 
-def final_n_heads(
-    spec: LayerSpec, chosen: LayerSpec, data: TrainingSet, distinct: DistinctSamples
-) -> float:
+def final_n_heads(spec: LayerSpec, chosen: LayerSpec, data: TrainingSet) -> float:
     """The number of heads of the final fit.
 
     A query that is open costs as much as one that is given: the number must not depend on whether
@@ -342,7 +339,7 @@ def final_n_heads(
     if chosen.query == "each":
         query = "each"
     priced = replace(spec, activation=chosen.activation, query=query)
-    return choose_n_heads(priced, data.samples, distinct.rows)
+    return choose_n_heads(priced, data.samples, data.positive_rows)
 
 
 def has_extras(spec: LayerSpec, data: TrainingSet) -> bool:
@@ -670,8 +667,8 @@ class CandidateSearch:
         What is tried, the default first.
     chooses_heads, chooses_activation, chooses_loss : bool
         Whether the mean of the heads, the activation, and what values minimise, are open.
-    n_distinct : int
-        Distinct samples of positive weight among all of them.
+    n_weighted : int
+        Samples of positive weight among all of them.
     loss_exponent : int
         Losses that are reported are 2^exponent times as large.
     tell : function, optional
@@ -693,7 +690,7 @@ class CandidateSearch:
     chooses_heads: bool
     chooses_activation: bool
     chooses_loss: bool
-    n_distinct: int
+    n_weighted: int
     loss_exponent: int = 0
     tell: Callable[[Candidate], None] | None = None
     candidates: list[Candidate] = field(default_factory=list)
@@ -705,7 +702,6 @@ class CandidateSearch:
         cls,
         spec: LayerSpec,
         data: TrainingSet,
-        distinct: DistinctSamples,
         loss_exponent: int = 0,
         tell: Callable[[Candidate], None] | None = None,
     ) -> CandidateSearch | None:
@@ -714,8 +710,8 @@ class CandidateSearch:
         None if nothing is open, or if there are too few samples to compare candidates by.
         """
         scalings = open_scalings(spec)
-        poolings = open_poolings(spec, data, distinct)
-        queries = open_queries(spec, data, distinct)
+        poolings = open_poolings(spec, data)
+        queries = open_queries(spec, data)
 
         # a mean of the heads multiplies query and key: without a query there is nothing to act on
         may_have_query = data.samples.sets.query is not None or queries[-1] != "given"
@@ -741,24 +737,21 @@ class CandidateSearch:
         if chooses_activation and chooses_heads:
             n_drafts += 3
         # the two drafts of the log-loss are not counted: what they may cost is NEWTON_COST
-        chooses_loss = may_minimise_log_loss(spec, data, distinct)
+        chooses_loss = may_minimise_log_loss(spec, data)
         if n_drafts == 1 and not chooses_loss:
             return None
 
-        # as many distinct samples as are cheap, but enough to compare candidates by
-        counts = data.samples.token_counts[distinct.rows]
+        # as many samples as are cheap, but enough to compare candidates by
+        counts = data.samples.token_counts[data.positive_rows]
         size = affordable_draft(spec, counts, data.samples.dim, n_drafts)
         if size.n_samples < MIN_DRAFT_SAMPLES:
             return None
 
-        # they are picked by rank, which depends on what a sample is: neither the order of the
-        # samples, nor duplicates, nor rows of weight 0 change the choice
-        part = replace(data[distinct.rows], weights=distinct.weights)
-        if size.n_samples < len(distinct):
-            ranks = data.with_ranks(distinct, spec.seed).ranks
-            assert ranks is not None
-            order = np.argsort(ranks[distinct.rows], kind="stable")
-            part = drawn_part(spec, part, order, size.n_samples)
+        # they are drawn at random
+        part = data.of_positive_weight()
+        n_weighted = len(part)
+        if size.n_samples < n_weighted:
+            part = drawn_part(spec, part, part.shuffled_rows(spec.seed), size.n_samples)
         return cls(
             spec=spec,
             first=replace(
@@ -776,7 +769,7 @@ class CandidateSearch:
             chooses_heads=chooses_heads,
             chooses_activation=chooses_activation,
             chooses_loss=chooses_loss,
-            n_distinct=len(distinct),
+            n_weighted=n_weighted,
             loss_exponent=loss_exponent,
             tell=tell,
         )
@@ -785,7 +778,7 @@ class CandidateSearch:
     def has_all_rows(self) -> bool:
         """Whether the predictions of a draft belong to the samples as they were given.
 
-        So it is where none was joined with a duplicate or left out.
+        So it is where none was left out.
         """
         return len(self.part) == len(self.data)
 
@@ -874,7 +867,7 @@ class CandidateSearch:
         if not isinstance(self.spec.n_heads, str):
             spec = replace(spec, n_heads=self.spec.n_heads)
         asked = replace(self.spec, heads=spec.heads)
-        return replace(spec, n_heads=final_n_heads(asked, spec, self.data, self.data.distinct()))
+        return replace(spec, n_heads=final_n_heads(asked, spec, self.data))
 
     def screened_heads(self, best: Draft) -> LayerSpec | None:
         """Learned heads with starts in the order that short descents say, if any of these gained.
@@ -883,19 +876,13 @@ class CandidateSearch:
         `MIN_SAMPLES_FOR_ONE_SPLIT` samples it takes five descents instead of one.
         """
         is_open = self.spec.heads is None and self.spec.may_learn
-        if not is_open or self.n_distinct < MIN_SAMPLES_FOR_ONE_SPLIT:
+        if not is_open or self.n_weighted < MIN_SAMPLES_FOR_ONE_SPLIT:
             return None
         spec = self.learned_spec(best)
         if has_extras(spec, self.data) and self.spec.extras_scale is None:
             return None
         heads = LearnedHeads()
-        # the draft's samples are distinct; in the order of their ranks the choice does not depend
-        # on the order in which they were given
-        ranks = self.part.with_ranks(self.part.distinct()).ranks
-        assert ranks is not None
-        order = np.argsort(ranks, kind="stable")
-        part = self.part[order]
-        ready = part.with_samples(self.token_rule(spec).apply(part.samples))
+        ready = self.part.with_samples(self.token_rule(spec).apply(self.part.samples))
 
         # descents cost what the coordinates cost that are not zero throughout
         sets = ready.samples.sets
@@ -927,8 +914,7 @@ class CandidateSearch:
         # short descents must already be ahead of the best fixed features on the same samples: on
         # digits they gain, and never get so far. With a leeway of a quarter a default fit there
         # took 7.2 times as long as without learning, in vain; without it 1.5 times
-        rows = order[screening.rows]
-        if screening.error >= self.error_share(best, rows):
+        if screening.error >= self.error_share(best, screening.rows):
             return None
 
         # all starts, as many of the best as a race of them is affordable with all samples and all
@@ -997,7 +983,7 @@ class CandidateSearch:
         """Predicted seconds of one core for one descent, its checks included."""
         samples = ready.samples
         width = samples.dim + 1
-        n = min(self.n_distinct, round(settings.max_samples / math.sqrt(hops)))
+        n = min(self.n_weighted, round(settings.max_samples / math.sqrt(hops)))
         query_dim = samples.query_dim if samples.has_query else 0
         one_step = step_seconds(
             n,
@@ -1063,7 +1049,7 @@ class CandidateSearch:
     @cached_property
     def folds(self) -> Folds:
         """The folds that whole procedures are judged on."""
-        return Folds.of(self.part, classifies=self.spec.classifies)
+        return Folds.of(self.part, seed=self.spec.seed, classifies=self.spec.classifies)
 
     def predictions_on_folds(
         self, spec: LayerSpec, reference: Draft | None = None
@@ -1142,10 +1128,10 @@ class CandidateSearch:
     def may_be_final(self, spec: LayerSpec) -> bool:
         """Whether a draft of these settings is fitted as the final fit would be.
 
-        All distinct samples, all heads, nothing left to tune, and not by conjugate gradients,
+        All samples, all heads, nothing left to tune, and not by conjugate gradients,
         because drafts are solved directly.
         """
-        uses_all_samples = len(self.part) == self.n_distinct
+        uses_all_samples = len(self.part) == self.n_weighted
         nothing_left = self.spec.alphas is None and not self.spec.learns_heads
         tunes_extras = has_extras(spec, self.data) and self.spec.extras_scale != 1.0
         if not uses_all_samples or not nothing_left or tunes_extras or self.spec.solver == "cg":
@@ -1296,10 +1282,10 @@ def open_scalings(spec: LayerSpec) -> tuple[str, ...]:
     return SCALINGS
 
 
-def open_poolings(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples) -> tuple[str, ...]:
+def open_poolings(spec: LayerSpec, data: TrainingSet) -> tuple[str, ...]:
     """The poolings to try.
 
-    Rows of weight 0 are not among the distinct samples, and may have any size.
+    Samples of weight 0 may have any size.
     """
     if spec.pooling != AUTO:
         return (spec.pooling,)
@@ -1307,12 +1293,11 @@ def open_poolings(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples)
     if spec.learns_heads:
         return ("mean",)
 
-    # how many sets the distinct samples have, and how many keys each of these sets
+    # how many sets the samples with weight have, and how many keys each of these sets
+    has_weight = data.weights_or_ones() > 0
     set_counts = data.samples.set_counts
-    is_distinct = np.zeros(len(set_counts), bool)
-    is_distinct[distinct.rows] = True
-    lengths = data.samples.sets.lengths[np.repeat(is_distinct, set_counts)]
-    set_counts = set_counts[is_distinct]
+    lengths = data.samples.sets.lengths[np.repeat(has_weight, set_counts)]
+    set_counts = set_counts[has_weight]
 
     # of one key alone there are no statistics; where all samples have the same size, sums and means
     # are the same, and the size says nothing
@@ -1325,7 +1310,7 @@ def open_poolings(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples)
     return POOLINGS
 
 
-def open_queries(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples) -> tuple[str, ...]:
+def open_queries(spec: LayerSpec, data: TrainingSet) -> tuple[str, ...]:
     """The queries to try: those of the samples, if they have any."""
     if spec.query != AUTO:
         return (spec.query,)
@@ -1337,10 +1322,11 @@ def open_queries(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples) 
     has_hops = spec.learns_heads or bool(getattr(spec.heads, "hops_", ()))
     if not samples.is_plain or has_hops:
         return ("given", "mean")
-    counts = samples.token_counts[distinct.rows]
+    rows = data.positive_rows
+    counts = samples.token_counts[rows]
 
     def seconds(query: str) -> float:
-        n_heads = choose_n_heads(replace(spec, query=query), samples, distinct.rows)
+        n_heads = choose_n_heads(replace(spec, query=query), samples, rows)
         n_tokens = keys_seen(counts, query)
         return fit_seconds(len(counts), n_tokens, samples.dim, n_heads, has_query=True)
 
@@ -1349,7 +1335,7 @@ def open_queries(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples) 
     return ("given", "mean", "each")
 
 
-def may_minimise_log_loss(spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples) -> bool:
+def may_minimise_log_loss(spec: LayerSpec, data: TrainingSet) -> bool:
     """Whether the log-loss is tried: for classes, where its fit is affordable.
 
     Newton steps are made on the host, from a Gram matrix that a device may have made.
@@ -1361,9 +1347,10 @@ def may_minimise_log_loss(spec: LayerSpec, data: TrainingSet, distinct: Distinct
     if spec.alphas is not None:
         return False
     samples = data.samples
-    n = len(distinct)
-    n_tokens = keys_seen(samples.token_counts[distinct.rows], spec.query)
-    n_heads = choose_n_heads(spec, samples, distinct.rows)
+    rows = data.positive_rows
+    n = len(rows)
+    n_tokens = keys_seen(samples.token_counts[rows], spec.query)
+    n_heads = choose_n_heads(spec, samples, rows)
     ridge = fit_seconds(n, n_tokens, samples.dim, n_heads, has_query=True)
     newton = newton_seconds(n, samples.dim, n_heads, data.outputs.shape[1])
     return newton <= max(NEWTON_SECONDS, NEWTON_COST * ridge)
@@ -1387,7 +1374,7 @@ def has_mixed_units(sets: SetBatch) -> bool:
 def affordable_draft(
     spec: LayerSpec, token_counts: Int[np.ndarray, " n"], dim: int, n_drafts: int
 ) -> DraftSize:
-    """How many of n distinct samples, and how many heads, drafts are made with.
+    """How many of n samples, and how many heads, drafts are made with.
 
     As many samples as let all drafts together cost no more than `DRAFTS_COST` fits; then as many
     heads as that leaves room for, between `DRAFT_HEADS` and `MOST_DRAFT_HEADS`.
@@ -1440,7 +1427,7 @@ def affordable_draft(
 
 def choice_seconds(spec: LayerSpec, data: TrainingSet) -> float:
     """Seconds of one core that `choose` takes, predicted from sizes alone."""
-    search = CandidateSearch.of(spec, data, data.distinct())
+    search = CandidateSearch.of(spec, data)
     if search is None:
         return 0.0
     return search.size.seconds
@@ -1451,12 +1438,12 @@ def procedure_seconds(spec: LayerSpec, data: TrainingSet) -> float:
 
     Without the learning of heads, which has a budget of its own.
     """
-    distinct = data.distinct()
-    n_heads = choose_n_heads(spec, data.samples, distinct.rows)
-    counts = data.samples.token_counts[distinct.rows]
+    rows = data.positive_rows
+    n_heads = choose_n_heads(spec, data.samples, rows)
+    counts = data.samples.token_counts[rows]
     n_tokens = keys_seen(counts, spec.query)
     total = fit_seconds(len(counts), n_tokens, data.samples.dim, n_heads, has_query=True)
-    search = CandidateSearch.of(spec, data, distinct)
+    search = CandidateSearch.of(spec, data)
     if search is None:
         return total
     total += search.size.seconds
@@ -1489,18 +1476,17 @@ def choose_extras_scale(spec: LayerSpec, data: TrainingSet) -> float:
 
     The plain version of one scale is ``textbook.ridge(K + scale**2 * Z @ Z.T, y, alpha)``.
     """
-    # at most so many distinct samples, drawn by rank
-    data = with_ranks_if_drawn(spec, data)
+    # at most so many samples, drawn at random
     tokens = learn_tokens(spec, data)
-    samples = JoinedSamples.of(data.prepared(tokens))
-    order = samples.drawn(seed=0)
-    if len(order) < 2:
+    weighted = data.prepared(tokens).of_positive_weight()
+    if len(weighted) < 2:
         return 1.0
-    part = drawn_part(spec, samples.data, order, min(len(order), MAX_SAMPLES_FOR_EXTRAS))
+    n_drawn = min(len(weighted), MAX_SAMPLES_FOR_EXTRAS)
+    part = drawn_part(spec, weighted, weighted.shuffled_rows(spec.seed), n_drawn)
 
     # given penalties are for the sum of squares over all samples, and too large for fewer
     alphas = None
-    if len(part) == samples.n_weighted:
+    if len(part) == len(weighted):
         alphas = spec.alphas
 
     # values of least log-loss have a rule of their own

@@ -178,7 +178,7 @@ def choose_n_heads(spec: LayerSpec, samples: Any, rows: Int[np.ndarray, " r"]) -
 
     M is `AUTO_HEADS`, halved until all direct fits without a device are predicted to take
     `AUTO_SECONDS` at most, or M is `MIN_AUTO_HEADS`: learned heads take one more fit for each part
-    that they hold out. Only the distinct samples, ``rows``, cost time.
+    that they hold out. Only the samples ``rows`` cost time.
     """
     if not isinstance(spec.n_heads, str):
         return spec.n_heads

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int
 
-from keyhole.data.sets import first_in_group, first_occurrences
 from keyhole.ridge.calibration import labels_of
 from keyhole.training import TrainingSet
 
@@ -25,9 +24,7 @@ N_FOLDS = 5
 class Folds:
     """A division of samples into folds.
 
-    Samples of one group are in one fold, and so are duplicates of a sample. What is drawn belongs
-    to the samples, by the hashes behind their ranks: neither their order, nor duplicates, nor
-    samples of weight 0, nor the units of y change which samples are held out together.
+    Samples of one group are in one fold.
 
     Attributes
     ----------
@@ -42,35 +39,30 @@ class Folds:
     count: int
 
     @classmethod
-    def of(cls, data: TrainingSet, n_folds: int = N_FOLDS, *, classifies: bool = False) -> Folds:
+    def of(
+        cls, data: TrainingSet, n_folds: int = N_FOLDS, *, seed: int = 0, classifies: bool = False
+    ) -> Folds:
         """Deal samples out to folds; of every class about as many to each, where there are any."""
-        if data.ranks is None:
-            data = data.with_ranks(data.distinct())
-        assert data.ranks is not None
-
-        # what cannot be divided: a group, or the duplicates of one sample
-        if data.groups is not None:
-            _, unit_of_sample = np.unique(data.groups, return_inverse=True)
+        # what cannot be divided: a group, or a sample
+        if data.groups is None:
+            unit_of_sample = np.arange(len(data))
         else:
-            first = first_in_group(first_occurrences(data.samples, data.outputs), None)
-            _, unit_of_sample = np.unique(first, return_inverse=True)
+            _, unit_of_sample = np.unique(data.groups, return_inverse=True)
         n_units = int(unit_of_sample.max()) + 1
 
-        # the sample of least rank stands for its unit; the rank of samples without weight is n
-        by_rank = np.argsort(data.ranks, kind="stable")
-        representative = np.full(n_units, -1)
-        representative[unit_of_sample[by_rank[::-1]]] = by_rank[::-1]
-        has_weight = np.bincount(unit_of_sample, weights=data.weights_or_ones()) > 0
-        units = np.flatnonzero(has_weight)
+        # units with weight in random order, each with one of its samples
+        units, position = np.unique(unit_of_sample[data.positive_rows], return_index=True)
+        order = np.random.default_rng(seed).permutation(len(units))
+        units = units[order]
+        representative = data.positive_rows[position[order]]
 
-        # class after class, each in the order of ranks, and dealt out in turn
-        order_keys = [data.ranks[representative[units]]]
+        # class after class, dealt out in turn
         if classifies:
-            order_keys.append(labels_of(data.outputs)[representative[units]])
-        dealt = units[np.lexsort(order_keys)]
-        count = max(1, min(n_folds, len(dealt)))
+            by_class = np.argsort(labels_of(data.outputs)[representative], kind="stable")
+            units = units[by_class]
+        count = max(1, min(n_folds, len(units)))
         fold_of_unit = np.zeros(n_units, int)
-        fold_of_unit[dealt] = np.arange(len(dealt)) % count
+        fold_of_unit[units] = np.arange(len(units)) % count
         return cls(numbers=fold_of_unit[unit_of_sample], count=count)
 
     def splits(self) -> Iterator[tuple[Int[np.ndarray, " r"], Int[np.ndarray, " h"]]]:

@@ -122,25 +122,22 @@ def select_keys(spec: LayerSpec, data: TrainingSet) -> SelectedKeys:
     """
     assert isinstance(spec.keys, int)
     data = data.with_samples(backend_for(spec.device).placed(data.samples))
-    distinct = data.distinct()
-    if data.ranks is None:
-        data = data.with_ranks(distinct)
-    folds = Folds.of(data, classifies=spec.classifies)
+    folds = Folds.of(data, seed=spec.seed, classifies=spec.classifies)
     if folds.count < MIN_FOLDS:
         raise ValueError(
             f"keys={spec.keys} selects keys by layers that are fitted without each fold of the "
-            f"samples, which takes {MIN_FOLDS} distinct samples, or groups, of positive weight: "
-            f"got {len(distinct)} samples in {folds.count} folds. Use keys='all', or more samples."
+            f"samples, which takes {MIN_FOLDS} samples, or groups, of positive weight: got "
+            f"{len(data.positive_rows)} samples in {folds.count} folds. Use keys='all', or more "
+            "samples."
         )
 
-    # samples as the scoring layers see them; they are fitted to the distinct ones
+    # samples as the scoring layers see them; they are fitted to those with weight
     standard = TokenRule.learn(data.samples.with_extras(None), "standard", weights=data.weights)
     ready = data.with_samples(scoring_samples(standard, data.samples))
-    training = replace(ready[distinct.rows], weights=distinct.weights)
-    training = with_outputs_of_one_spread(spec, training)
+    training = with_outputs_of_one_spread(spec, ready.of_positive_weight())
 
     # the scoring layers without each fold, and the one that is fitted to all
-    fold_of_row = folds.numbers[distinct.rows]
+    fold_of_row = folds.numbers[data.positive_rows]
     parts = [np.flatnonzero(fold_of_row != fold) for fold in range(folds.count)]
     *without_fold, of_all = fit_scoring_layers(spec, training, [*parts, np.arange(len(training))])
 
@@ -194,7 +191,7 @@ def with_outputs_of_one_spread(spec: LayerSpec, data: TrainingSet) -> TrainingSe
 def fit_scoring_layers(
     spec: LayerSpec, training: TrainingSet, parts: Sequence[Int[np.ndarray, " _"]]
 ) -> list[FiniteLayer]:
-    """A layer of a few zero-mean ReLU heads on each part of some prepared, distinct samples.
+    """A layer of a few zero-mean ReLU heads on each part of some prepared samples.
 
     Features are made once for all parts, unless they exceed the memory.
     """
@@ -239,10 +236,10 @@ def fit_scoring_layers(
 def solved_scoring_layer(spec: LayerSpec, training: TrainingSet, draw: HeadDraw) -> FiniteLayer:
     """The scoring layer of samples that are too many for one matrix of their features.
 
-    Its penalty is that of the first of them, by rank.
+    Its penalty is that of some of them, drawn at random.
     """
-    assert training.ranks is not None
-    first = training[np.argsort(training.ranks, kind="stable")[:SAMPLES_FOR_PENALTY]]
+    drawn = training.shuffled_rows(spec.seed)[:SAMPLES_FOR_PENALTY]
+    first = training[np.sort(drawn)]
     features = attention_features(first.samples, draw, "relu", dtype="float64")
     scoring = replace(
         spec,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from keyhole.attention.activations import check_pointwise
 from keyhole.attention.backends import backend_for, device_to_learn_on
@@ -29,13 +29,13 @@ from keyhole.attention.heads import HeadDistribution
 from keyhole.attention.learned import MAX_HEADS_TO_JUDGE, LearnedHeads
 from keyhole.attention.search import HeldOutPart, Learned
 from keyhole.data.sets import SampleBatch
-from keyhole.data.tokens import ADDS_FEATURES, TokenRule
+from keyhole.data.tokens import TokenRule
 from keyhole.key_selection import SelectedKeys, select_keys
 from keyhole.ridge.problem import RidgeFit
 from keyhole.solvers.layers import Layer
-from keyhole.solvers.solve import LayerFit, exceeds_memory, solve_values
+from keyhole.solvers.solve import LayerFit, solve_values
 from keyhole.spec import AUTO, LayerSpec
-from keyhole.training import JoinedSamples, TrainingSet
+from keyhole.training import TrainingSet
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,6 @@ def fit(
             selected = select_keys(spec, data)
         data = data.with_samples(selected.data.samples)
 
-    # ranks, where samples are drawn; drafts are given few samples, and use all of them
-    if not draft:
-        data = with_ranks_if_drawn(spec, data)
-
     # tokens: scaled, with queries, pooled
     if tokens is None:
         tokens = learn_tokens(spec, data)
@@ -198,13 +194,13 @@ def with_held_out_predictions(
     predicted if every one was held out in turn, a fifth of them otherwise.
     """
     predictions = np.full(data.outputs.shape, np.nan)
-    owner = _joined_rows(data)
     for part in held_out:
-        # samples of the part with their duplicates, or with all of their groups
-        is_unseen = np.isin(owner, part.rows)
+        # samples of the part, or all of their groups; its numbers are among samples with weight
+        is_unseen = np.zeros(len(data), bool)
+        is_unseen[data.positive_rows[part.rows]] = True
         if data.groups is not None:
             is_unseen |= np.isin(data.groups, data.groups[is_unseen])
-        seen = data[np.flatnonzero((owner >= 0) & ~is_unseen)]
+        seen = data[np.flatnonzero(~is_unseen)].of_positive_weight()
         unseen = np.flatnonzero(is_unseen)
 
         # values on the samples seen, in the coordinates that the hops of these heads make
@@ -226,36 +222,6 @@ def with_held_out_predictions(
     squares = np.square(residuals).mean(axis=1)
     error = float(np.average(squares, weights=data.weights_or_ones()[rows]))
     return replace(fitted, solved=solved, held_out_error=error)
-
-
-def _joined_rows(data: TrainingSet) -> Int[np.ndarray, " n"]:
-    """For each sample given, its number among those that heads are learned from; −1 for none."""
-    if data.groups is None:
-        return JoinedSamples.of(data).owner
-    rows = np.full(len(data), -1)
-    rows[data.positive_rows] = np.arange(len(data.positive_rows))
-    return rows
-
-
-def with_ranks_if_drawn(spec: LayerSpec, data: TrainingSet) -> TrainingSet:
-    """The samples with ranks where a fit draws some of them.
-
-    It draws samples to choose the scale of extras, to hold them out, and to stand for their group.
-    Ranks are made of samples as they were given: tokens that were scaled differ in their last
-    digits.
-    """
-    if data.ranks is not None:
-        return data
-    # conjugate gradients hold samples out to choose a penalty
-    by_gradients = spec.solver == "cg"
-    if spec.solver == "auto" and not spec.is_exact:
-        n_features = int(spec.n_heads) * (data.samples.dim + 1)
-        by_gradients = exceeds_memory(len(data), n_features, spec.dtype)
-    has_extras = data.has_extras or spec.pooling in ADDS_FEATURES
-    learns_by_rank = spec.learns_heads and bool(spec.starts)
-    if by_gradients or data.groups is not None or has_extras or learns_by_rank:
-        return data.with_ranks(data.distinct())
-    return data
 
 
 def learn_tokens(spec: LayerSpec, data: TrainingSet) -> TokenRule:
@@ -284,20 +250,7 @@ def learn_heads(spec: LayerSpec, ready: TrainingSet) -> Learned:
     if not spec.learns_heads:
         return Learned(heads)
 
-    # duplicates count as one sample of their joint weight, here as in the layer; with groups every
-    # sample counts
-    if ready.groups is None:
-        data = JoinedSamples.of(ready).data
-    else:
-        data = ready[ready.positive_rows]
-
-    # default settings must not depend on the order of the samples. Heads that the user asks for
-    # hold out runs of consecutive samples, because neighbours in a table are often related
-    order = np.arange(len(data))
-    if spec.starts:
-        assert data.ranks is not None
-        order = np.argsort(data.ranks, kind="stable")
-        data = data[order]
+    data = ready.of_positive_weight()
 
     # a distribution of the user has the arguments that the protocol names
     if not isinstance(heads, LearnedHeads):
@@ -324,7 +277,7 @@ def learn_heads(spec: LayerSpec, ready: TrainingSet) -> Learned:
     else:
         n_heads = int(spec.n_heads)
 
-    learned = heads.learn(
+    return heads.learn(
         data.samples,
         data.outputs,
         weights=data.weights,
@@ -337,8 +290,6 @@ def learn_heads(spec: LayerSpec, ready: TrainingSet) -> Learned:
         settings=settings,
         starts=spec.starts,
     )
-    held_out = tuple(replace(part, rows=order[part.rows]) for part in learned.held_out)
-    return replace(learned, held_out=held_out)
 
 
 def _check_complete(spec: LayerSpec) -> None:

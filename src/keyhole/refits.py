@@ -47,8 +47,7 @@ class Refits:
     Attributes
     ----------
     batch : SetBatch or PooledSets
-        The n' distinct samples of positive weight that were fitted, those of a group next to each
-        other.
+        The n' samples of positive weight that were fitted, those of a group next to each other.
     smoother : Smoother
     outputs, residuals : arrays (n', t)
         Outputs, and outputs less the prediction without the sample or its group; infinite where
@@ -112,33 +111,32 @@ class Refits:
         assert ridge.factor is not None
         assert ridge.left_out is not None
 
-        # the distinct samples, where new ones are compared with them
+        # the samples, where new ones are compared with them
         backend = backend_for(fit.layer.device)
-        joined = fit.samples.data
-        joined = joined.with_samples(backend.placed(joined.samples))
+        solved = fit.samples.data
+        solved = solved.with_samples(backend.placed(solved.samples))
 
         # a group starts where its number differs from that of the sample before
-        if joined.groups is None:
-            group_of_sample = np.arange(len(joined))
+        if solved.groups is None:
+            group_of_sample = np.arange(len(solved))
         else:
-            group_of_sample = joined.groups
+            group_of_sample = solved.groups
         starts = np.flatnonzero(np.diff(group_of_sample, prepend=-1))
 
-        # duplicates stand where the first of them stood; and back to the units of y
-        _, first_row = np.unique(fit.samples.owner, return_index=True)
+        # back to the units of y
         return cls(
             heads=heads,
             activation=spec.activation,
             route=fit.route,
-            batch=joined.samples,
+            batch=solved.samples,
             smoother=ridge.factor.smoother(0),
-            outputs=np.ldexp(joined.outputs, exponent),
+            outputs=np.ldexp(solved.outputs, exponent),
             residuals=np.ldexp(ridge.left_out, exponent),
             coef=np.ldexp(ridge.coef, exponent),
             intercept=np.ldexp(ridge.intercept, exponent),
-            weights=joined.weights_or_ones(),
+            weights=solved.weights_or_ones(),
             starts=starts,
-            rows=rows[first_row],
+            rows=rows[fit.samples.rows],
             alpha=alpha,
             has_variance=bool(alpha > 0 and alpha >= ridge.floor),
             centre=fit.centre,

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from jaxtyping import Float, UInt64
+from jaxtyping import Float
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDraw
 from keyhole.choose import EXTRAS_SCALES, extras_unit
-from keyhole.data.sets import SampleBatch, concatenate, hash_samples
+from keyhole.data.sets import SampleBatch, concatenate
 from keyhole.data.tokens import TokenRule
 from keyhole.ridge.calibration import PathLosses
 from keyhole.ridge.design import DesignMoments, PrincipalAxes
@@ -123,15 +123,15 @@ class Yardstick:
 
 @dataclass(frozen=True)
 class KeptSamples:
-    """A part of the samples: those k distinct ones whose hashes are least.
+    """A random part of the samples: those k of least priority.
 
-    Which ones they are is a function of the data alone, whatever the batches and their order, so
-    that two of these merge like any sum. Duplicates are one sample of their joint weight.
-    ``limit`` is k, ``hashes`` increase, ``sets`` is None if there are none yet.
+    Every sample is given a random number, its priority, as it is added. So two of these merge like
+    any sum, and samples that came sorted are still a fair part of all. ``limit`` is k,
+    ``priorities`` increase, ``sets`` is None if there are none yet.
     """
 
     limit: int
-    hashes: UInt64[np.ndarray, " k"] = field(repr=False)
+    priorities: Float[np.ndarray, " k"] = field(repr=False)
     sets: SampleBatch | None
     columns: Float[np.ndarray, "k t"] = field(repr=False)
     weights: Float[np.ndarray, " k"] = field(repr=False)
@@ -141,34 +141,26 @@ class KeptSamples:
         """None yet, of at most ``limit``."""
         return cls(
             limit=limit,
-            hashes=np.zeros(0, np.uint64),
+            priorities=np.zeros(0),
             sets=None,
             columns=np.zeros((0, n_outputs)),
             weights=np.zeros(0),
         )
 
-    def put(self, sets: SampleBatch, columns: np.ndarray, weights: np.ndarray) -> KeptSamples:
-        """Keep these samples too, as far as they are among the least."""
+    def put(self, data: TrainingSet, n_before: int) -> KeptSamples:
+        """Keep these samples too, as far as they are among the least; ``n_before`` came before."""
         if self.limit == 0:
             return self
-        hashes = hash_samples(sets, columns)
-
-        # once the limit is reached, most samples are beyond the largest hash kept
-        if len(self.hashes) == self.limit:
-            rows = np.flatnonzero(hashes <= self.hashes[-1])
-            if len(rows) == 0:
-                return self
-            hashes = hashes[rows]
-            sets = sets[rows]
-            columns = columns[rows]
-            weights = weights[rows]
-
+        # the priority of a sample follows from its number, whatever the batches
+        generator = np.random.Generator(np.random.PCG64(0).advance(n_before))
         new = KeptSamples(
-            limit=self.limit, hashes=hashes, sets=sets, columns=columns, weights=weights
+            limit=self.limit,
+            priorities=generator.random(len(data)),
+            sets=data.samples,
+            columns=data.outputs,
+            weights=data.weights_or_ones(),
         )
-        if self.sets is None:
-            return new._least()
-        return self + new
+        return self + new._least()
 
     def __add__(self, other: KeptSamples) -> KeptSamples:
         """The least of both."""
@@ -178,7 +170,7 @@ class KeptSamples:
             return other
         both = KeptSamples(
             limit=self.limit,
-            hashes=np.concatenate([self.hashes, other.hashes]),
+            priorities=np.concatenate([self.priorities, other.priorities]),
             sets=concatenate([self.sets, other.sets]),
             columns=np.concatenate([self.columns, other.columns]),
             weights=np.concatenate([self.weights, other.weights]),
@@ -186,17 +178,15 @@ class KeptSamples:
         return both._least()
 
     def _least(self) -> KeptSamples:
-        """The samples of least hash, at most ``limit``; duplicates joined."""
+        """The samples of least priority, at most ``limit``."""
         assert self.sets is not None
-        hashes, first, group = np.unique(self.hashes, return_index=True, return_inverse=True)
-        weights = np.bincount(group.reshape(-1), weights=self.weights)
-        rows = first[: self.limit]
+        rows = np.argsort(self.priorities, kind="stable")[: self.limit]
         return KeptSamples(
             limit=self.limit,
-            hashes=hashes[: self.limit],
+            priorities=self.priorities[rows],
             sets=self.sets[rows],
             columns=self.columns[rows],
-            weights=weights[: self.limit],
+            weights=self.weights[rows],
         )
 
 
@@ -277,8 +267,7 @@ class LayerRecipe:
             features = self.features(part.samples)
             moments.add_rows(features, part.outputs, part.weights, overwrite_rows=True)
         SumSizes.of_moments(moments).check()
-        weights = np.ones(len(data)) if data.weights is None else data.weights
-        kept = sums.kept.put(data.samples, data.outputs, weights)
+        kept = sums.kept.put(data, n_before=int(sums.moments.count))
         return LayerSums(moments=moments, kept=kept)
 
     def check_addable(

@@ -1,7 +1,7 @@
-"""Training samples with their outputs, weights and groups, and the same without duplicates.
+"""Training samples with their outputs, weights and groups.
 
 The plain version, `keyhole.textbook`, has samples as pairs (x_0, x) and outputs y, and neither
-weights nor groups nor duplicates.
+weights nor groups.
 """
 
 from __future__ import annotations
@@ -14,13 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._array import unit_exponent
-from keyhole.data.sets import (
-    DistinctSamples,
-    SampleBatch,
-    concatenate,
-    first_in_group,
-    first_occurrences,
-)
+from keyhole.data.sets import SampleBatch, concatenate
 from keyhole.data.tokens import TokenRule
 
 
@@ -38,17 +32,12 @@ class TrainingSet:
         Not negative; None means that every sample has weight 1.
     groups : array (n,) of int, or None
         Samples of one group are left out together; None means that every sample is its own group.
-    ranks : array (n,) of int, or None
-        The place of each sample in a random order of their own, by which samples are drawn: what is
-        drawn then does not depend on the order in which samples are given. None where nothing is
-        drawn.
     """
 
     samples: SampleBatch
     outputs: Float[np.ndarray, "n t"] = field(repr=False)
     weights: Float[np.ndarray, " n"] | None = field(default=None, repr=False)
     groups: Int[np.ndarray, " n"] | None = field(default=None, repr=False)
-    ranks: Int[np.ndarray, " n"] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.outputs)
@@ -59,17 +48,7 @@ class TrainingSet:
             outputs=self.outputs[rows],
             weights=_rows_or_none(self.weights, rows),
             groups=_rows_or_none(self.groups, rows),
-            ranks=_rows_or_none(self.ranks, rows),
         )
-
-    def distinct(self) -> DistinctSamples:
-        """Which samples are distinct, and the joint weight of each."""
-        return DistinctSamples.of(self.samples, self.outputs, self.weights, self.groups)
-
-    def with_ranks(self, distinct: DistinctSamples, seed: int = 0) -> TrainingSet:
-        """The same samples with the ranks by which some of them are drawn."""
-        ranks = distinct.ranks(self.samples, self.outputs, seed, self.groups)
-        return replace(self, ranks=ranks)
 
     def of_positive_weight(self) -> TrainingSet:
         """The samples that count: none of the others has any effect on a fit."""
@@ -115,12 +94,7 @@ class TrainingSet:
         return replace(self, samples=samples)
 
     def prepared(self, tokens: TokenRule) -> TrainingSet:
-        """The same samples with their tokens scaled, with queries, and pooled.
-
-        Samples are duplicates where they are equal as they were given, whatever scaling makes of
-        them: hashes are made first, and stay with the sets.
-        """
-        self.samples.sets.summary("hashes")
+        """The same samples with their tokens scaled, with queries, and pooled."""
         return self.with_samples(tokens.apply(self.samples))
 
     @property
@@ -141,6 +115,10 @@ class TrainingSet:
             return np.arange(len(self))
         return np.flatnonzero(self.weights > 0)
 
+    def shuffled_rows(self, seed: int) -> Int[np.ndarray, " r"]:
+        """The numbers of the samples that have weight, in random order."""
+        return np.random.default_rng(seed).permutation(self.positive_rows)
+
     def output_exponent(self) -> int:
         """The power of two, as its exponent, in whose units the outputs are of size one."""
         return int(unit_exponent(self.outputs[self.positive_rows]))
@@ -157,83 +135,61 @@ class TrainingSet:
 
 
 @dataclass(frozen=True)
-class JoinedSamples:
-    """The samples that a fit solves for.
+class SolvedSamples:
+    """The samples that a fit solves for: those of weight 0 are gone.
 
-    Duplicates joined, samples of weight 0 gone; and who is who.
-
-    Where there are groups, duplicates are joined within their group only, and a sample of weight 0
-    stays if its group has weight: it is predicted by the fit without its group.
+    Where there are groups, a sample of weight 0 stays if its group has weight: it is predicted by
+    the fit without its group.
 
     Attributes
     ----------
     data : TrainingSet
-        The distinct samples; the weight of each is the joint weight of its duplicates, None if all
-        are 1.
-    owner : array (n,)
-        For each sample given, its position among the distinct ones; −1 if it has no weight and no
-        place there.
+        The n' samples that stay.
+    rows : array (n',)
+        Where each of them stands among the samples given.
+    n_given : int
     """
 
     data: TrainingSet
-    owner: Int[np.ndarray, " n"] = field(repr=False)
+    rows: Int[np.ndarray, " k"] = field(repr=False)
+    n_given: int
 
     @classmethod
-    def of(cls, data: TrainingSet) -> JoinedSamples:
-        """Join exact duplicates, so that repeating a sample is the same as weighting it."""
-        # first[i] is the row where sample i occurs for the first time. The weights of duplicates
-        # add up in that row; they are 0 in the rows of all later duplicates
-        first = first_in_group(first_occurrences(data.samples, data.outputs), data.groups)
-        joint_weights = np.bincount(first, weights=data.weights_or_ones(), minlength=len(data))
+    def of(cls, data: TrainingSet) -> SolvedSamples:
+        """Leave out what has no weight."""
+        if data.weights is None:
+            return cls(data=data, rows=np.arange(len(data)), n_given=len(data))
 
-        # the rows that stay: first occurrences that have weight. With groups, all first occurrences
-        # of a group that has weight: the fit without the group predicts those of weight 0 too
-        stays = joint_weights > 0
+        # samples with weight, and all samples of a group that has weight
+        has_weight = data.weights > 0
+        stays = has_weight
         if data.groups is not None:
-            is_first = first == np.arange(len(data))
-            stays = is_first & np.isin(data.groups, data.groups[stays])
+            stays = np.isin(data.groups, data.groups[has_weight])
         rows = np.flatnonzero(stays)
 
-        # where each sample that was given is found among the rows that stay
-        position = np.full(len(data), -1)
-        position[rows] = np.arange(len(rows))
-        owner = position[first]
-
-        # None stands for weights that are all 1, as everywhere
-        weights_of_rows = joint_weights[rows]
-        distinct_weights = None
-        if not (weights_of_rows == 1.0).all():
-            distinct_weights = weights_of_rows
-
-        # slicing copies all tokens, which is spared where there are no duplicates
-        distinct = data
+        # slicing copies all tokens, which is spared where nothing goes
+        solved = data
         if len(rows) < len(data):
-            distinct = data[rows]
+            solved = data[rows]
 
         # the output of a sample without weight is never used, and may be of any size
-        outputs = np.where(weights_of_rows[:, None] > 0, distinct.outputs, 0.0)
-        ranks = _least_ranks(data.ranks, owner, len(rows))
-        distinct = replace(distinct, outputs=outputs, weights=distinct_weights, ranks=ranks)
-        return cls(data=distinct, owner=owner)
+        assert solved.weights is not None
+        outputs = np.where(solved.weights[:, None] > 0, solved.outputs, 0.0)
+        solved = replace(solved, outputs=outputs)
+        return cls(data=solved, rows=rows, n_given=len(data))
 
     def __len__(self) -> int:
         return len(self.data)
 
-    def drawn(self, seed: int) -> Int[np.ndarray, " r"]:
-        """Positions of the samples of positive weight in random order.
-
-        By rank, or by place if there are no ranks.
-        """
-        # first into an order that does not depend on how the samples were given, then shuffled
-        rows = self.data.positive_rows
-        if self.data.ranks is not None:
-            rows = rows[np.argsort(self.data.ranks[rows], kind="stable")]
-        return np.random.default_rng(seed).permutation(rows)
-
     @property
     def n_weighted(self) -> int:
-        """How many distinct samples have weight."""
+        """How many samples have weight."""
         return len(self.data.positive_rows)
+
+    @property
+    def unsolved_rows(self) -> Int[np.ndarray, " r"]:
+        """Where the samples stood that had no part in the fit."""
+        return np.setdiff1d(np.arange(self.n_given), self.rows)
 
 
 def _rows_or_none(array: np.ndarray | None, rows: Any) -> np.ndarray | None:
@@ -241,16 +197,3 @@ def _rows_or_none(array: np.ndarray | None, rows: Any) -> np.ndarray | None:
     if array is None:
         return None
     return array[rows]
-
-
-def _least_ranks(
-    ranks: Int[np.ndarray, " n"] | None, owner: Int[np.ndarray, " n"], n_joined: int
-) -> Int[np.ndarray, " k"] | None:
-    """The rank of each joined sample: the least of its duplicates'."""
-    if ranks is None:
-        return None
-    has_place = owner >= 0
-    # the least, because it does not depend on which of the duplicates was given first
-    least = np.full(n_joined, np.iinfo(np.int64).max)
-    np.minimum.at(least, owner[has_place], ranks[has_place])
-    return least

@@ -185,32 +185,6 @@ def test_infinite_heads_take_learned_heads(task):
     assert np.isfinite(model.predict(sets)).all()
 
 
-def test_weights_are_duplicates_for_learned_heads_too(task):
-    sets, y = task
-    counts = np.arange(80) % 2 + 1
-    rows = np.repeat(np.arange(80), counts)
-    distribution = kh.LearnedHeads(**FAST)
-    weighted = kh.AttentionRegressor(
-        16,
-        heads=distribution,
-        random_state=0,
-        scaling="none",
-        query="given",
-        activation="relu",
-        pooling="mean",
-    ).fit(sets, y, sample_weight=counts)
-    repeated = kh.AttentionRegressor(
-        16,
-        heads=distribution,
-        random_state=0,
-        scaling="none",
-        query="given",
-        activation="relu",
-        pooling="mean",
-    ).fit(sets[rows], y[rows])
-    np.testing.assert_allclose(weighted.heads_.means_, repeated.heads_.means_, atol=1e-6)
-
-
 def test_the_held_out_part_is_made_of_runs():
     (mask,) = held_out_parts(1000, 0.2, seed=1)
     assert mask.sum() == 200

@@ -130,7 +130,7 @@ def search_of(sets, outputs, **options):
     """A search for default settings, and the first draft that it would make."""
     data = TrainingSet(samples=sets, outputs=outputs)
     spec = LayerSpec(may_learn=True, **options)
-    search = choose.CandidateSearch.of(spec, data, data.distinct())
+    search = choose.CandidateSearch.of(spec, data)
     return search, search.draft(choose.CandidateTrial(search.first))
 
 

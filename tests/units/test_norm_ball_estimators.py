@@ -171,12 +171,13 @@ def test_held_out_losses_are_those_of_refits(sets, y):
             np.testing.assert_allclose(losses[k], error, rtol=0.3)
 
 
-def test_copies_weights_zeros_and_order_agree_to_the_last_bit(sets, y, rng):
+def test_a_weight_of_two_is_two_rows_and_one_of_zero_is_none(sets, y):
     counts = np.arange(40) % 3
-    rows = rng.permutation(np.repeat(np.arange(40), counts))
-    model = kh.NormBallRegressor(8, random_state=0, tol=0.01)
+    rows = np.repeat(np.arange(40), counts)
+    model = kh.NormBallRegressor(8, group_radius=0.3, random_state=0, tol=1e-7)
     weighted = model.fit(sets, y, sample_weight=counts).predict(sets)
-    np.testing.assert_array_equal(model.fit(sets[rows], y[rows]).predict(sets), weighted)
+    repeated = model.fit(sets[rows], y[rows]).predict(sets)
+    np.testing.assert_allclose(repeated, weighted, atol=1e-3 * y.std())
 
 
 @pytest.mark.parametrize("group_radius", [0.2, [0.1, 0.2]])

@@ -119,6 +119,9 @@ class LearningPlan:
 
     ``heads_per_step`` is that of each number of hops; ``judge_heads`` is how many heads a head
     distribution is judged with; ``starts`` are those to try, all of `search.starts_of` if empty.
+    ``holds_out_runs`` says whether runs of consecutive samples are held out where there are no
+    groups. They are where the user asks for learned heads, because neighbours in a table are often
+    related; default settings hold out samples at random.
     """
 
     n_means: int
@@ -133,6 +136,7 @@ class LearningPlan:
     judge_heads: int
     seed: int
     starts: tuple[Start, ...] = ()
+    holds_out_runs: bool = True
     device: str | None = None
     tell: Callable[[str], None] = field(default=lambda text: None, repr=False)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -21,7 +20,7 @@ from keyhole.attention.features import (
 )
 from keyhole.attention.heads import HeadDistribution, HeadDraw
 from keyhole.attention.hops import HopTrace
-from keyhole.data.sets import DistinctSamples, SampleBatch, SetBatch, distinct_hashes, shuffled
+from keyhole.data.sets import SampleBatch, SetBatch
 from keyhole.ridge.gram import centred_inverse, left_out_residuals, loo_gradient, ridge_gram
 from keyhole.ridge.problem import RidgeProblem, check_gram_size, numerical_floor
 
@@ -95,20 +94,18 @@ class Task:
         fit_intercept: bool,
         groups: Int[np.ndarray, " n"] | None = None,
     ) -> Task:
-        """Centre and scale the outputs and the weights; join duplicates, drop samples of weight 0.
+        """Centre and scale the outputs and the weights; drop samples of weight 0.
 
-        Duplicates are one sample of their joint weight. The mean weight is 1: the penalty, which is
-        in proportion to weights, is the search's own.
+        The mean weight is 1: the penalty, which is in proportion to weights, is the search's own.
         """
-        distinct = DistinctSamples.of(batch, columns, weights, groups)
-        weights = distinct.weights
-        if len(distinct) < len(batch):
-            batch = batch[distinct.rows]
-            columns = columns[distinct.rows]
+        rows = rows_with_weight(len(batch), weights)
+        if len(rows) < len(batch):
+            batch = batch[rows]
+            columns = columns[rows]
             if groups is not None:
-                groups = groups[distinct.rows]
+                groups = groups[rows]
         if weights is not None:
-            weights = weights / weights.mean()
+            weights = weights[rows] / weights[rows].mean()
 
         # outputs of mean 0, which the intercept makes up for, and of mean square 1
         if fit_intercept:
@@ -148,19 +145,11 @@ class Task:
         )
 
     def drawn(self, rows: Int[np.ndarray, " r"], count: int, seed: int) -> Int[np.ndarray, " _"]:
-        """At most ``count`` of some of the samples, drawn at random, in their order.
-
-        The same samples are drawn if the rows are permuted.
-        """
+        """At most ``count`` of some of the samples, drawn at random, in their order."""
         if len(rows) <= count:
             return rows
-        order = shuffled(self._hashes[rows], seed)
-        return np.sort(rows[order[:count]])
-
-    @cached_property
-    def _hashes(self) -> np.ndarray:
-        """One hash per sample: every step of a descent draws other samples by them."""
-        return distinct_hashes(self.batch, self.columns, self.groups)
+        drawn = np.random.default_rng(seed).choice(rows, count, replace=False)
+        return np.sort(drawn)
 
     def at_most(self, count: int, seed: int) -> Task:
         """At most ``count`` of the samples, drawn at random; the task itself if it has no more."""
@@ -212,6 +201,13 @@ class Task:
         batch = self.batch.with_sets(hop_trace.sets)
         features = attention_features(batch, heads, self.activation, dtype=heads.dtype)
         return hop_trace, None, features
+
+
+def rows_with_weight(n: int, weights: Float[np.ndarray, " n"] | None) -> Int[np.ndarray, " r"]:
+    """The numbers of the samples, among n, that have weight."""
+    if weights is None:
+        return np.arange(n)
+    return np.flatnonzero(weights > 0)
 
 
 def held_out_parts(

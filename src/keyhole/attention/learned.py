@@ -26,7 +26,7 @@ from keyhole._checks import (
 from keyhole.attention.backends import backend_for
 from keyhole.attention.descent import DescentSettings, HostSamples, LearningPlan
 from keyhole.attention.features import DIFFERENTIABLE, narrow
-from keyhole.attention.head_error import Task
+from keyhole.attention.head_error import Task, rows_with_weight
 from keyhole.attention.heads import FittedHeads, HeadParameters, Pairs
 from keyhole.attention.hops import Ages, Start
 from keyhole.attention.search import (
@@ -38,7 +38,7 @@ from keyhole.attention.search import (
     learn,
     screen,
 )
-from keyhole.data.sets import DistinctSamples, SampleBatch
+from keyhole.data.sets import SampleBatch
 
 
 def check_outputs(y: Any) -> Float[np.ndarray, "n ..."]:
@@ -324,9 +324,9 @@ class LearnedHeads(UnfittedHeads):
             fit_intercept=fit_intercept,
             groups=groups,
         )
-        given_rows = DistinctSamples.of(batch, outputs, weights, groups).rows
+        given_rows = rows_with_weight(len(batch), weights)
         plan = self.plan(task, check_seed(seed), n_heads, device, settings or DescentSettings())
-        plan = replace(plan, starts=starts)
+        plan = replace(plan, starts=starts, holds_out_runs=not starts)
         if plan.steps and activation not in DIFFERENTIABLE:
             check_choice(activation, "activation", DIFFERENTIABLE)
         # float32 has digits enough to steer by
@@ -361,9 +361,9 @@ class LearnedHeads(UnfittedHeads):
             fit_intercept=fit_intercept,
             groups=groups,
         )
-        given_rows = DistinctSamples.of(batch, y, weights, groups).rows
+        given_rows = rows_with_weight(len(batch), weights)
         plan = self.plan(task, seed, None, device, settings)
-        plan = replace(plan, steps=SCREENING_STEPS)
+        plan = replace(plan, steps=SCREENING_STEPS, holds_out_runs=False)
         task = task.with_sets(narrow(task.batch.sets, np.dtype(np.float32)))
         with one_blas_thread():
             return screen(task, plan, given_rows)

@@ -284,7 +284,10 @@ class Split:
         Of each part ``max_samples`` are judged at most, by a fit to twice as many others.
         """
         max_samples = plan.settings.max_samples
-        masks = held_out_parts(len(task), plan.validation, plan.seed, task.groups, turns)
+        groups = task.groups
+        if groups is None and not plan.holds_out_runs:
+            groups = np.arange(len(task))
+        masks = held_out_parts(len(task), plan.validation, plan.seed, groups, turns)
         if not masks:
             return None
         judged = [task.drawn(np.flatnonzero(mask), max_samples, plan.seed) for mask in masks]

@@ -230,7 +230,7 @@ class AttentionModel(SetModel):
         procedure has .375 ± .089. Here settings are chosen again without each fold. The cost is
         that of ``n_folds`` fits, each with its choices.
 
-        Groups and duplicates are held out together, and weights weigh the loss.
+        Groups are held out whole, and weights weigh the loss.
 
         Examples
         --------
@@ -446,8 +446,7 @@ class AttentionModel(SetModel):
         Returns
         -------
         self
-            ``selection_.method`` says which it was. Duplicates of a sample count as samples of
-            their own.
+            ``selection_.method`` says which it was.
 
         Notes
         -----
@@ -778,11 +777,11 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     selection_ : Selection
         How the penalty was chosen: method, criterion, penalties tried, their scores.
     loo_predictions_ : array (n,) or (n, outputs)
-        Prediction for each training sample by the model fitted without it and without its exact
-        duplicates; where heads were learned, NaN for samples that they were learned from.
+        Prediction for each training sample by the model fitted without it; where heads were
+        learned, NaN for samples that they were learned from.
     jackknife_errors_ : array (k, outputs)
-        Absolute leave-one-out errors of up to 2048 samples, sorted for each output. Groups and
-        duplicates have one each. `predict_interval` uses them where there are no leave-one-out
+        Absolute leave-one-out errors of up to 2048 samples, sorted for each output. A group has one.
+        `predict_interval` uses them where there are no leave-one-out
         fits. There are few or none after "cg".
     intercept_ : float or array (outputs,)
         b.
@@ -791,7 +790,8 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     layer_ : FiniteLayer or KernelLayer
         What predicts; for finite heads ``layer_.heads.block(0, M)`` draws the query-key matrices.
     dual_coef_ : array (n', outputs)
-        For infinite heads: f(x) = Σ_i dual_coef_i K(x, x_i) + b over the n' distinct training sets.
+        For infinite heads: f(x) = Σ_i dual_coef_i K(x, x_i) + b over the n' training samples that
+        have weight.
     solver_ : str
         "primal", "dual", "kernel" or "cg".
     residual_ : float
@@ -814,8 +814,8 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
 
     Notes
     -----
-    Exact duplicates of a sample (same keys in any order, same query, same y) count as one sample of
-    their joint weight, so leave-one-out leaves all of them out. Temporaries stay within
+    A sample is a row, and leave-one-out leaves out one at a time: give copies of one observation
+    the same label in ``groups``. Temporaries stay within
     scikit-learn's ``working_memory`` setting (1 GiB); the n × n or p × p Gram matrix comes on top.
     A fit keeps a copy of its training samples for `predict_interval` and the like, unless their
     factor, n × n or n × p numbers, would exceed ``working_memory``.
@@ -948,7 +948,7 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         guaranteed for one particular x, or if new samples come from elsewhere (see `novelty`).
         Penalty, scaling and heads were chosen on the same samples, which weakens the guarantee.
 
-        Duplicates of a sample count as one. ``sample_weight`` weighs the fit, but not the ranks:
+        ``sample_weight`` weighs the fit, but not the ranks:
         all samples of positive weight count equally. With ``groups`` the fits leave out whole
         groups, each sample counts as one over the size of its group, and the guarantee is for a
         sample of a new group.
@@ -1106,7 +1106,7 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
     values_ : array (M, D), or (M, D, classes) for more than two classes
         v, for finite heads.
     dual_coef_ : array (n',) or (n', classes)
-        For infinite heads, over the n' distinct training sets.
+        For infinite heads, over the n' training samples that have weight.
     layer_ : FiniteLayer or KernelLayer
         What predicts.
     solver_ : str

@@ -230,8 +230,7 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, NormBallModel):
     constant : float
         c of the theory's radii.
     n_folds : int
-        Folds of cross-validation. Samples are sorted by y and dealt in turn, so folds are balanced
-        and do not depend on the order of the samples; exact duplicates stay together.
+        Folds of cross-validation. Samples are sorted by y and dealt in turn, so folds are balanced.
     tol : float
         Stop when the duality gap is below tol times the loss (or 1e-3 of the best constant's, if
         larger).

@@ -50,11 +50,11 @@ def loss_of_procedure(spec: LayerSpec, data: TrainingSet, n_folds: int) -> Proce
     ``spec`` is what the user asked for, with everything open that was open.
     """
     data = data.of_positive_weight()
-    folds = Folds.of(data, n_folds, classifies=spec.classifies)
+    folds = Folds.of(data, n_folds, seed=spec.seed, classifies=spec.classifies)
     if folds.count < 2:
         raise ValueError(
-            "procedure_loss holds folds out, which takes two distinct samples, or groups, of "
-            f"positive weight: got {len(data)} samples in one. Give more samples."
+            "procedure_loss holds folds out, which takes two samples, or groups, of positive "
+            f"weight: got {len(data)} samples in one. Give more samples."
         )
     losses = np.empty(len(data))
     for rest, held_out in folds.splits():

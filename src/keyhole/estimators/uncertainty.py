@@ -116,8 +116,6 @@ def some_errors(errors: Float[np.ndarray, "k t"]) -> Float[np.ndarray, "l t"]:
     """
     errors = np.where(np.isnan(errors), np.inf, errors)
     if len(errors) > MAX_ERRORS_KEPT:
-        # sorted first, so that the order of the samples does not decide which are kept
-        errors = errors[np.lexsort(errors.T)]
         rows = np.random.default_rng(0).permutation(len(errors))[:MAX_ERRORS_KEPT]
         errors = errors[rows]
     return np.sort(errors, axis=0)

@@ -83,7 +83,7 @@ class Preconditioner:
         check_gram_size(square.diagonal())
         values, vectors = eigh(square)
         nonzero = values > GUARD * np.finfo(columns.dtype).eps * values[-1]
-        # one sample, or duplicates of it: nothing remains after centring
+        # one sample, or copies of it: nothing remains after centring
         if not nonzero.any():
             return cls(basis=columns[:, :0], values=np.zeros(0))
         return cls._whiten(columns, vectors[:, nonzero] / np.sqrt(values[nonzero]))

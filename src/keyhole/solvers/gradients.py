@@ -47,7 +47,7 @@ MIN_SAMPLES_FOR_MEAN_FEATURE = 32
 """Samples at least, or a sixteenth of all, whose mean feature is taken off all features."""
 
 ONE_IN_HELD_OUT = 10
-"""One distinct sample in so many is held out to choose a penalty."""
+"""One sample in so many is held out to choose a penalty."""
 
 TOLERANCE = {"float64": 1e-8, "float32": 1e-6}
 """Relative residual asked for: what products of that precision can reach, and more than predictions
@@ -122,16 +122,15 @@ def _nothing_held_out(problem: ValueProblem, alphas: Float[np.ndarray, " a"]) ->
         errors=unknown,
         log_losses=log_losses,
         best=0,
-        predictions=np.full((len(problem.samples.owner), n_outputs), np.nan),
+        predictions=np.full((problem.samples.n_given, n_outputs), np.nan),
     )
 
 
 def _hold_out(problem: ValueProblem, alphas: Float[np.ndarray, " a"]) -> HeldOutTrial:
     """Fit nine tenths of the samples at every penalty; the last tenth judges the penalties."""
-    # one distinct sample in ten, by rank, so that the order of the samples does not matter
+    # one sample in ten, at random
     data = problem.samples.data
-    owner = problem.samples.owner
-    order = problem.samples.drawn(seed=1)
+    order = data.shuffled_rows(seed=1)
     held_out = np.sort(order[::ONE_IN_HELD_OUT])
     rest = np.setdiff1d(order, held_out)
     if len(rest) == 0:
@@ -160,11 +159,8 @@ def _hold_out(problem: ValueProblem, alphas: Float[np.ndarray, " a"]) -> HeldOut
         best = int(np.argmin(log_losses))
 
     # hand the predictions back to the samples as they were given
-    position = np.full(len(data), -1)
-    position[held_out] = np.arange(len(held_out))
-    was_held_out = (owner >= 0) & (position[owner] >= 0)
-    predictions = np.full((len(owner), targets.shape[1]), np.nan)
-    predictions[was_held_out] = predictions_of_alpha[best][position[owner[was_held_out]]]
+    predictions = np.full((problem.samples.n_given, targets.shape[1]), np.nan)
+    predictions[problem.samples.rows[held_out]] = predictions_of_alpha[best]
     return HeldOutTrial(errors=errors, log_losses=log_losses, best=best, predictions=predictions)
 
 

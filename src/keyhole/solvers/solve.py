@@ -34,7 +34,7 @@ from keyhole.ridge.design import ridge_rows
 from keyhole.ridge.problem import UNSTEADY, RidgeFit, RidgeProblem, RoundingWarning, steadiness
 from keyhole.solvers.layers import FiniteLayer, KernelLayer, Layer
 from keyhole.spec import LayerSpec
-from keyhole.training import JoinedSamples, TrainingSet
+from keyhole.training import SolvedSamples, TrainingSet
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class LayerFit:
         Penalties, their errors, and what those errors are. NaN for a single sample, which leaves
         nothing to fit.
     predictions : array (n, t)
-        For each sample given, the prediction of a fit without it and its duplicates (or without its
-        group); NaN for one that was not left out. Empty if nobody went over the samples again.
+        For each sample given, the prediction of a fit without it (or without its group); NaN for
+        one that was not left out. Empty if nobody went over the samples again.
     route : str
         "primal", "dual", "kernel" or "cg".
-    samples : JoinedSamples or None
+    samples : SolvedSamples or None
         What was solved for; None where samples came in batches.
     centre : array (p,) or None
         What the dual route took off the features of every sample: the dual coefficients and the
@@ -63,38 +63,27 @@ class LayerFit:
     ridge: RidgeFit
     predictions: Float[np.ndarray, "n t"] = field(repr=False)
     route: str
-    samples: JoinedSamples | None = field(default=None, repr=False)
+    samples: SolvedSamples | None = field(default=None, repr=False)
     centre: Float[np.ndarray, " p"] | None = field(default=None, repr=False)
 
     def judged_rows(self) -> Int[np.ndarray, " k"]:
-        """One of the samples given for every distinct sample, or every group, that was left out.
+        """The samples with weight that were left out; where there are groups, one of each.
 
-        Samples that are left out together tell one thing. The sample that stands for a group is
-        drawn at random, always the same, and by its rank wherever the samples stood.
+        Samples of a group are left out together, and tell one thing. Which of them stands for its
+        group is drawn at random, always the same.
         """
         assert self.samples is not None
-        owner_of_all = self.samples.owner
         data = self.samples.data
+        rows = self.samples.rows[data.positive_rows]
+        is_left_out = np.isfinite(self.predictions[rows]).all(axis=1)
+        if data.groups is None:
+            return rows[is_left_out]
 
-        # samples that were left out, and have a place among the distinct ones
-        is_left_out = np.isfinite(self.predictions).all(axis=1) & (owner_of_all >= 0)
-        rows = np.flatnonzero(is_left_out)
-        owner = owner_of_all[rows]
-        if data.weights is not None:
-            has_weight = data.weights[owner] > 0
-            rows = rows[has_weight]
-            owner = owner[has_weight]
-
-        # one for every distinct sample, or for every group
-        if data.groups is not None:
-            if data.ranks is None:
-                order = np.random.default_rng(0).permutation(len(rows))
-            else:
-                order = np.argsort(data.ranks[owner], kind="stable")
-            rows = rows[order]
-            owner = data.groups[owner[order]]
-        _, first = np.unique(owner, return_index=True)
-        return np.sort(rows[first])
+        groups = data.groups[data.positive_rows][is_left_out]
+        rows = rows[is_left_out]
+        order = np.random.default_rng(0).permutation(len(rows))
+        _, first = np.unique(groups[order], return_index=True)
+        return np.sort(rows[order[first]])
 
     def in_units(self, exponent: int) -> LayerFit:
         """The fit to outputs 2^exponent times as large."""
@@ -108,13 +97,13 @@ class LayerFit:
 
 @dataclass(frozen=True)
 class ValueProblem:
-    """What a route is given: distinct samples, heads, and the ridge problem of their outputs.
+    """What a route is given: samples, heads, and the ridge problem of their outputs.
 
     ``heads`` are drawn, or are the distribution of infinitely many. ``logistic`` is there where the
     log-loss is minimised, and takes the place of the ridge problem.
     """
 
-    samples: JoinedSamples
+    samples: SolvedSamples
     heads: HeadDraw | HeadDistribution
     ridge: RidgeProblem
     spec: LayerSpec
@@ -123,7 +112,7 @@ class ValueProblem:
 
     @property
     def batch(self) -> Any:
-        """The distinct samples themselves."""
+        """The samples themselves."""
         return self.samples.data.samples
 
     def with_samples(self, samples: Any) -> ValueProblem:
@@ -239,13 +228,12 @@ def solve_values(
             "fewer samples, or loss='squared_error', which needs neither."
         )
 
-    # join duplicates, so that leaving one sample out leaves all its duplicates out
-    samples = JoinedSamples.of(data)
+    samples = SolvedSamples.of(data)
     has_choice = spec.alphas is None or len(spec.alphas) > 1
     if not use_gradients and samples.n_weighted < 2 and has_choice:
         raise ValueError(
-            "leave-one-out needs at least two samples: got 1 sample (duplicates and samples of "
-            "weight 0 do not count). Give more samples, or one fixed number as `alpha`."
+            "leave-one-out needs at least two samples: got 1 sample (samples of weight 0 do not "
+            "count). Give more samples, or one fixed number as `alpha`."
         )
 
     # pose the ridge problem
@@ -347,24 +335,18 @@ def _warn_of_rounding(ridge: RidgeFit, dtype: str) -> None:
 
 
 def _left_out_predictions(
-    data: TrainingSet, samples: JoinedSamples, layer: Layer, ridge: RidgeFit, memory_budget: int
+    data: TrainingSet, samples: SolvedSamples, layer: Layer, ridge: RidgeFit, memory_budget: int
 ) -> Float[np.ndarray, "n t"]:
     """Leave-one-out predictions, y − e, of the samples as they were given."""
     assert ridge.left_out is not None
     predictions = np.full(data.outputs.shape, np.nan)
-
-    # each sample has the prediction of the distinct sample that it is a duplicate of
-    has_place = samples.owner >= 0
     if samples.n_weighted > 1:
-        of_distinct = samples.data.outputs - ridge.left_out
-        predictions[has_place] = of_distinct[samples.owner[has_place]]
+        predictions[samples.rows] = samples.data.outputs - ridge.left_out
 
-    # a sample of weight 0, without duplicates and group, had no part in the fit: the layer itself
-    # is the fit without it
-    if not has_place.all():
-        predictions[~has_place] = layer.predict(
-            data.samples[~has_place], memory_budget=memory_budget
-        )
+    # a sample of weight 0 had no part in the fit: the layer itself is the fit without it
+    unsolved = samples.unsolved_rows
+    if len(unsolved) > 0:
+        predictions[unsolved] = layer.predict(data.samples[unsolved], memory_budget=memory_budget)
     return predictions
 
 
