@@ -36,6 +36,20 @@ ESTIMATORS = [
 ]
 
 
+WEIGHTS_AND_ROWS = (
+    "penalties and radii that are chosen are judged on rows, and weights count up to a common "
+    "factor: a weight of two is two rows where the penalty is given (tests/units/test_weights.py)"
+)
+
+
+def expected_failed_checks(estimator):
+    """The checks that an estimator cannot pass, each with the reason."""
+    chosen = getattr(estimator, "alpha", None) or getattr(estimator, "group_radius", None)
+    if isinstance(chosen, str):
+        return {"check_sample_weight_equivalence_on_dense_data": WEIGHTS_AND_ROWS}
+    return {}
+
+
 FURTHER = [
     kh.AttentionRegressor(n_heads=3, alpha=0.1),
     kh.NormBallRegressor(n_heads=4, n_folds=2, tol=0.01),
@@ -57,19 +71,23 @@ FEW_HEADS_AND_MANY = [
 ]
 
 
-@parametrize_with_checks(ESTIMATORS)
+@parametrize_with_checks(
+    ESTIMATORS, expected_failed_checks=expected_failed_checks, xfail_strict=True
+)
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
 
 @pytest.mark.slow
-@parametrize_with_checks(FURTHER)
+@parametrize_with_checks(FURTHER, expected_failed_checks=expected_failed_checks, xfail_strict=True)
 def test_scikit_learns_own_checks_with_other_options(estimator, check):
     check(estimator)
 
 
 @pytest.mark.slow
-@parametrize_with_checks(FEW_HEADS_AND_MANY)
+@parametrize_with_checks(
+    FEW_HEADS_AND_MANY, expected_failed_checks=expected_failed_checks, xfail_strict=True
+)
 def test_scikit_learns_own_checks_with_few_heads_and_many(estimator, check):
     check(estimator)
 

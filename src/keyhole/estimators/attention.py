@@ -780,9 +780,9 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         Prediction for each training sample by the model fitted without it; where heads were
         learned, NaN for samples that they were learned from.
     jackknife_errors_ : array (k, outputs)
-        Absolute leave-one-out errors of up to 2048 samples, sorted for each output. A group has one.
-        `predict_interval` uses them where there are no leave-one-out
-        fits. There are few or none after "cg".
+        Absolute leave-one-out errors of up to 2048 samples, sorted for each output. A group has
+        one. `predict_interval` uses them where there are no leave-one-out fits. There are few or
+        none after "cg".
     intercept_ : float or array (outputs,)
         b.
     values_ : array (M, D) or (M, D, outputs)
