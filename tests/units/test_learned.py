@@ -185,6 +185,27 @@ def test_infinite_heads_take_learned_heads(task):
     assert np.isfinite(model.predict(sets)).all()
 
 
+def test_learning_that_gained_nothing_says_so(rng, capsys):
+    """y is noise: no heads are better than others."""
+    sets = kh.SetBatch(rng.normal(size=(80, 3, 2)), query=rng.normal(size=(80, 2)))
+    y = rng.normal(size=80)
+    model = kh.AttentionRegressor(
+        16, heads=kh.LearnedHeads(max_iter=5), random_state=0, verbose=True
+    )
+    summary = model.fit(sets, y).summary()
+    assert model.heads_.chosen != "learned"
+    words = "Learning the heads gained nothing: predictions are those of heads without learning"
+    assert words in summary
+    assert words in capsys.readouterr().out
+
+
+def test_learning_that_gained_says_nothing_of_the_kind(task):
+    sets, y = task
+    model = kh.AttentionRegressor(16, heads=kh.LearnedHeads(**FAST), random_state=0).fit(sets, y)
+    assert model.heads_.chosen == "learned"
+    assert "gained nothing" not in model.summary()
+
+
 def test_the_held_out_part_is_made_of_runs():
     (mask,) = held_out_parts(1000, 0.2, seed=1)
     assert mask.sum() == 200

@@ -47,7 +47,13 @@ from keyhole.estimators.classes import (
 )
 from keyhole.estimators.explanations import weights_of_hops
 from keyhole.estimators.procedure import ProcedureLoss, loss_of_procedure
-from keyhole.estimators.report import say, settings_line, summary_of, tell_candidate
+from keyhole.estimators.report import (
+    say,
+    settings_line,
+    summary_of,
+    tell_candidate,
+    why_not_learned,
+)
 from keyhole.estimators.selection import Selection
 from keyhole.estimators.uncertainty import (
     Calibration,
@@ -177,6 +183,9 @@ class AttentionModel(SetModel):
         self._store_left_out(fitted, data, labels=y)
         if self.verbose:
             say(f"chosen: {settings_line(self)}")
+            remark = why_not_learned(self)
+            if remark is not None:
+                say(remark)
         return self
 
     @property

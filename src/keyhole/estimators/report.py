@@ -6,6 +6,8 @@ import math
 import sys
 from typing import Any
 
+from keyhole.attention.heads import FittedHeads
+from keyhole.attention.learned import LearnedHeads
 from keyhole.choose import Candidate
 from keyhole.costs import AUTO_HEADS, AUTO_SECONDS
 
@@ -29,9 +31,9 @@ def summary_of(model: Any) -> str:
     """The settings that were chosen, and every candidate with its loss and its cost."""
     lines = [f"{type(model).__name__}: {settings_line(model)}"]
     lines += [f"penalty {model.alpha_:.3g}, by {selection_words(model)}"]
-    reason = why_fewer_heads(model)
-    if reason is not None:
-        lines.append(reason)
+    for remark in (why_fewer_heads(model), why_not_learned(model)):
+        if remark is not None:
+            lines.append(remark)
     if not model.candidates_:
         lines.append("Nothing was left to choose, or there were too few samples to choose by.")
         return "\n".join(lines)
@@ -101,6 +103,19 @@ def why_fewer_heads(model: Any) -> str | None:
         f"{int(model.n_heads_)} heads instead of {AUTO_HEADS}: with more, a fit is predicted "
         f"to take over {AUTO_SECONDS:.0f} s of one core, or its sums to be too large. Set "
         "`n_heads` to have more."
+    )
+
+
+def why_not_learned(model: Any) -> str | None:
+    """That heads which were to be learned gained nothing, and by which errors; None otherwise."""
+    # default settings may choose learned heads too
+    was_to_learn = model.heads is None or isinstance(model.heads, LearnedHeads)
+    fitted = model.heads_
+    if not was_to_learn or not isinstance(fitted, FittedHeads) or fitted.chosen == "learned":
+        return None
+    return (
+        "Learning the heads gained nothing: predictions are those of heads without learning "
+        f"({fitted.reason})."
     )
 
 
