@@ -480,7 +480,6 @@ def bench_ridge(n: int, seed: int) -> None:
 def stages(sets: kh.SetBatch, y: np.ndarray) -> None:
     """Where the time of a fit goes."""
     from keyhole.attention.kernels import tensor_kernel
-    from keyhole.layer import distinct_samples
     from keyhole.ridge.device import DeviceRidge, factorise_lower, inverse_diagonal, invert_lower
     from keyhole.ridge.problem import RidgeProblem
 
@@ -498,7 +497,6 @@ def stages(sets: kh.SetBatch, y: np.ndarray) -> None:
         return result
 
     n = len(sets)
-    clock("distinct samples, on the host", lambda: distinct_samples(sets, y[:, None], None))
     moved = sets.to("cuda")
     gram = clock(
         "Gram matrix, stored in float64",

@@ -18,7 +18,6 @@ def fit_layer(
     *,
     weights=None,
     groups=None,
-    ranks=None,
     draft=False,
     keep_factor=False,
     **settings,
@@ -28,7 +27,7 @@ def fit_layer(
     """
     first = {"activation": "relu", "pooling": "mean"}
     spec = LayerSpec(alphas=alphas, **(first | settings))
-    data = TrainingSet(samples, outputs, weights, groups, ranks)
+    data = TrainingSet(samples, outputs, weights, groups)
     return solve_values(spec, data, heads, draft=draft, keep_factor=keep_factor)
 
 

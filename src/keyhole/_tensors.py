@@ -132,36 +132,10 @@ def _chunks(tokens: torch.Tensor) -> list[tuple[int, int]]:
     return [(start, min(start + step, len(tokens))) for start in range(0, len(tokens), step)]
 
 
-_MIX = 0x9E3779B97F4A7C15 - 2**64
-"""`arrays.MIX` as a number with a sign, of the same bits: torch has no other integers."""
-
-
-def hashes_of_sets(tokens: torch.Tensor, offsets: np.ndarray) -> np.ndarray:
-    """`summaries.hashes_of_sets`, to the last bit."""
-    hashes = torch.empty(len(tokens), dtype=torch.int64, device=tokens.device)
-    for start, stop in _chunks(tokens):
-        # −0.0 + 0.0 is 0.0: rows that compare equal hash alike
-        numbers = tokens[start:stop].to(torch.float64) + 0.0
-        words = numbers.T.contiguous().view(torch.int64)
-        mixed = torch.zeros(stop - start, dtype=torch.int64, device=tokens.device)
-        # two rounds more, as `arrays.plain_hash_rows` has them
-        for word in (*words, 0, 0):
-            mixed = (mixed ^ word) * _MIX
-            # a shift that brings in zeros, not the sign
-            mixed = mixed ^ ((mixed >> 29) & (2**35 - 1))
-        hashes[start:stop] = mixed
-
-    # sums of runs are differences of running sums, modulo 2⁶⁴
-    sums = torch.nn.functional.pad(torch.cumsum(hashes, 0), (1, 0))
-    ends = as_tensor(offsets, tokens)
-    return as_array(torch.diff(sums[ends])).view(np.uint64)
-
-
 def statistics_of_sets(tokens: torch.Tensor, offsets: np.ndarray) -> np.ndarray:
     """`summaries.statistics_of_sets`, within rounding.
 
-    As there, the order of the keys changes no bit: duplicates of a sample are found by them where
-    its query is the mean of its keys.
+    As there, the order of the keys changes no bit.
     """
     lengths = as_tensor(np.diff(offsets), tokens)
 

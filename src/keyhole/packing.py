@@ -307,7 +307,6 @@ UNSAVED = {
     "FiniteLayer": {"device"},
     "KernelLayer": {"device", "dtype"},
     "TokenRule": {"hops"},
-    "TrainingSet": {"ranks"},
 }
 """What is not in a file: functions, which are no data; devices, which the reader may not have:
 NumPy predicts; and the hops of a rule, which are those of the head distribution."""
@@ -865,14 +864,12 @@ RULES: dict[str, dict[str, Callable[[Any], Any]]] = {
         ),
     },
     "KeptSamples": {
-        "hashes of samples that are no increasing numbers, or too many": lambda r: (
-            r.hashes.dtype != np.uint64
-            or len(r.hashes) > r.limit
-            or not (r.hashes[:-1] < r.hashes[1:]).all()
+        "priorities of samples that do not increase, or too many": lambda r: (
+            len(r.priorities) > r.limit or not (r.priorities[:-1] <= r.priorities[1:]).all()
         ),
         "samples kept of no weight": lambda r: not (r.weights > 0).all(),
         "samples kept without their sets": lambda r: (
-            len(r.hashes) > 0 if r.sets is None else len(r.sets) != len(r.hashes)
+            len(r.priorities) > 0 if r.sets is None else len(r.sets) != len(r.priorities)
         ),
     },
     "TrainingSet": {

@@ -1,7 +1,7 @@
 """Automatic choices: what a fit chooses depends on its samples, and not on how they are written.
 
-The same problem is posed twice and fitted twice with everything automatic. Between the two, samples
-or keys change places, duplicates stand for weights, rows of weight 0 are gone, y has other units.
+The same problem is posed twice and fitted twice with everything automatic. Between the two, keys
+change places, or y has other units.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from samples import DifferenceError, Samples
 
 import keyhole as kh
 
-CHANGES = ("order", "keys", "duplicates", "silent rows", "units", "shift", "weights")
+CHANGES = ("keys", "units", "shift", "weights")
 """What may differ between the two ways to write a problem down."""
 
 SMALL, LARGE = (10, 12, 16, 24, 40), (140, 170)

@@ -361,9 +361,6 @@ class Plain:
     sizes : array (n + new,)
         A bound on the length of the features of each sample with every sign made positive: what
         their rounding is in proportion to.
-    copies : array (n,)
-        Samples of one number are copies of each other as they were given: the same sets and
-        outputs.
     undecided : bool
         Whether a score lies within rounding of the jump of the step, so that no precision can tell
         its side.
@@ -382,7 +379,6 @@ class Plain:
             _ready(sample, scale, of_query, query, config.pooling)
             for sample in (*pairs[0], *pairs[1])
         ]
-        self.copies = _copies(pairs[0], problem.columns, problem.sets.extras)
         self.undecided = False
         if "kernel" in config.route:
             self._kernel(samples)
@@ -519,7 +515,9 @@ class Plain:
         ``together``.
         """
         if together is None:
-            together = self.copies if self.problem.groups is None else self.problem.groups
+            together = np.arange(self.config.n)
+            if self.problem.groups is not None:
+                together = self.problem.groups
         found = Refit(*(np.empty(self.problem.columns.shape) for _ in fields(Refit)))
         for number in np.unique(together):
             out = np.flatnonzero(together == number)
@@ -607,23 +605,6 @@ def _ready(sample, scale, scale_query, query, pooling):
     if pooling == "sum":
         return [(q, tilde, LONG(1)) for q, tilde in sets]
     return [(q, tilde, 1 / LONG(len(sets) * len(tilde))) for q, tilde in sets]
-
-
-def _copies(samples, columns, extras):
-    """Number the samples, copies alike: equal multisets of sets with equal outputs and extras."""
-    names = []
-    more = columns if extras is None else np.concatenate([columns, extras], axis=1)
-    for sample, own in zip(samples, more, strict=True):
-        sets = [(_numbers(q), sorted(map(_numbers, keys))) for q, keys in sample]
-        names.append(repr((sorted(sets), own.tolist())))
-    return np.unique(names, return_inverse=True)[1]
-
-
-def _numbers(token):
-    """A token as a list to compare by; a sample without a query has an empty one."""
-    if token is None:
-        return []
-    return (token.astype(float) + 0.0).tolist()
 
 
 def _kernel_queries(flat):

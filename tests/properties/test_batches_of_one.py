@@ -153,12 +153,12 @@ class Refit:
 
 
 class PlainRefits:
-    """Every fit without a sample, its duplicates or its group, one after the other in long doubles.
+    """Every fit without a sample, or its group, one after the other in long doubles.
 
     Attributes
     ----------
     rows : array (k,)
-        Samples that are left out: of positive weight, one for all of its duplicates (in its group).
+        Samples that are left out: of positive weight.
     shares : array (k,)
         One over the number of these samples in the group.
     without : list of Refit
@@ -176,7 +176,7 @@ class PlainRefits:
         self.fit_intercept = config.fit_intercept
         self.is_primal = model.solver_ == "primal"
         positive = np.flatnonzero(self.plain.weights > 0)
-        numbers = self.plain.copies if problem.groups is None else problem.groups
+        numbers = np.arange(config.n) if problem.groups is None else problem.groups
         new = np.arange(config.n, len(self.plain.gram))
         self.whole = self.fit_to(positive, new)
         rows, shares, self.without = [], [], []
@@ -185,11 +185,9 @@ class PlainRefits:
         for number in np.unique(numbers[positive]):
             members = positive[numbers[positive] == number]
             rest = positive[numbers[positive] != number]
-            # duplicates count once, within a group too
-            _, first = np.unique(self.plain.copies[members], return_index=True)
-            for member in members[np.sort(first)]:
+            for member in members:
                 rows.append(member)
-                shares.append(1 / len(first))
+                shares.append(1 / len(members))
                 self.without.append(self.fit_to(rest, np.append(member, new)))
         self.rows = np.array(rows)
         self.shares = np.array(shares)

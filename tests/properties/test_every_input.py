@@ -164,15 +164,12 @@ def leave_one_out_is_refits(config, spoil=None):
 
 def _compare_left_out(trial):
     config, model, plain = trial.problem.config, trial.model, trial.plain
-    alone = (
-        np.arange(config.n) if config.route == "stream" else None
-    )  # copies count as samples of their own there
     chosen = np.flatnonzero(model.selection_.alphas == model.alpha_)[0]
     for i in sorted({0, len(model.selection_.alphas) // 2, int(chosen)}):
         alpha, error = model.selection_.alphas[i], model.selection_.errors[i]
         if not plain.judged(alpha):
             continue
-        refits = plain.left_out(alpha, alone)
+        refits = plain.left_out(alpha)
         bound = bound_of(config, refits, model, layer=False)
         if i == chosen and config.route != "stream":
             got = model.loo_decision_ if hasattr(model, "classes_") else model.loo_predictions_
@@ -194,14 +191,14 @@ def mean_square(trial, predictions, bound, rows=slice(None)):
 
 
 def _compare_held_out(trial):
-    """Conjugate gradients hold out a tenth of the distinct samples: some tenth gives all the errors
-    they report.
+    """Conjugate gradients hold out a tenth of the samples: some tenth gives all the errors they
+    report.
     """
     plain, model = trial.plain, trial.model
-    distinct = np.unique(plain.copies[plain.weights > 0])
+    weighted = np.flatnonzero(plain.weights > 0)
     found = 0
-    for held in itertools.combinations(distinct, -(-len(distinct) // 10)):
-        out = np.flatnonzero(np.isin(plain.copies, held))
+    for held in itertools.combinations(weighted, -(-len(weighted) // 10)):
+        out = np.array(held)
         for alpha, error in zip(model.selection_.alphas, model.selection_.errors, strict=True):
             refit = plain.fit_without(out, out, alpha)
             whole = np.zeros_like(trial.problem.columns)
@@ -258,10 +255,6 @@ def test_leave_one_out_is_refits(config):
     leave_one_out_is_refits(config)
 
 
-def _forget_copies(plain):
-    plain.copies = np.arange(len(plain.copies))
-
-
 def _forget_weights(plain):
     plain.weights = (plain.weights > 0).astype(float)
 
@@ -280,7 +273,6 @@ def _leave_nobody_out(plain):
 
 
 SPOILED = {
-    "copies stay in": (_forget_copies, {"copies": 3, "groups": False, "weights": "positive"}),
     "weights are forgotten": (_forget_weights, {"weights": "spread"}),
     "weight 0 counts": (_count_everybody, {"weights": "zeros"}),
     "groups stay in": (_forget_groups, {"groups": True}),

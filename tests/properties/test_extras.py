@@ -12,7 +12,6 @@ from sklearn.linear_model import Ridge
 
 import keyhole as kh
 from keyhole.choose import EXTRAS_SCALES, extras_unit
-from keyhole.data.sets import first_occurrences
 
 N = 60
 
@@ -206,10 +205,8 @@ def test_units_of_the_columns_do_not_matter(rng):
 
 
 def test_copies_differ_in_extras(rng):
-    sets, y = draw(rng, 4)
+    sets, _ = draw(rng, 4)
     twice = kh.concatenate([sets, sets, sets.with_extras(sets.extras + 1)])
-    labels = np.tile(y, 3)[:, None]
-    assert first_occurrences(twice, labels).tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 8, 9, 10, 11]
     assert np.array_equal(twice[[5, 9]].extras, [sets.extras[1], sets.extras[1] + 1])
     assert np.array_equal(twice[2:5].extras, twice.extras[2:5])
 

@@ -12,7 +12,6 @@ from layers import fit_layer
 from paper import PAPER_LAYER, paper_regressor
 
 import keyhole as kh
-from keyhole.data.sets import first_occurrences
 from keyhole.estimators.uncertainty import PlainJackknifeWarning
 
 COVERAGE = 0.6
@@ -36,15 +35,11 @@ class Refitted:
         self.y = problem.columns
         w = problem.joint_weights
         self.w, known = w, np.flatnonzero(w > 0)
-        first = first_occurrences(self.ready, self.y)
-        units = problem.groups if problem.groups is not None else first
+        units = problem.groups if problem.groups is not None else np.arange(len(self.y))
         shares, rows, found = [], [], []
         for unit in np.unique(units[known]):
             members = known[units[known] == unit]
             rest = known[units[known] != unit]
-            # duplicates within a unit are one sample
-            _, distinct = np.unique(first[members], return_index=True)
-            members = members[np.sort(distinct)]
             shares += [1 / len(members)] * len(members)
             rows += members.tolist()
             found += [(rest, member) for member in members]

@@ -236,7 +236,7 @@ def test_float32_products_in_float64_sums_keep_their_digits(rng):
     )
 
 
-def test_kept_samples_are_those_of_the_data_whatever_the_batches(rng, seed):
+def test_kept_samples_are_a_random_part_of_all_batches(rng, seed):
     sets = kh.targets.sphere_sets(90, n_keys=3, dim=2, seed=seed)
     y = rng.standard_normal((90, 1))
     recipe = LayerRecipe(
@@ -247,11 +247,17 @@ def test_kept_samples_are_those_of_the_data_whatever_the_batches(rng, seed):
         recipe.add(recipe.empty(), TrainingSet(sets[rows], y[rows])) for rows in cuts(rng, 90, 6)
     ]
     merged = merge(parts).kept
-    np.testing.assert_array_equal(merged.hashes, whole.hashes)
-    np.testing.assert_array_equal(merged.columns, whole.columns)
-    twice = merge([*parts, *parts]).kept
-    np.testing.assert_array_equal(twice.hashes, whole.hashes)
-    np.testing.assert_allclose(twice.weights, 2.0)  # copies are one sample of their joint weight
+    assert len(merged.priorities) == 20
+    assert (np.diff(merged.priorities) >= 0).all()
+    kept_of_parts = [part.kept for part in parts]
+    least = np.sort(np.concatenate([kept.priorities for kept in kept_of_parts]))[:20]
+    np.testing.assert_array_equal(merged.priorities, least)
+    # added one after the other, the same samples are kept whatever the batches
+    sums = recipe.empty()
+    for rows in np.array_split(np.arange(90), 6):
+        sums = recipe.add(sums, TrainingSet(sets[rows], y[rows]))
+    np.testing.assert_array_equal(sums.kept.priorities, whole.priorities)
+    np.testing.assert_array_equal(sums.kept.columns, whole.columns)
 
 
 def test_axes_without_length_are_none_to_a_penalty_of_zero(rng):

@@ -239,7 +239,7 @@ def test_a_file_that_changes_after_its_header_was_read_is_named(folder):
     read = kh.read_bags(folder, folder / "labels.csv")
     np.save(folder / "bag 3.npy", np.zeros((2, 3), np.float32))
     with pytest.raises(ValueError, match=r"bag 3\.npy"):
-        read.sets.summary("hashes")
+        read.sets.statistics()
 
 
 def test_bags_and_labels_without_each_other_are_listed(folder):

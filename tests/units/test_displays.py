@@ -6,7 +6,6 @@ import pytest
 from layers import fit_layer
 
 import keyhole as kh
-from keyhole.data.sets import first_occurrences
 from keyhole.estimators.uncertainty import _sample_losses, _scores_without_itself
 from keyhole.lab.displays import CoverageDisplay, LeftOutDisplay, ReliabilityDisplay
 
@@ -63,7 +62,7 @@ def test_importance_is_the_error_of_refits_on_permuted_samples(grouped, rng):
     rows = model.training_.refits().rows
     changed = kh.SetBatch([k[:, ::-1] for k in keys], sets.query, sets.extras)[rows]
     ready = model.tokens_.apply(sets)
-    unit = groups if grouped else first_occurrences(ready, y[:, None])
+    unit = groups if grouped else np.arange(len(y))
     refits = model.training_.refits()
     scores = _scores_without_itself([refits], model.tokens_.apply(changed), 2**30)
     losses = _sample_losses(refits.outputs, scores, is_logistic=False)

@@ -15,7 +15,7 @@ from keyhole.solvers import gradients as gradient_solver
 from keyhole.solvers import solve as solvers
 from keyhole.solvers.gradients import HeadDesign
 from keyhole.spec import LayerSpec
-from keyhole.training import JoinedSamples, TrainingSet
+from keyhole.training import SolvedSamples, TrainingSet
 
 
 class Plain:
@@ -244,7 +244,7 @@ def test_memory_decides_when_nobody_does(sets, y, monkeypatch):
 
 @pytest.mark.parametrize("fit_intercept", [True, False])
 @pytest.mark.parametrize("n_heads", [1, 30])
-def test_one_distinct_sample_is_enough_for_a_penalty(sets, n_heads, fit_intercept):
+def test_equal_samples_are_enough_for_a_penalty(sets, n_heads, fit_intercept):
     copies = sets[[0, 0, 0]]
     options = {"alpha": 0.5, "random_state": 0, "fit_intercept": fit_intercept}
     direct, large = (
@@ -267,45 +267,46 @@ def fitted(sets, y, penalties, n_heads=5, **options):
 
 @pytest.mark.parametrize("weighted", [True, False])
 def test_a_tenth_is_predicted_by_a_fit_to_the_rest(sets, y, rng, weighted):
-    rows = np.append(np.arange(40), [5, 6, 7])  # copies are held out together
-    weights = np.append(rng.uniform(0.5, 2.0, 40), [1.0, 0.0, 2.0]) if weighted else None
+    sets, y = sets[:43], y[:43]
+    weights = np.append(rng.uniform(0.5, 2.0, 42), 0.0) if weighted else None
+    has_weight = np.ones(43, bool) if weights is None else weights > 0
     penalties = [10.0, 1.0, 0.1]
-    found = fitted(sets[rows], y[rows], penalties, solver="cg", weights=weights)
-    order = np.random.default_rng(1).permutation(40)
-    held, rest = np.sort(order[::10]), np.sort(np.delete(order, np.s_[::10]))
-    joint = np.ones(43) if weights is None else weights
-    joint = np.bincount(rows, weights=joint)
+    found = fitted(sets, y, penalties, solver="cg", weights=weights)
+
+    # one in ten of the samples with weight, at random
+    order = np.random.default_rng(1).permutation(np.flatnonzero(has_weight))
+    held = np.sort(order[::10])
+    rest = np.setdiff1d(order, held)
+    w = np.ones(43) if weights is None else weights
     errors, guesses = [], []
     for alpha in penalties:
-        part = fitted(sets[rest], y[rest], [alpha], solver="direct", weights=joint[rest])
+        part = fitted(sets[rest], y[rest], [alpha], solver="direct", weights=w[rest])
         guesses.append(part.layer.predict(sets[held])[:, 0])
-        errors.append(np.average((y[held] - guesses[-1]) ** 2, weights=joint[held]))
+        errors.append(np.average((y[held] - guesses[-1]) ** 2, weights=w[held]))
     np.testing.assert_allclose(found.ridge.errors, errors, rtol=1e-4)
     best = int(np.argmin(errors))
     assert found.ridge.best == best
     assert found.ridge.alpha == penalties[best]
-    wanted = np.full(40, np.nan)
+    wanted = np.full(43, np.nan)
     wanted[held] = guesses[best]
-    np.testing.assert_allclose(found.predictions[:, 0], wanted[rows], rtol=1e-4, atol=1e-5)
-    alone = fitted(sets[rows], y[rows], [penalties[best]], solver="cg", weights=weights)
+    np.testing.assert_allclose(found.predictions[:, 0], wanted, rtol=1e-4, atol=1e-5)
+    alone = fitted(sets, y, [penalties[best]], solver="cg", weights=weights)
     assert np.isnan(alone.predictions).all()
     assert np.isnan(alone.ridge.errors).all()
     np.testing.assert_allclose(found.layer.predict(sets), alone.layer.predict(sets), atol=1e-6)
-    asked = fitted(
-        sets[rows], y[rows], [penalties[best]], solver="cg", weights=weights, classifies=True
-    )
+    asked = fitted(sets, y, [penalties[best]], solver="cg", weights=weights, classifies=True)
     np.testing.assert_allclose(asked.predictions, found.predictions, rtol=1e-4, atol=1e-5)
 
 
 def test_a_tenth_of_one_sample_is_none(sets, y):
     with pytest.raises(ValueError, match="holding out a tenth needs at least two samples"):
-        fitted(sets[[0, 0]], y[[0, 0]], [0.1, 1.0], solver="cg")
+        fitted(sets[:1], y[:1], [0.1, 1.0], solver="cg")
     assert np.isfinite(fitted(sets[[0, 1]], y[[0, 1]], [0.1, 1.0], solver="cg").ridge.errors).all()
 
 
 @pytest.mark.parametrize("n_heads", [1, 30])
 def test_one_sample_has_a_layer_and_nothing_to_leave_out(sets, y, n_heads):
-    found = fitted(sets[[0, 0]], y[[0, 0]], [0.1], n_heads)
+    found = fitted(sets[:1], y[:1], [0.1], n_heads)
     np.testing.assert_allclose(found.layer.predict(sets[:1]), y[:1, None], rtol=1e-9)
     assert np.isnan(found.predictions).all()
     assert np.isnan(found.ridge.errors).all()
@@ -314,7 +315,7 @@ def test_one_sample_has_a_layer_and_nothing_to_leave_out(sets, y, n_heads):
             ValueError, match="leave-one-out needs at least two samples: got 1 sample"
         ):
             fit_layer(
-                sets[[0, 0]], y[[0, 0], None], HeadDraw(kh.GaussianHeads(), n_heads, 3, 0),
+                sets[:1], y[:1, None], HeadDraw(kh.GaussianHeads(), n_heads, 3, 0),
                 None if penalties is None else np.array(penalties),
             )  # fmt: skip
 
@@ -376,35 +377,29 @@ def test_units_of_a_fit(sets, y):
         np.testing.assert_allclose(larger.ridge.errors, 64 * fit.ridge.errors)
 
 
-def test_copies_are_joined_and_what_has_no_weight_is_dropped(sets):
-    rows = np.array([0, 1, 0, 2, 3, 3])
-    columns = rows[:, None] * 1.0
-    plain = JoinedSamples.of(TrainingSet(sets[rows], columns))
-    assert plain.owner.tolist() == [0, 1, 0, 2, 3, 3]
-    assert plain.data.weights.tolist() == [2.0, 1.0, 1.0, 2.0]
-    assert plain.data.outputs.tolist() == [[0.0], [1.0], [2.0], [3.0]]
-    weights = np.array([0.0, 0.0, 3.0, 1.0, 0.5, 0.5])
-    weighted = JoinedSamples.of(TrainingSet(sets[rows], columns, weights))
-    assert weighted.owner.tolist() == [0, -1, 0, 1, 2, 2]
-    assert weighted.data.weights.tolist() == [3.0, 1.0, 1.0]
-    assert weighted.data.positive_rows.tolist() == [0, 1, 2]
-    np.testing.assert_array_equal(weighted.data.samples.tokens, sets[[0, 2, 3]].tokens)
-    single = JoinedSamples.of(TrainingSet(sets[:3], np.zeros((3, 1)), np.ones(3)))
-    assert single.data.weights is None
-    grouped = JoinedSamples.of(
+def test_what_has_no_weight_is_left_out_of_the_solve(sets):
+    columns = np.arange(6.0)[:, None]
+    plain = SolvedSamples.of(TrainingSet(sets[:6], columns))
+    assert plain.rows.tolist() == [0, 1, 2, 3, 4, 5]
+    weights = np.array([0.0, 0.0, 3.0, 1.0, 0.5, 0.0])
+    weighted = SolvedSamples.of(TrainingSet(sets[:6], columns, weights))
+    assert weighted.rows.tolist() == [2, 3, 4]
+    assert weighted.unsolved_rows.tolist() == [0, 1, 5]
+    assert weighted.data.weights.tolist() == [3.0, 1.0, 0.5]
+    np.testing.assert_array_equal(weighted.data.samples.tokens, sets[[2, 3, 4]].tokens)
+    # samples of weight 0 stay where their group has weight, without their outputs
+    grouped = SolvedSamples.of(
         TrainingSet(
             sets[:5],
-            np.arange(5.0)[:, None],
+            columns[:5],
             np.array([0.0, 1.0, 0.0, 2.0, 0.0]),
             np.array([7, 7, 8, 9, 9]),
         )
     )
-    assert grouped.owner.tolist() == [0, 1, -1, 2, 3]
+    assert grouped.rows.tolist() == [0, 1, 3, 4]
     assert grouped.data.groups.tolist() == [7, 7, 9, 9]
     assert grouped.data.outputs.ravel().tolist() == [0.0, 1.0, 3.0, 0.0]
-    assert grouped.data.weights.tolist() == [0.0, 1.0, 2.0, 0.0]
     assert grouped.data.positive_rows.tolist() == [1, 2]
-    np.testing.assert_array_equal(grouped.data.samples.tokens, sets[[0, 1, 3, 4]].tokens)
 
 
 @pytest.mark.parametrize("n_heads", [2, 40])

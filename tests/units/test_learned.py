@@ -185,30 +185,25 @@ def test_infinite_heads_take_learned_heads(task):
     assert np.isfinite(model.predict(sets)).all()
 
 
-def test_weights_are_duplicates_for_learned_heads_too(task):
+def test_learning_that_gained_nothing_says_so(rng, capsys):
+    """y is noise: no heads are better than others."""
+    sets = kh.SetBatch(rng.normal(size=(80, 3, 2)), query=rng.normal(size=(80, 2)))
+    y = rng.normal(size=80)
+    model = kh.AttentionRegressor(
+        16, heads=kh.LearnedHeads(max_iter=5), random_state=0, verbose=True
+    )
+    summary = model.fit(sets, y).summary()
+    assert model.heads_.chosen != "learned"
+    words = "Learning the heads gained nothing: predictions are those of heads without learning"
+    assert words in summary
+    assert words in capsys.readouterr().out
+
+
+def test_learning_that_gained_says_nothing_of_the_kind(task):
     sets, y = task
-    counts = np.arange(80) % 2 + 1
-    rows = np.repeat(np.arange(80), counts)
-    distribution = kh.LearnedHeads(**FAST)
-    weighted = kh.AttentionRegressor(
-        16,
-        heads=distribution,
-        random_state=0,
-        scaling="none",
-        query="given",
-        activation="relu",
-        pooling="mean",
-    ).fit(sets, y, sample_weight=counts)
-    repeated = kh.AttentionRegressor(
-        16,
-        heads=distribution,
-        random_state=0,
-        scaling="none",
-        query="given",
-        activation="relu",
-        pooling="mean",
-    ).fit(sets[rows], y[rows])
-    np.testing.assert_allclose(weighted.heads_.means_, repeated.heads_.means_, atol=1e-6)
+    model = kh.AttentionRegressor(16, heads=kh.LearnedHeads(**FAST), random_state=0).fit(sets, y)
+    assert model.heads_.chosen == "learned"
+    assert "gained nothing" not in model.summary()
 
 
 def test_the_held_out_part_is_made_of_runs():

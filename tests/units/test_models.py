@@ -746,7 +746,7 @@ KEPT = ("stream", "with", "kept", "with")
         ((*SUMS, "weight"), {"number": "nan"}),
         ((*SUMS, "y_size"), -1.0),
         ((*SUMS, "rounding"), 0.0),
-        ((*KEPT, "hashes"), lambda a: a[::-1]),
+        ((*KEPT, "priorities"), lambda a: a[::-1]),
         ((*KEPT, "columns"), lambda a: a + 1),
         ((*KEPT, "weights"), lambda a: -a),
         ((*KEPT, "limit"), 3),
@@ -1004,10 +1004,9 @@ def test_sums_are_refused_for_one_wrong_part(name, change, words, rng):
     [
         ({"limit": -1}, "or too many"),
         ({"limit": 59}, "or too many"),
-        ({"hashes": None}, "hashes that are not"),
-        ({"hashes": np.zeros((60, 1), np.uint64)}, "hashes that are not"),
-        ({"hashes": np.arange(60)}, "no increasing numbers"),
-        ({"hashes": np.arange(60, dtype=np.uint64) // np.uint64(2)}, "no increasing numbers"),
+        ({"priorities": None}, "priorities that are not"),
+        ({"priorities": np.zeros((60, 1))}, "priorities that are not"),
+        ({"priorities": np.arange(60.0)[::-1]}, "do not increase"),
         ({"columns": np.zeros(60)}, "columns that are not"),
         ({"columns": np.zeros((59, 1))}, "columns of shape"),
         ({"weights": np.zeros((60, 1))}, "weights that are not"),
@@ -1020,7 +1019,11 @@ def test_sums_are_refused_for_one_wrong_part(name, change, words, rng):
 def test_kept_samples_are_refused_for_one_wrong_part(wrong, words, rng):
     kept = streamed(rng)[1].kept
     _check_record(spoiled(kept, limit=60, sets=SetGroups(kept.sets, np.ones(60, int))))
-    nothing = {"hashes": kept.hashes[:0], "columns": kept.columns[:0], "weights": kept.weights[:0]}
+    nothing = {
+        "priorities": kept.priorities[:0],
+        "columns": kept.columns[:0],
+        "weights": kept.weights[:0],
+    }
     _check_record(spoiled(kept, limit=0, sets=None, **nothing))
     with pytest.raises(ValueError, match="kept without their sets"):
         _check_record(spoiled(kept, **nothing))

@@ -318,18 +318,26 @@ def test_sums_merge_with_the_samples_they_keep(sets, y):
         recipe.add(recipe.empty(), TrainingSet(sets[rows], y[rows, None]))
         for rows in (slice(0, 60), slice(60, 150))
     ]
-    for joint in (
-        parts[0] + parts[1],
-        parts[1] + parts[0],
-        merge(parts),
-        merge([recipe.empty(), *parts]),
-    ):
-        assert len(joint.kept.hashes) == 20
-        np.testing.assert_array_equal(joint.kept.hashes, whole.hashes)
-        np.testing.assert_array_equal(joint.kept.columns, whole.columns)
-        np.testing.assert_array_equal(joint.kept.sets.tokens, whole.sets.tokens)
-    twice = parts[0] + parts[0]
-    np.testing.assert_array_equal(twice.kept.weights, 2.0)
+    one = parts[0] + parts[1]
+    for joint in (parts[1] + parts[0], merge(parts), merge([recipe.empty(), *parts])):
+        assert len(joint.kept.priorities) == 20
+        np.testing.assert_array_equal(joint.kept.priorities, one.kept.priorities)
+    # one part after the other keeps what all at once keep
+    sums = recipe.empty()
+    for rows in (slice(0, 60), slice(60, 150)):
+        sums = recipe.add(sums, TrainingSet(sets[rows], y[rows, None]))
+    np.testing.assert_array_equal(sums.kept.columns, whole.columns)
+    np.testing.assert_array_equal(sums.kept.sets.tokens, whole.sets.tokens)
+
+
+def test_samples_that_come_sorted_are_kept_from_everywhere(sets):
+    place = np.arange(150.0)[:, None]
+    recipe = LayerRecipe(
+        HeadDraw(kh.GaussianHeads(), 4, 3, seed=0), TokenRule("none", "given", "mean"), 1, n_kept=40
+    )
+    kept = recipe.add(recipe.empty(), TrainingSet(sets, place)).kept
+    # a third of 40 from each third, within four standard deviations
+    assert np.abs(np.bincount(kept.columns[:, 0].astype(int) // 50) - 40 / 3).max() < 12
 
 
 def test_wide_tokens_are_fitted_by_all_samples_with_all_heads(rng):

@@ -170,17 +170,28 @@ def test_batches_begin_anew_with_all_labels(samples):
 
 
 def test_balanced_classes_have_the_same_total(rng):
-    """Duplicates, weights of two and rows of weight 0 count as such."""
+    """With a given penalty a sample of weight two is two rows, in the totals of classes too."""
     samples = Samples(rng, [])
     rows = np.concatenate([np.arange(60), np.arange(0, 60, 3)])
     weights = 1.0 + (np.arange(60) % 3 == 0)
-    model = kh.AttentionClassifier(8, class_weight="balanced", random_state=0)
+    model = kh.AttentionClassifier(
+        8,
+        heads=kh.GaussianHeads(),
+        alpha=1.0,
+        activation="relu",
+        pooling="mean",
+        scaling="none",
+        query="given",
+        extras_scale=1.0,
+        class_weight="balanced",
+        random_state=0,
+    )
     weighted = clone(model).fit(samples.sets, samples.y, weights)
     repeated = clone(model).fit(samples.sets[rows], samples.y[rows])
     np.testing.assert_allclose(
-        weighted.predict_proba(samples.sets),
-        repeated.predict_proba(samples.sets),
-        rtol=1e-6,
+        weighted.decision_function(samples.sets),
+        repeated.decision_function(samples.sets),
+        rtol=1e-9,
         atol=1e-9,
     )
     # the same as giving the weights of the classes by hand

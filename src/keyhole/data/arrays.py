@@ -1,4 +1,4 @@
-"""Rows of numbers, NumPy arrays and torch tensors alike: checked, joined, gathered, hashed.
+"""Rows of numbers, NumPy arrays and torch tensors alike: checked, joined, gathered.
 
 `Any` is one of the two.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from keyhole._array import blocks, is_tensor, run_threads, thread_count
+from keyhole._array import is_tensor
 from keyhole._checks import check_finite, check_float_array
 
 
@@ -217,40 +217,3 @@ def check_extras(extras: Any, n: int) -> Float[np.ndarray, "n c"] | None:
         )
     check_finite(columns, "extras")
     return columns
-
-
-MIX = np.uint64(0x9E3779B97F4A7C15)
-
-
-def hash_rows(rows: np.ndarray) -> np.ndarray:
-    """One 64-bit hash per row; rows that compare equal hash alike (so −0.0 is made 0.0).
-
-    The plain version is `plain_hash_rows`; the compiled one is twenty times as fast on wide rows.
-    """
-    # of few numbers NumPy is as fast, and needs nothing compiled
-    if rows.size < MIN_COMPILED:
-        return plain_hash_rows(rows)
-    from keyhole._compiled import announce_compilation
-    from keyhole.data import compiled_tokens
-
-    announce_compilation(compiled_tokens.hash_rows)
-    hashes = np.empty(len(rows), np.uint64)
-    ready = np.ascontiguousarray(rows)
-    parts = list(blocks(len(rows), -(-len(rows) // thread_count())))
-    run_threads(lambda part: compiled_tokens.hash_rows(ready[part], hashes[part]), parts)
-    return hashes
-
-
-MIN_COMPILED = 100_000
-"""Numbers from which on the compiled loops are used."""
-
-
-def plain_hash_rows(rows: np.ndarray) -> np.ndarray:
-    """`hash_rows` in NumPy."""
-    words = np.ascontiguousarray(rows, dtype=np.float64) + 0.0
-    hashes = np.zeros(len(words), dtype=np.uint64)
-    # two rounds more, or hashes of short numbers stay so regular that sums of other keys are equal
-    for column in (*words.view(np.uint64).T, np.uint64(0), np.uint64(0)):
-        hashes = (hashes ^ column) * MIX
-        hashes ^= hashes >> np.uint64(29)
-    return hashes

@@ -1,6 +1,6 @@
-"""Compiled loops that read tokens once: hashes of rows, and statistics of sets.
+"""A compiled loop that reads tokens once, for statistics of sets.
 
-The plain versions are `arrays.plain_hash_rows` and `tokens.plain_statistics`.
+The plain version is `summaries.plain_statistics`.
 """
 
 from __future__ import annotations
@@ -11,41 +11,8 @@ import numpy as np
 
 from keyhole._compiled import cached_njit
 
-_LANES = 16
-"""Rows that are hashed side by side: the steps of one row wait for each other, those of another do
-not."""
-
-_MIX = np.uint64(0x9E3779B97F4A7C15)
-_SHIFT = np.uint64(29)
-
 # no fast mathematics: compensated sums depend on the order of their operations
 _compiled = cached_njit(nogil=True, error_model="numpy")
-
-
-@_compiled
-def hash_rows(rows, hashes):
-    """Write the 64-bit hash of every row, as `arrays.plain_hash_rows` has it.
-
-    240 MB of float32 (156,000 × 384) take 0.09 s of one core, and 1.7 s in NumPy.
-    """
-    n, dim = rows.shape
-    state = np.empty(_LANES, np.uint64)
-    for first in range(0, n, _LANES):
-        count = min(_LANES, n - first)
-        state[:] = 0
-        for column in range(dim):
-            for lane in range(count):
-                # −0.0 + 0.0 is 0.0: rows that compare equal hash alike
-                word = np.float64(rows[first + lane, column] + 0.0).view(np.uint64)
-                mixed = (state[lane] ^ word) * _MIX
-                state[lane] = mixed ^ (mixed >> _SHIFT)
-        # two rounds more, or hashes of short numbers stay regular
-        for _ in range(2):
-            for lane in range(count):
-                mixed = state[lane] * _MIX
-                state[lane] = mixed ^ (mixed >> _SHIFT)
-        for lane in range(count):
-            hashes[first + lane] = state[lane]
 
 
 @_compiled

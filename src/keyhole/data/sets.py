@@ -36,7 +36,7 @@ from keyhole.data.sources import (
     runs_of,
     token_rows,
 )
-from keyhole.data.summaries import SUMMARIES
+from keyhole.data.summaries import statistics_of_sets
 
 SET_POOLINGS = ("mean", "sum")
 
@@ -186,10 +186,6 @@ class SampleBatch:
             offsets=self.set_offsets,
             coefficients=np.repeat(1.0 / counts, counts),
         )
-
-    def signature(self) -> SetBatch:
-        """Every sample as one set, so that samples are equal where these are."""
-        raise NotImplementedError
 
     def check_query_rule(self, query: str) -> None:
         """Raise if these samples cannot have their queries made in that way."""
@@ -509,28 +505,19 @@ class SetBatch(SampleBatch):
         """Whether keys are read from files whenever they are asked for."""
         return is_on_disk(self.stored)
 
-    def summary(self, name: str) -> np.ndarray:
-        """The hash ("hashes") or the statistics ("statistics") of the keys of each set.
+    def statistics(self) -> Float[np.ndarray, "n 4 d"]:
+        """Mean, standard deviation, least and largest value of each coordinate of each set.
 
-        They are computed once, and kept. Sets whose keys were scaled have the hashes that they had
-        before, if these were computed: samples are duplicates where they are equal as they were
-        given.
+        They are computed once, and kept.
         """
-        if name not in self.summaries:
-            # a pass over files serves for all summaries
-            names = [name]
-            if self.is_on_disk:
-                names = [each for each in SUMMARIES if each not in self.summaries]
-            parts: dict[str, list[np.ndarray]] = {each: [] for each in names}
+        if "statistics" not in self.summaries:
+            parts = []
             block_bytes = DEVICE_BLOCK_BYTES if is_tensor(self.stored) else BLOCK_BYTES
             for rows in set_blocks(self.offsets, block_size(self.dim * 8, block_bytes)):
                 block = self[rows]
-                tokens = block.tokens
-                for each in names:
-                    parts[each].append(SUMMARIES[each](tokens, block.offsets))
-            for each in names:
-                self.summaries[each] = np.concatenate(parts[each])
-        return self.summaries[name]
+                parts.append(statistics_of_sets(block.tokens, block.offsets))
+            self.summaries["statistics"] = np.concatenate(parts)
+        return self.summaries["statistics"]
 
     @classmethod
     def from_tokens(cls, x: Any) -> SetBatch:
@@ -703,9 +690,7 @@ class SetBatch(SampleBatch):
             tokens = arrays.astype(self.stored, dtype)
         else:
             tokens = changed(self.stored, _as_given, dtype)
-        return self._from_flat(
-            tokens, self.offsets, query, self.extras, self.pairs, self.summaries_of_keys("hashes")
-        )
+        return self._from_flat(tokens, self.offsets, query, self.extras, self.pairs)
 
     def copy(self) -> SetBatch:
         """The same sets in memory of their own; keys on a disk stay there."""
@@ -714,10 +699,6 @@ class SetBatch(SampleBatch):
             tokens = arrays.copied(self.tokens)
         query = None if self.query is None else arrays.copied(self.query)
         return self._from_flat(tokens, self.offsets, query, self.extras, self.pairs, self.summaries)
-
-    def summaries_of_keys(self, *names: str) -> dict[str, np.ndarray]:
-        """Those of some names that were computed already."""
-        return {name: self.summaries[name] for name in names if name in self.summaries}
 
     def numpy(self) -> SetBatch:
         """Return the batch in host memory, as NumPy arrays; itself if it is there."""
@@ -768,16 +749,14 @@ class SetBatch(SampleBatch):
     ) -> SetBatch:
         """The same sets with keys, and queries, that were scaled row by row.
 
-        Keys of large sets are scaled as they are asked for, never all at once. Duplicates remain
-        those of the sets as they were given.
+        Keys of large sets are scaled as they are asked for, never all at once.
         """
         query = self.query
         if query is not None:
             change_query = of_query or change
             query = change_query(query)
         tokens = changed(self.stored, change, self.dtype)
-        summaries = self.summaries_of_keys("hashes")
-        return self._from_flat(tokens, self.offsets, query, self.extras, self.pairs, summaries)
+        return self._from_flat(tokens, self.offsets, query, self.extras, self.pairs)
 
     def with_query(self, query: Float[Any, "n q"] | None) -> SetBatch:
         """The same sets with other queries, or none, that are known to fit.
@@ -847,14 +826,10 @@ class SetBatch(SampleBatch):
         """Those sets."""
         return sets
 
-    def signature(self) -> SetBatch:
-        """The batch itself."""
-        return self
-
     def each_key_as_query(self) -> SetBatch:
-        """Every key of every set as the query of a duplicate of its set."""
-        duplicates = self[np.repeat(np.arange(len(self)), self.lengths)]
-        return self._from_flat(duplicates.tokens, duplicates.offsets, self.tokens)
+        """Every key of every set as the query of a copy of its set."""
+        copies = self[np.repeat(np.arange(len(self)), self.lengths)]
+        return self._from_flat(copies.tokens, copies.offsets, self.tokens)
 
     def merged(self, set_offsets: Int[np.ndarray, " o"]) -> SetBatch:
         """All keys of runs of sets as one set each, without queries."""
@@ -1150,213 +1125,6 @@ def _join_ragged(sets: Any, name: str) -> tuple[Any, np.ndarray]:
     return tokens, arrays.offsets_of(lengths)
 
 
-def first_occurrences(
-    batch: SampleBatch, labels: Float[np.ndarray, "n t"]
-) -> Int[np.ndarray, " n"]:
-    """For each sample, the first that equals it.
-
-    Same keys as a multiset, same query, extras and labels.
-
-    Hashes pick the candidates in O(tokens); candidates are then compared entry by entry, so the
-    result is exact.
-    """
-    # samples of equal hashes are neighbours in the order of hashes
-    sets: SetBatch = batch.signature()
-    hashes = hash_samples(sets, labels)
-    first = np.arange(len(sets))
-    order = np.argsort(hashes, kind="stable")
-    repeats = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
-    # of each run of equal hashes, the distinct samples: at first its first sample
-    distinct_of_hash: dict[int, list[int]] = {}
-    for position in repeats:
-        sample = int(order[position])
-        distinct_of_hash.setdefault(int(hashes[sample]), [sample])
-    # within a run, compare each sample with the distinct ones before it
-    for position in repeats:
-        sample = int(order[position + 1])
-        distinct = distinct_of_hash[int(hashes[sample])]
-        for other in distinct:
-            if _same_sample(sets, labels, other, sample):
-                first[sample] = other
-                break
-        else:
-            distinct.append(sample)
-    return first
-
-
-def first_in_group(
-    first: Int[np.ndarray, " n"], groups: Int[np.ndarray, " n"] | None
-) -> Int[np.ndarray, " n"]:
-    """For each sample, the first of its duplicates that is in its group, from the first of all."""
-    if groups is None:
-        return first
-    pairs = np.stack([first, groups], axis=1)
-    _, position, member = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
-    return np.asarray(position[member.reshape(-1)])
-
-
-def hash_samples(batch: SampleBatch, labels: np.ndarray) -> np.ndarray:
-    """One 64-bit hash per sample, the same for any order of its keys."""
-    sets: SetBatch = batch.signature()
-    hashes = sets.summary("hashes")
-    for rows in (sets.query, sets.extras):
-        if rows is not None:
-            hashes = hashes * arrays.MIX + arrays.hash_rows(arrays.on_host(rows))
-    return np.asarray(hashes * arrays.MIX + arrays.hash_rows(labels))
-
-
-def sample_order(
-    batch: SampleBatch,
-    columns: Float[np.ndarray, "n t"],
-    seed: int,
-    groups: Int[np.ndarray, " n"] | None = None,
-) -> Int[np.ndarray, " n"]:
-    """The numbers of all samples in an order that looks random.
-
-    The order belongs to the samples, not to their places.
-
-    The first k samples of it are a fair part of all, and the same part however the samples were
-    arranged. Neither the unit nor the origin of y changes it.
-
-    Parameters
-    ----------
-    batch, columns : n distinct samples, and their outputs
-    seed : int
-        Another order for every seed.
-    groups : array (n,), optional
-        Tells equal samples of different groups apart.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> sets, y = SetBatch(np.arange(5.0).reshape(5, 1, 1)), np.zeros((5, 1))
-    >>> order = sample_order(sets, y, seed=0)
-    >>> backwards = sample_order(sets[::-1], y, seed=0)
-    >>> bool((sets[order].tokens == sets[::-1][backwards].tokens).all())
-    True
-    """
-    return shuffled(distinct_hashes(batch, columns, groups), seed)
-
-
-def distinct_hashes(
-    batch: SampleBatch,
-    columns: Float[np.ndarray, "n t"],
-    groups: Int[np.ndarray, " n"] | None = None,
-) -> np.ndarray:
-    """A 64-bit hash of its own for each distinct sample.
-
-    It does not depend on the order of samples, nor on the unit and origin of y.
-    """
-    # one hash for keys, query and extras; y stays out of it, because its unit is the user's
-    hashes = hash_samples(batch, np.zeros((len(batch), 1)))
-    # samples that differ in y alone, or in their group, are counted through in that order
-    keys = [*columns.T[::-1], hashes]
-    if groups is not None:
-        keys.insert(0, groups)
-    sorted_rows = np.lexsort(keys)
-    sorted_hashes = hashes[sorted_rows]
-    is_first = np.append(True, sorted_hashes[1:] != sorted_hashes[:-1])
-    places = np.arange(len(batch))
-    first_places = np.maximum.accumulate(np.where(is_first, places, 0))
-    counts = np.empty(len(batch), np.uint64)
-    counts[sorted_rows] = places - first_places
-    return mixed(hashes, counts)
-
-
-def mixed(hashes: np.ndarray, words: Any) -> np.ndarray:
-    """Hashes that depend on further words too."""
-    # two rounds more, or neighbouring words would give similar hashes
-    for word in (words, np.uint64(0), np.uint64(0)):
-        hashes = (hashes ^ word) * arrays.MIX
-        hashes = hashes ^ (hashes >> np.uint64(29))
-    return hashes
-
-
-def shuffled(hashes: np.ndarray, seed: int) -> Int[np.ndarray, " n"]:
-    """The numbers of samples in an order that their hashes and a seed decide."""
-    return np.argsort(mixed(hashes, np.uint64(seed)), kind="stable")
-
-
-@dataclass(frozen=True)
-class DistinctSamples:
-    """The distinct samples among n that were given, without those of no weight.
-
-    Attributes
-    ----------
-    rows : array (k,)
-        Where each of them stands first, in increasing order.
-    weights : array (k,) or None
-        The joint weight of all duplicates of each; None if every one is 1.
-    """
-
-    rows: Int[np.ndarray, " k"]
-    weights: Float[np.ndarray, " k"] | None
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @classmethod
-    def of(
-        cls,
-        batch: SampleBatch,
-        columns: Float[np.ndarray, "n t"],
-        weights: Float[np.ndarray, " n"] | None,
-        groups: Int[np.ndarray, " n"] | None = None,
-    ) -> DistinctSamples:
-        """Join duplicates: samples of equal keys, query, extras and outputs.
-
-        And of one group if there are groups.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> sets = SetBatch(np.array([7.0, 8.0, 7.0, 9.0]).reshape(4, 1, 1))
-        >>> DistinctSamples.of(sets, np.zeros((4, 1)), np.array([1.0, 1.0, 2.0, 0.0]))
-        DistinctSamples(rows=array([0, 1]), weights=array([3., 1.]))
-        """
-        first = first_in_group(first_occurrences(batch, columns), groups)
-        single = np.ones(len(batch)) if weights is None else weights
-        joint = np.bincount(first, weights=single, minlength=len(batch))
-        rows = np.flatnonzero(joint > 0)
-        all_ones = (joint[rows] == 1.0).all()
-        return cls(rows=rows, weights=None if all_ones else joint[rows])
-
-    def ranks(
-        self,
-        batch: SampleBatch,
-        columns: Float[np.ndarray, "n t"],
-        seed: int,
-        groups: Int[np.ndarray, " n"] | None = None,
-    ) -> Int[np.ndarray, " n"]:
-        """The place of each of n given samples in `sample_order`.
-
-        It is n for those of no weight and for later duplicates.
-        """
-        groups_of_rows = None if groups is None else groups[self.rows]
-        order = sample_order(batch[self.rows], columns[self.rows], seed, groups_of_rows)
-        ranks = np.full(len(batch), len(batch))
-        ranks[self.rows[order]] = np.arange(len(order))
-        return ranks
-
-
-def _same_sample(batch: SetBatch, labels: np.ndarray, i: int, j: int) -> bool:
-    """Whether samples i and j are equal, whatever the order of their keys."""
-    if not np.array_equal(labels[i], labels[j]):
-        return False
-    for rows in (batch.query, batch.extras):
-        if rows is None:
-            continue
-        if not np.array_equal(arrays.on_host(rows[i]), arrays.on_host(rows[j])):
-            return False
-    keys_i = arrays.on_host(batch.keys_of(i))
-    keys_j = arrays.on_host(batch.keys_of(j))
-    if keys_i.shape != keys_j.shape:
-        return False
-    sorted_i = keys_i[np.lexsort(keys_i.T)]
-    sorted_j = keys_j[np.lexsort(keys_j.T)]
-    return bool(np.array_equal(sorted_i, sorted_j))
-
-
 @dataclass(frozen=True, eq=False, repr=False, init=False, slots=True)
 class SetGroups(SampleBatch):
     """A batch of n samples, each owning one or more sets, whose features are pooled over its sets.
@@ -1473,21 +1241,6 @@ class SetGroups(SampleBatch):
                 f"{query!r}. Pass a SetBatch to make queries from keys."
             )
 
-    def signature(self) -> SetBatch:
-        """Every sample as one set of its (query, key, hash of the set) triples.
-
-        Queries and keys alone do not say which keys share a set, and softmax depends on it.
-        """
-        sets = self.sets.numpy()
-        query = sets.query
-        if query is None:
-            query = np.zeros((len(sets), sets.dim))
-        # 53 bits of a hash are a float64 without loss
-        hashes = hash_samples(sets, np.zeros((len(sets), 1))) >> np.uint64(11)
-        of_sets = np.concatenate([query, hashes.astype(np.float64)[:, None]], axis=1)
-        triples = np.concatenate([np.repeat(of_sets, sets.lengths, axis=0), sets.tokens], axis=1)
-        return SetBatch._from_flat(triples, sets.offsets[self.set_offsets], None, self.extras)
-
     def __getitem__(self, rows: Any) -> SetGroups:
         """Return the samples that ``rows`` names: a slice, integers, or a mask."""
         numbers = self._row_numbers(rows)
@@ -1593,10 +1346,6 @@ class PooledSets(SampleBatch):
         if self.each:
             return np.square(lengths)
         return lengths
-
-    def signature(self) -> SetBatch:
-        """That of the samples before they are pooled."""
-        return self.base.signature()
 
     @classmethod
     def _joined(cls, batches: Sequence[PooledSets]) -> PooledSets:

@@ -1,12 +1,10 @@
-"""What is computed of the keys of every set in one pass over them: hashes, and statistics.
+"""Statistics of the keys of every set, in one pass over them.
 
-Tensors are summarised where they live. Their hashes are those of NumPy to the last bit, so that
-neither duplicates nor ranks depend on the place; their statistics are so within rounding.
+Those of tensors are computed where these live, and are those of NumPy within rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -15,14 +13,6 @@ from jaxtyping import Float, Int
 
 from keyhole._array import blocks, is_tensor, run_threads, thread_count
 from keyhole.data import arrays
-
-
-def hashes_of_sets(tokens: Float[Any, "t d"], offsets: Int[np.ndarray, " o"]) -> np.ndarray:
-    """A 64-bit hash of the keys of each set."""
-    if is_tensor(tokens):
-        return arrays.of_tensors().hashes_of_sets(tokens, offsets)
-    # a sum over the keys of a set does not see their order
-    return np.add.reduceat(arrays.hash_rows(tokens), offsets[:-1])
 
 
 def statistics_of_sets(
@@ -61,10 +51,3 @@ def plain_statistics(
         keys = tokens[start:stop].astype(np.float64)
         rows.append([keys.mean(axis=0), keys.std(axis=0), keys.min(axis=0), keys.max(axis=0)])
     return np.array(rows)
-
-
-SUMMARIES: dict[str, Callable[..., np.ndarray]] = {
-    "hashes": hashes_of_sets,
-    "statistics": statistics_of_sets,
-}
-"""What a `SetBatch` keeps of its keys, by name: a row for each set."""

@@ -263,7 +263,7 @@ class TokenRule:
         if self.query == "mean":
             sets = sets.with_query(self._mean_query(batch.sets, sets))
         elif self.query == "each":
-            # a query that was given is not used: samples that differ in it alone are duplicates
+            # a query that was given is not used
             sets = sets.with_query(None)
         if self.hops:
             sets = pass_hops(sets, self.hops)
@@ -317,8 +317,7 @@ def pass_hops(sets: SetBatch, hops: Sequence[Float[np.ndarray, "p _ e"]]) -> Set
 
     Σ_i a_i x_i, hop after hop.
 
-    What is found is rounded to float32, so that duplicates of a sample remain duplicates whatever
-    the order of their keys. By NumPy, wherever the sets are.
+    What is found is rounded to float32. By NumPy, wherever the sets are.
     """
     sets = sets.numpy()
     for hop in hops:
@@ -528,7 +527,7 @@ class SetStatistics:
         else:
             # all keys of a sample as one set
             of_sets = sets.merged(samples.set_offsets)
-        mean, deviation, least, largest = of_sets.summary("statistics").transpose(1, 0, 2)
+        mean, deviation, least, largest = of_sets.statistics().transpose(1, 0, 2)
         return cls(
             sizes=of_sets.lengths, mean=mean, deviation=deviation, least=least, largest=largest
         )

@@ -50,8 +50,11 @@ def calibrate(
     """The likeliest temperature of every stack of finite scores, and the log-losses at it.
 
     All stacks at once, by Newton's method on the slope in c, kept between bounds that close in.
-    O(a·n·c) a step. A ``tolerance`` of the temperature is, squared, that of the mean loss.
+    O(a·n·c) a step. A ``tolerance`` of the temperature is, squared, that of the mean loss. Weights
+    are divided by the mean of those that are not 0: a factor of all of them changes nothing.
     """
+    weights = weights / weights[weights > 0].mean()
+
     # as in Platt's scaling, a label is trusted up to this doubt
     n_classes = scores.shape[2]
     counts = np.bincount(labels, weights=weights, minlength=n_classes)
@@ -125,8 +128,8 @@ def fit_temperature(
     The scores must be held out, such as leave-one-out predictions: scores of the data a model was
     fitted to are too sure of themselves, and so would c be. The log-loss is convex in c. As in
     Platt's scaling a sample of class k counts as (n_k + 1)/(n_k + 2) of that class and the rest
-    spread over the others, n_k being the weight of the class, so that separable scores give a
-    finite c.
+    spread over the others, n_k being the weight of the class in units of the mean weight, so that
+    separable scores give a finite c.
 
     Parameters
     ----------
