@@ -7,7 +7,7 @@ CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 OUT ?= out
 
-.PHONY: run test test-slow coverage fuzz fuzz-keep lint wheel bench docs clean help
+.PHONY: run test test-slow coverage lint wheel bench docs clean help
 
 run: $(VENV)/.lab  ## redraw every claim of the paper, small: figures, predictions and verdicts in one HTML report
 	$(BIN)/keyhole reproduce --preset quick --out $(OUT)/reproduce
@@ -23,15 +23,6 @@ test-slow: $(VENV)/.test  ## the slow statistical runs
 coverage: $(VENV)/.test  ## which lines the tests run: a table, and pages in out/coverage
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder \
 	  --cov --cov-report=term:skip-covered --cov-report=html:$(OUT)/coverage
-
-SECONDS ?= 600
-SEED ?= 0
-
-fuzz: $(VENV)/.test  ## damaged files of every format and random sequences of calls, SECONDS=600 SEED=0; what fails is kept in out/fuzz
-	$(BIN)/python tests/fuzz/attack.py --seconds $(SECONDS) --seed $(SEED) --out $(OUT)/fuzz
-
-fuzz-keep: $(VENV)/.test  ## make a test of CASE=out/fuzz/….json
-	$(BIN)/python tests/fuzz/attack.py --keep $(CASE)
 
 lint: $(VENV)/.lint  ## ruff, mypy --strict, and the language of pages, docstrings and messages
 	$(BIN)/ruff check .
