@@ -40,8 +40,8 @@ wheel: $(VENV)/.wheel  ## wheel and sdist, each installed alone into an empty en
 	$(OUT)/sdist-env/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) $(OUT)/wheel/*.tar.gz
 	$(OUT)/sdist-env/bin/python -W error -P tests/wheel.py
 
-bench: $(VENV)/.bench  ## every hot path beside its rivals, in one run
-	$(BIN)/python benchmarks/run.py
+bench: $(VENV)/.bench  ## every hot path beside its baselines, in one run
+	$(BIN)/python benchmarks/hot_paths.py
 
 docs: $(VENV)/.docs  ## these pages as HTML, in out/docs, with saved views of `keyhole explore`
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs $(OUT)/docs

@@ -612,8 +612,8 @@ def attention_features(
     Notes
     -----
     Cost: 2MD_qD + 4MD·N_i operations for a set of N_i keys, whatever the lengths of the others.
-    Without a query 4MD·N_i, and of a ``HeadDraw`` the last rows are drawn, MD numbers
-    (benchmarks/bench_wide.py). The features of a set are computed in the same order whatever else
+    Without a query 4MD·N_i, and of a ``HeadDraw`` the last rows are drawn, MD numbers.
+    The features of a set are computed in the same order whatever else
     is in the batch: slicing it changes no bit of them.
 
     Examples

@@ -69,7 +69,7 @@ that without learning. On the way over a plateau it was seen to rise by up to 1.
 
 RACE = (0.2, 0.4, 1.0)
 """Shares of the steps after which descents are compared: of those that are left, the better half
-goes on, two at least. On long stories (benchmarks/stories.py --run long) this takes half the time
+goes on, two at least. On long stories this takes half the time
 of running all to their end, and the winner was the same."""
 
 BEGIN_AT_ONCE = 2

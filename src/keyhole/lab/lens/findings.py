@@ -535,8 +535,7 @@ DAMPING = 0.8  # share of a slope that is left a doubling later
 ROUGHNESS = 0.2  # standard deviation of what else happens to a slope within a doubling
 COVERAGE = 0.9
 """The numbers above were chosen once, so that intervals hold as often as they say, on tables that
-come with scikit-learn, made-up targets, and other cuts of the data that `benchmarks/lens_honest.py`
-counts on."""
+come with scikit-learn, made-up targets, and cuts of public data."""
 MIN_POINTS = 3  # of a curve that a forecast is made from
 
 
