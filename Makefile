@@ -7,7 +7,7 @@ CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 OUT ?= out
 
-.PHONY: run test test-slow coverage lint wheel bench docs clean help
+.PHONY: run test test-slow coverage lint wheel bench docs docs-fresh clean help
 
 run: $(VENV)/.lab  ## redraw every claim of the paper, small: figures, predictions and verdicts in one HTML report
 	$(BIN)/keyhole reproduce --preset quick --out $(OUT)/reproduce
@@ -47,6 +47,11 @@ docs: $(VENV)/.docs  ## these pages as HTML, in out/docs, with saved views of `k
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs $(OUT)/docs
 	$(BIN)/python docs/views.py $(OUT)/docs/figures $(OUT)/docs/views
 	@echo "wrote $(OUT)/docs/index.html"
+
+docs-fresh:  ## the pages from nothing: in an environment of their own, with what the docs extra names and no more
+	rm -rf $(OUT)/docs-env $(OUT)/docs docs/generated docs/gallery
+	$(MAKE) docs VENV=$(OUT)/docs-env
+	rm -rf $(OUT)/docs-env
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12

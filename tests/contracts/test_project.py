@@ -85,6 +85,18 @@ def test_every_instruction_installs_our_distribution():
         assert found == [], f"{path.relative_to(ROOT)}: {found}"
 
 
+def test_the_documentation_can_be_built_from_its_own_extra():
+    """What scripts of the gallery import, `make docs` installs; the lab brings its own packages."""
+    extras = PROJECT["optional-dependencies"]
+    required = [*PROJECT["dependencies"], *extras["lab"], *extras["docs"]]
+    installed = {re.match(r"[\w-]+", name).group() for name in required}
+    for script in sorted((ROOT / "examples").glob("plot_*.py")):
+        text = script.read_text(encoding="utf-8")
+        for package in re.findall(r"^(?:import|from) (\w+)", text, flags=re.MULTILINE):
+            known = package in sys.stdlib_module_names or package in {"keyhole", "sklearn"}
+            assert known or package in installed, f"{script.name}: {package}"
+
+
 def test_pages_say_which_packages_they_need():
     """What the code of a page imports comes with `pip install .`, or the page says so before."""
     installed = {re.match(r"[\w-]+", name).group() for name in PROJECT["dependencies"]}
