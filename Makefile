@@ -7,7 +7,7 @@ CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 OUT ?= out
 
-.PHONY: run test test-slow coverage fuzz fuzz-keep lint wheel bench docs clean help
+.PHONY: run test test-slow coverage lint wheel bench docs docs-fresh clean help
 
 run: $(VENV)/.lab  ## redraw every claim of the paper, small: figures, predictions and verdicts in one HTML report
 	$(BIN)/keyhole reproduce --preset quick --out $(OUT)/reproduce
@@ -23,15 +23,6 @@ test-slow: $(VENV)/.test  ## the slow statistical runs
 coverage: $(VENV)/.test  ## which lines the tests run: a table, and pages in out/coverage
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder \
 	  --cov --cov-report=term:skip-covered --cov-report=html:$(OUT)/coverage
-
-SECONDS ?= 600
-SEED ?= 0
-
-fuzz: $(VENV)/.test  ## damaged files of every format and random sequences of calls, SECONDS=600 SEED=0; what fails is kept in out/fuzz
-	$(BIN)/python tests/fuzz/attack.py --seconds $(SECONDS) --seed $(SEED) --out $(OUT)/fuzz
-
-fuzz-keep: $(VENV)/.test  ## make a test of CASE=out/fuzz/….json
-	$(BIN)/python tests/fuzz/attack.py --keep $(CASE)
 
 lint: $(VENV)/.lint  ## ruff, mypy --strict, and the language of pages, docstrings and messages
 	$(BIN)/ruff check .
@@ -49,13 +40,18 @@ wheel: $(VENV)/.wheel  ## wheel and sdist, each installed alone into an empty en
 	$(OUT)/sdist-env/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) $(OUT)/wheel/*.tar.gz
 	$(OUT)/sdist-env/bin/python -W error -P tests/wheel.py
 
-bench: $(VENV)/.bench  ## every hot path beside its rivals, in one run
-	$(BIN)/python benchmarks/run.py
+bench: $(VENV)/.bench  ## every hot path beside its baselines, in one run
+	$(BIN)/python benchmarks/hot_paths.py
 
 docs: $(VENV)/.docs  ## these pages as HTML, in out/docs, with saved views of `keyhole explore`
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs $(OUT)/docs
 	$(BIN)/python docs/views.py $(OUT)/docs/figures $(OUT)/docs/views
 	@echo "wrote $(OUT)/docs/index.html"
+
+docs-fresh:  ## the pages from nothing: in an environment of their own, with what the docs extra names and no more
+	rm -rf $(OUT)/docs-env $(OUT)/docs docs/generated docs/gallery
+	$(MAKE) docs VENV=$(OUT)/docs-env
+	rm -rf $(OUT)/docs-env
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12

@@ -68,8 +68,6 @@ ALLOWED = (
     r"power law",
     r"Moore's law",
     # files, options and methods of benchmarks that are called so
-    r"benchmarks/rivals\.py",
-    r"rivals\.py",
     r"law of the query-key matrix",
 )
 

@@ -62,9 +62,12 @@ def short(number: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("out/best_bias"))
-    folder = parser.parse_args().out
+    parser.add_argument("--settings", type=int, default=len(SETS), help="the first so many of d, N")
+    arguments = parser.parse_args()
+    folder = arguments.out
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [(dim, n_keys, q, needed(dim, n_keys, q)) for dim, n_keys in SETS for q in POWERS]
+    settings = SETS[: arguments.settings]
+    rows = [(dim, n_keys, q, needed(dim, n_keys, q)) for dim, n_keys in settings for q in POWERS]
     print("| d, N | q |", " | ".join(f"c = {c:g}" for c in MEANS), "|")
     print("|---" * (2 + len(MEANS)) + "|")
     for dim, n_keys, q, counts in rows:

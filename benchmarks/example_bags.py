@@ -63,4 +63,4 @@ def main(path, repeats=3, folds=10):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], *map(int, sys.argv[2:]))

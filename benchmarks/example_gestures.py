@@ -73,4 +73,4 @@ def main(train, test, repeats=10):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:3], *map(int, sys.argv[3:]))

@@ -60,4 +60,4 @@ def main(path, train=2000, test=1000, n_heads=24):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -69,4 +69,4 @@ def main(path, task=2, max_iter=300, n_heads=256):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], *map(int, sys.argv[2:]))

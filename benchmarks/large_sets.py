@@ -4,7 +4,6 @@
     python benchmarks/large_sets.py disk [--quick]    50 bags × 10,000 keys × 1,024 float32 in files
     python benchmarks/large_sets.py keys [--quick]    contributions of one bag of 50,000 keys × 384
     python benchmarks/large_sets.py auc [--quick] [--only METHOD]    at 1 % of signal keys
-    python benchmarks/large_sets.py needles           learned heads and scalings at d = 384
     python benchmarks/large_sets.py device DEVICE [--quick]      times and a profile on cuda or cpu
 
 Times are process times, which other processes on the machine do not change, and are given in units
@@ -248,22 +247,6 @@ def auc(quick: bool, device: str, only: str | None) -> None:
         print(f"  {name:28} AUC {area:.3f}   {spent:7.1f} s of process, {wall:7.1f} s", flush=True)
 
 
-def needles() -> None:
-    """Learned heads under automatic scaling, beside scaling that is given: 1 % signal, d = 384."""
-    bags = kh.datasets.make_bags(300, (150, 250), 384, 0.01)
-    train, test = bags.sets[:150], bags.sets[150:]
-    print(f"150 bags to train, 150 to test, 1 % signal keys: {train}")
-    for scaling in ("auto", "standard"):
-        model = kh.AttentionClassifier(heads=kh.LearnedHeads(), scaling=scaling, random_state=0)
-        seconds, _, _ = measured(lambda model=model: model.fit(train, bags.target[:150]))
-        area = roc_auc_score(bags.target[150:], model.decision_function(test))
-        print(
-            f"  scaling={scaling!r}: AUC {area:.3f}, {seconds:.1f} s of process, "
-            f"scaling {model.tokens_.scaling}, heads {model.heads_.chosen}",
-            flush=True,
-        )
-
-
 def on_device(device: str, quick: bool) -> None:
     """Fit, predict and contributions on a device, with the profile of the fit."""
     import torch
@@ -307,7 +290,7 @@ def on_device(device: str, quick: bool) -> None:
 def main() -> None:
     """One part of the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("cpu", "disk", "keys", "auc", "needles", "device"))
+    parser.add_argument("part", choices=("cpu", "disk", "keys", "auc", "device"))
     parser.add_argument("device", nargs="?", default="cpu")
     parser.add_argument("--quick", action="store_true", help="a small form of it")
     parser.add_argument("--only", help="one method of auc, by its name in the table")
@@ -315,8 +298,6 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if options.part == "device":
         on_device(options.device, options.quick)
-    elif options.part == "needles":
-        needles()
     elif options.part == "auc":
         auc(options.quick, options.device, options.only)
     else:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rivals import FourierMean, MemoryNetwork, Network, Pooled
+from baselines import FourierMean, MemoryNetwork, Network, Pooled
 from sklearn.datasets import load_digits
 from sklearn.model_selection import KFold, StratifiedKFold
 

@@ -2,14 +2,7 @@
 
     python benchmarks/stories.py                      # one question of every family
     python benchmarks/stories.py --run held-back      # the table of docs/benchmarks/stories.md
-    python benchmarks/stories.py --run long           # six tasks of long stories, to tune on
     python benchmarks/stories.py --descents --device cuda --tasks 1 4 8       # wall seconds alone
-
-The line that release 0.1.0 documented needs the code of that time, which a clone of the commit
-before 4a63a3f has. Its rows are added to those of the first run:
-
-    PYTHONPATH=CLONE/src python benchmarks/stories.py --run held-back \
-        --methods "documented line of 0.1.0"
 
 Learned heads were once tuned on tasks that everybody could see. These tasks are drawn instead:
 `draw_task(k)` is task k of 50, the same for everybody. Tasks 0 to 29 are for choosing a design.
@@ -30,21 +23,12 @@ A task belongs to one of ten families (`FAMILIES`), which say what must be found
 
 The k-th task of a family draws its own numbers of people, places and sentences, and one of two
 languages: English words in English order, or invented words with the verb at the end.
-
-Six further tasks (`draw_long_task`, `--run long`) are for choosing a design too. Their stories are
-as long as those of the known tasks, 12 to 80 sentences, and are asked five questions each, so that
-samples come in groups:
-
-    held            how many objects somebody holds, where objects are also given away
-    located         where an object is: two facts
-    before          where an object was before the place where it is: three facts
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import inspect
 import itertools
 import sys
 import time
@@ -301,178 +285,6 @@ FAMILIES: dict[str, Callable[[np.random.Generator, World], Question]] = {
 }
 
 
-# ---- long stories, with several questions each ---------------------------------------------------
-
-
-@dataclass
-class Household:
-    """People who move about, take, drop and give objects, and what has been told of them."""
-
-    rng: np.random.Generator
-    world: World
-    share_of_moves: float
-    gives: bool
-    story: list[Sentence]
-    place_of: dict[str, str]
-    held_by: dict[str, list[str]]
-    trail_of: dict[str, list[str]]
-    """The places of each object, one after the other."""
-
-    @classmethod
-    def of(
-        cls, rng: np.random.Generator, world: World, share_of_moves: float, gives: bool
-    ) -> Household:
-        """Nobody is anywhere, nothing is held."""
-        return cls(
-            rng=rng,
-            world=world,
-            share_of_moves=share_of_moves,
-            gives=gives,
-            story=[],
-            place_of={},
-            held_by={name: [] for name in world.names[:4]},
-            trail_of={thing: [] for thing in world.objects[:3]},
-        )
-
-    def tell_one_more(self) -> None:
-        """One more sentence: somebody takes, drops or gives an object, or moves."""
-        name = pick(self.rng, sorted(self.held_by))
-        moves = name not in self.place_of or self.rng.random() < self.share_of_moves
-        held = self.held_by[name]
-        if moves or not (held or self.objects_beside(name)):
-            self.move(name)
-        elif held and self.rng.random() < 0.5:
-            self.put_down(name, pick(self.rng, held))
-        elif self.objects_beside(name):
-            thing = pick(self.rng, self.objects_beside(name))
-            held.append(thing)
-            self.note_place(thing, self.place_of[name])
-            self.story.append(words(f"{name} {pick(self.rng, ('took', 'got'))} the {thing}"))
-        else:
-            self.move(name)
-
-    def objects_beside(self, name: str) -> list[str]:
-        """Objects that nobody holds and that lie where somebody is, or were not seen so far."""
-        everything_held = {thing for held in self.held_by.values() for thing in held}
-        place = self.place_of[name]
-        return [
-            thing
-            for thing, trail in self.trail_of.items()
-            if thing not in everything_held and trail[-1:] in ([], [place])
-        ]
-
-    def put_down(self, name: str, thing: str) -> None:
-        """Drop an object, or give it to somebody in the same place."""
-        self.held_by[name].remove(thing)
-        place = self.place_of[name]
-        others = [
-            other
-            for other in sorted(self.held_by)
-            if other != name and self.place_of.get(other) == place
-        ]
-        if self.gives and others:
-            other = pick(self.rng, others)
-            self.held_by[other].append(thing)
-            self.story.append(words(f"{name} gave the {thing} to {other}"))
-        else:
-            self.story.append(words(f"{name} dropped the {thing}"))
-
-    def move(self, name: str) -> None:
-        """Somebody goes to another place, and everything held with them."""
-        others = [place for place in self.world.places if place != self.place_of.get(name)]
-        self.place_of[name] = pick(self.rng, others)
-        verb = pick(self.rng, ("went", "moved", "travelled"))
-        self.story.append(words(f"{name} {verb} to the {self.place_of[name]}"))
-        for thing in self.held_by[name]:
-            self.note_place(thing, self.place_of[name])
-
-    def note_place(self, thing: str, place: str) -> None:
-        """An object is in a place, which is new if it was elsewhere."""
-        if self.trail_of[thing][-1:] != [place]:
-            self.trail_of[thing].append(place)
-
-    def question(self, family: str) -> Question | None:
-        """A question about the story so far, None if there is nothing to ask yet."""
-        if family == "held":
-            name = pick(self.rng, sorted(self.held_by))
-            if not any(name in sentence for sentence in self.story):
-                return None
-            number = ("none", "one", "two", "three")[len(self.held_by[name])]
-            asked = words(f"how many objects does {name} hold")
-            return Question(list(self.story), asked, number)
-        n_places = {"located": 1, "before": 2}[family]
-        things = [t for t in sorted(self.trail_of) if len(self.trail_of[t]) >= n_places]
-        if not things:
-            return None
-        thing = pick(self.rng, things)
-        trail = self.trail_of[thing]
-        if family == "located":
-            return Question(list(self.story), words(f"where is the {thing}"), trail[-1])
-        asked = words(f"where was the {thing} before the {trail[-1]}")
-        return Question(list(self.story), asked, trail[-2])
-
-
-@dataclass(frozen=True)
-class LongFamily:
-    """How long the stories of a family are, their share of moves, whether objects are given."""
-
-    shortest: int
-    longest: int
-    share_of_moves: float
-    gives: bool
-
-
-LONG_FAMILIES = {
-    "held": LongFamily(shortest=12, longest=30, share_of_moves=0.4, gives=True),
-    "located": LongFamily(shortest=20, longest=50, share_of_moves=0.6, gives=False),
-    "before": LongFamily(shortest=30, longest=80, share_of_moves=0.6, gives=False),
-}
-
-LONG = range(6)
-QUESTIONS_PER_STORY = 5
-
-
-def long_questions(
-    rng: np.random.Generator, world: World, family: str, count: int
-) -> list[list[Question]]:
-    """Stories of `QUESTIONS_PER_STORY` questions each, which are asked while a story is told."""
-    kind = LONG_FAMILIES[family]
-    stories: list[list[Question]] = []
-    while len(stories) * QUESTIONS_PER_STORY < count:
-        household = Household.of(rng, world, kind.share_of_moves, kind.gives)
-        n_sentences = int(rng.integers(kind.shortest, kind.longest + 1))
-        moments = several(rng, range(2, n_sentences), QUESTIONS_PER_STORY)
-        asked: list[Question] = []
-        n_due = 0
-        while len(asked) < QUESTIONS_PER_STORY:
-            household.tell_one_more()
-            n_due += len(household.story) in moments
-            # a question that cannot be asked yet is asked later
-            question = household.question(family)
-            if len(asked) < n_due and question is not None:
-                asked.append(question)
-        stories.append(asked)
-    return stories
-
-
-def draw_long_task(number: int, n_train: int = N_TRAIN, n_test: int = N_TEST) -> StoryTask:
-    """Long task ``number`` of six: the family is number mod 3."""
-    rng = np.random.default_rng([2812, number])
-    family = list(LONG_FAMILIES)[number % len(LONG_FAMILIES)]
-    stories = long_questions(rng, draw_world(rng), family, n_train + n_test)
-    questions = [question for story in stories for question in story]
-    return StoryTask(
-        number=number,
-        family=f"long {family}",
-        language="English",
-        questions=questions,
-        data=tokens_of(questions),
-        answers=np.array([q.answer for q in questions]),
-        n_train=n_train,
-        groups=np.repeat(np.arange(len(stories)), QUESTIONS_PER_STORY),
-    )
-
-
 def draw_world(rng: np.random.Generator) -> World:
     """The words of a task: some of each kind."""
     n_colours = int(rng.integers(3, 5))
@@ -538,8 +350,6 @@ class StoryTask:
     data: Dataset
     answers: np.ndarray
     n_train: int
-    groups: np.ndarray | None = None
-    """The story of each question, where a story is asked several."""
 
     @property
     def name(self) -> str:
@@ -600,14 +410,6 @@ PAPER_LAYER = {"activation": "softmax", "pooling": "mean", "scaling": "none", "q
 
 LEARNED_LAYER = {**PAPER_LAYER, "n_heads": 256, "dtype": "float32"}
 
-DOCUMENTED_LINE = {
-    "n_means": 2,
-    "steps": 300,
-    "learning_rate": 0.05,
-    "max_samples": 1000,
-    "hops": "auto",
-}
-"""Options of `kh.LearnedHeads` that release 0.1.0 documented; only the code of then has them."""
 
 TRANSFORMER_SECONDS = 180.0
 """The limit of a transformer encoder: on a busy core 60 s were over before it stopped by itself."""
@@ -619,10 +421,10 @@ def attention(seed: int, heads: Any, **options: Any) -> Any:
 
 
 def methods(seed: int = 0) -> dict[str, Callable[[], Any]]:
-    """What is compared; the networks are those of benchmarks/rivals.py."""
-    from rivals import MemoryNetwork, Network
+    """What is compared; the networks are those of benchmarks/baselines.py."""
+    from baselines import MemoryNetwork, Network
 
-    compared: dict[str, Callable[[], Any]] = {
+    return {
         "default settings": lambda: attention(seed, None),
         "LearnedHeads()": lambda: attention(seed, kh.LearnedHeads(), **LEARNED_LAYER),
         "zero-mean heads": lambda: attention(seed, kh.GaussianHeads(), **LEARNED_LAYER),
@@ -631,14 +433,9 @@ def methods(seed: int = 0) -> dict[str, Callable[[], Any]]:
             "transformer", False, seed, seconds=TRANSFORMER_SECONDS
         ),
     }
-    if "steps" in inspect.signature(kh.LearnedHeads).parameters:
-        compared["documented line of 0.1.0"] = lambda: attention(
-            seed, kh.LearnedHeads(**DOCUMENTED_LINE), **LEARNED_LAYER
-        )
-    return compared
 
 
-RUNS = {"tuning": TUNING, "held-back": HELD_BACK, "long": LONG}
+RUNS = {"tuning": TUNING, "held-back": HELD_BACK}
 """The tasks of each run, by number."""
 
 FIELDS = ("task", "method", "seed", "accuracy", "seconds", "heads")
@@ -649,15 +446,12 @@ def measure(task: StoryTask, method: str, seed: int) -> dict[str, str]:
     model = methods(seed)[method]()
     sets, answers = task.train()
     began = time.process_time()
-    # networks take numbers in the place of answers
+    # networks take numbers instead of answers
     labels, numbers = np.unique(answers, return_inverse=True)
     if isinstance(model, kh.AttentionClassifier):
         numbers = answers
         labels = None
-    if isinstance(model, kh.AttentionClassifier) and task.groups is not None:
-        model.fit(sets, numbers, groups=task.groups[: task.n_train])
-    else:
-        model.fit(sets, numbers)
+    model.fit(sets, numbers)
     seconds = time.process_time() - began
     test_sets, test_answers = task.test()
     predicted = model.predict(test_sets)
@@ -675,7 +469,6 @@ def measure(task: StoryTask, method: str, seed: int) -> dict[str, str]:
 
 def run(
     numbers: list[int],
-    draw: Callable[[int], StoryTask],
     chosen_methods: list[str],
     seeds: list[int],
     out: Path,
@@ -687,7 +480,7 @@ def run(
             rows = list(csv.DictReader(file))
     done = {(row["task"], row["method"], row["seed"]) for row in rows}
     for number, seed in itertools.product(numbers, seeds):
-        task = draw(number)
+        task = draw_task(number)
         for method in chosen_methods:
             if (task.name, method, str(seed)) in done:
                 continue
@@ -777,11 +570,10 @@ def main(arguments: list[str]) -> None:
         time_descents(options.tasks or list(TUNING), options.device)
     elif options.run is not None:
         numbers = list(RUNS[options.run])
-        draw = draw_long_task if options.run == "long" else draw_task
         if options.tasks:
             numbers = [number for number in numbers if number in options.tasks]
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        run(numbers, draw, options.methods or list(methods()), options.seeds, options.out)
+        run(numbers, options.methods or list(methods()), options.seeds, options.out)
     else:
         show_one_of_each()
 

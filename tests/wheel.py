@@ -1,7 +1,7 @@
 """What `make wheel` runs in an environment that holds the wheel and nothing else: fit, save, load,
 predict, both ways.
 
-Nothing of the source tree is imported, and the packages of `keyhole[lab]` are missing.
+Nothing of the source tree is imported, and the packages of `keyhole-ml[lab]` are missing.
 """
 
 import importlib.util
@@ -47,7 +47,7 @@ def main() -> None:
         assert (folder / "out.parquet").exists()
         keyhole("theory", "--target", "corr^2 * token", "--dim", "8")
         refusal = keyhole("reproduce", "averages", "--out", folder / "figures", fails=True)
-        assert "keyhole[lab]" in refusal, refusal
+        assert "keyhole-ml[lab]" in refusal, refusal
         assert "Traceback" not in refusal, refusal
     print(f"the wheel of keyhole {kh.__version__} fits, saves and predicts on its own")
 

@@ -305,11 +305,8 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     for name, value in document["fitted"].items():
         refuse_if(not _NOTE.fullmatch(name) or name in _BUILT, f"a fitted attribute {name!r:.60}")
         setattr(estimator, name, unpacker.unpack(value))
-    _complete_old_files(estimator)
     _check_dimensions(estimator)
     _attach_layer(estimator, document["layer"], unpacker)
-    if "heads_" not in vars(estimator):  # files of version 1 have it for two estimators only
-        estimator.heads_ = _distribution_of(estimator)
 
     # then attributes and layer against each other
     _check_extras(estimator)
@@ -321,7 +318,7 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     if "training" in document:
         training = unpacker.unpack(document["training"])
         _check_training(estimator, training)
-        fit_intercept = document.get("training_intercept", estimator.fit_intercept)
+        fit_intercept = document["training_intercept"]
         refuse_if(type(fit_intercept) is not bool, "no word about the intercept of its fit")
         estimator.training_ = _training_record(estimator, training, fit_intercept)
     return SavedModel(estimator=estimator, schema=_schema_of(estimator, document["schema"]))
@@ -340,27 +337,6 @@ def _with_parameters(document: dict[str, Any], unpacker: Unpacker) -> Any:
     except (TypeError, ValueError) as error:
         raise ValueError(f"a parameter that no fit takes ({error})") from None
     return estimator
-
-
-def _complete_old_files(estimator: Any) -> None:
-    """Give an estimator the attributes that files of older versions leave out."""
-    attributes = vars(estimator)
-    # queries have the dimension of keys, there are no extras, and tokens are used as they are
-    if "n_query_features_in_" not in attributes:
-        estimator.n_query_features_in_ = estimator.n_features_in_ if estimator.has_query_ else 0
-    attributes.setdefault("n_extras_in_", 0)
-    attributes.setdefault("has_set_groups_", False)
-    attributes.setdefault("tokens_", TokenRule("none", "given", "mean"))
-    # some attributes were in the parameters alone
-    if isinstance(estimator, AttentionFeatures):
-        attributes.setdefault("activation_", estimator.activation)
-        attributes.setdefault("dtype_", estimator.dtype)
-    if isinstance(estimator, NormBallClassifier):
-        attributes.setdefault("loss_", estimator.loss)
-    if isinstance(estimator, AttentionClassifier):
-        attributes.setdefault("loss_", "squared_error")
-    if isinstance(estimator, (AttentionRegressor, AttentionClassifier)):
-        attributes.setdefault("candidates_", ())
 
 
 def _check_dimensions(estimator: Any) -> None:
@@ -401,7 +377,7 @@ def _schema_of(estimator: Any, described: Any) -> Schema:
         tuple(str(name) for name in described["names"]),
         str(described["target"]),
         tuple((str(option), _option(value)) for option, value in described["columns"]),
-        tuple(Coding.of_list(coding) for coding in described.get("codings", ())),
+        tuple(Coding.of_list(coding) for coding in described["codings"]),
     )
     coded_columns = {coding.column for coding in schema.codings}
     refuse_if(len(coded_columns) < len(schema.codings), "two codings of one column")
@@ -419,15 +395,11 @@ def _check_unfitted_heads(distribution: Any) -> None:
     for name, parameter in inspect.signature(type(distribution).__init__).parameters.items():
         value = getattr(distribution, name, None)
         default = parameter.default
-        if name == "ages":
-            fits = value is None or isinstance(value, str) or _is_integers(value, n_axes=1)
-        elif name == "pairs":
+        if name == "pairs":
             fits = value is None or _is_integers(value, n_axes=2)
         elif isinstance(default, tuple):
             items = list(value) if isinstance(value, (tuple, list, np.ndarray)) else []
             fits = len(items) > 0 and all(np.ndim(item) == 0 for item in items)
-        elif name == "seconds":
-            fits = value is None or isinstance(value, (int, float, np.number))
         elif isinstance(default, (bool, int, float, str)):
             fits = isinstance(value, (bool, int, float, str, np.number, np.bool_))
         else:
@@ -518,10 +490,9 @@ def _resume(estimator: Any, sums: Any) -> None:
             f"sums over {moments.count} samples, of which {estimator.n_samples_seen_} were seen"
         )
 
-    # samples kept: regressors of older files keep none
+    # samples kept
     is_classifier = isinstance(estimator, AttentionClassifier)
-    limits = (N_KEPT,) if is_classifier else (0, N_KEPT)
-    if kept.limit not in limits or kept.columns.shape[1] != n_outputs:
+    if kept.limit != N_KEPT or kept.columns.shape[1] != n_outputs:
         raise ValueError("samples kept that are not those of the layer")
     if is_classifier and (kept.sets is None or not (np.abs(kept.columns) == 1).all()):
         raise ValueError("no samples to calibrate on, or of other labels")

@@ -34,10 +34,8 @@ from keyhole.streaming import KeptSamples, LayerSums
 from keyhole.training import TrainingSet
 
 FORMAT = "keyhole-model"
-VERSION = 2
-"""Of the files that are written. Version 1, of keyhole 0.1.0, is read too: see `upgraded`."""
-
-READABLE_VERSIONS = ("1", "2")
+VERSION = "2"
+"""Of the files that are written and read."""
 
 _NAMES = {
     np.dtype(code): name
@@ -75,7 +73,7 @@ def write_container(
     text = json.dumps(document, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     metadata = {
         "format": FORMAT,
-        "version": str(VERSION),
+        "version": VERSION,
         "document": text,
         "sha256": _digest(text, stored),
     }
@@ -108,12 +106,12 @@ def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
         raise damaged(path, f"a model file says that its format is {FORMAT!r}", "no such words")
     version = metadata.get("version")
     text = metadata.get("document", "")
-    if version not in READABLE_VERSIONS:
-        writer = _writer_of(text) or "a newer keyhole"
+    if version != VERSION:
+        writer = _writer_of(text) or "another keyhole"
         raise ValueError(
-            f"keyhole {__version__} reads versions {' and '.join(READABLE_VERSIONS)} of its model "
-            f"files: {path.name!r} has version {version!r:.40}, written by {writer}. Install "
-            f"{writer}, or a newer one."
+            f"keyhole {__version__} reads version {VERSION} of its model files: {path.name!r} has "
+            f"version {version!r:.40}, written by {writer}. Install {writer}, or fit and save the "
+            "model anew."
         )
     has_our_types = all(array.dtype in _NAMES for array in arrays.values())
     if not has_our_types or _digest(text, arrays) != metadata.get("sha256"):
@@ -121,7 +119,7 @@ def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
             path, "contents must match the digest that was stored with them", "contents that do not"
         )
 
-    # its description, under the names of today
+    # its description
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -132,13 +130,6 @@ def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
         raise damaged(
             path, "the description of a model must be a JSON object", f"a {type(document).__name__}"
         )
-    if version == "1":
-        try:
-            document = upgraded(document)
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise damaged(
-                path, "a file of version 1 must describe a model", f"no {str(error)[:80]}"
-            ) from None
     return document, arrays
 
 
@@ -176,81 +167,6 @@ def _release_numbers(release: str) -> tuple[int, ...]:
     match = _RELEASE.fullmatch(release)
     assert match is not None
     return tuple(int(number or 0) for number in match.groups())
-
-
-RENAMED_FIELDS = {
-    "HeadDraw": {"law": "distribution"},
-    "KernelLayer": {"law": "distribution"},
-    "FittedHeads": {"looks_": "hops_"},
-    "TrainingSamples": {"batch": "samples", "columns": "outputs"},
-}
-"""Fields of objects in files of version 1, and their names since."""
-
-RENAMED_OBJECTS = {"TrainingSamples": "TrainingSet"}
-RENAMED_ATTRIBUTES = {
-    "law_": "heads_",
-    "_single": "single_output_",
-    "left_out_errors_": "jackknife_errors_",
-}
-DROPPED_ATTRIBUTES = (
-    "alphas_", "loo_errors_", "gcv_error_", "gcv_errors_", "holdout_error_", "holdout_errors_",
-    "log_loss_", "log_losses_", "scaling_errors_",
-)  # fmt: skip
-"""Fitted attributes of version 1 that ``selection_`` holds since, or that are gone."""
-
-
-def upgraded(document: dict[str, Any]) -> dict[str, Any]:
-    """The description of a model in a file of version 1, as version 2 has it."""
-    # objects and parameters under their new names
-    document = _with_new_names(document)
-    parameters = dict(document["parameters"])
-    parameters["heads"] = parameters.pop("law")
-
-    # several attributes became one, ``selection_``; the others are renamed, kept or left out
-    attributes = dict(document["fitted"])
-    if "selection_" in attributes:
-        attributes["selection_"] = _selection_of_version_1(attributes)
-    fitted = {
-        RENAMED_ATTRIBUTES.get(name, name): value
-        for name, value in attributes.items()
-        if name not in DROPPED_ATTRIBUTES
-    }
-    return {**document, "parameters": parameters, "fitted": fitted}
-
-
-def _with_new_names(value: Any) -> Any:
-    """Objects of version 1 under their names of version 2, wherever they stand."""
-    if isinstance(value, list):
-        return [_with_new_names(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    # an object: its kind, its fields, and what stands in these
-    if set(value) == {"object", "with"}:
-        kind = value["object"]
-        renamed = RENAMED_FIELDS.get(kind, {})
-        fields_of_kind = {
-            renamed.get(name, name): _with_new_names(part) for name, part in value["with"].items()
-        }
-        return {"object": RENAMED_OBJECTS.get(kind, kind), "with": fields_of_kind}
-    return {name: _with_new_names(part) for name, part in value.items()}
-
-
-def _selection_of_version_1(attributes: dict[str, Any]) -> dict[str, Any]:
-    """``selection_`` from the attributes that held its parts.
-
-    The penalty used is found again by value.
-    """
-    method = attributes["selection_"]
-    errors = attributes[f"{method}_errors_"]
-    return {
-        "selection of version 1": {
-            "method": method,
-            "alphas": attributes["alphas_"],
-            "errors": errors,
-            "log_losses": attributes.get("log_losses_"),
-            "alpha": attributes["alpha_"],
-        }
-    }
 
 
 def damaged(path: Path, rule: str, evidence: str) -> ValueError:
@@ -491,8 +407,6 @@ class Unpacker:
             case {"strings": list(items), "shape": list(shape), "as": ("text" | "object") as kind}:
                 return self._strings(items, shape, kind)
             # objects of ours, built from their parts
-            case {"selection of version 1": dict(parts)}:
-                return _old_selection({str(k): self.unpack(v) for k, v in parts.items()})
             case {"object": str(kind), "with": dict(parts)}:
                 return _build(kind, {str(k): self.unpack(v) for k, v in parts.items()})
         raise ValueError(f"an unknown description, {str(value)[:60]}")
@@ -549,33 +463,16 @@ def padding_of(items: list[str]) -> int:
     return 4 * (len(lengths) * max(lengths, default=0) - sum(lengths))
 
 
-def _old_selection(parts: dict[str, Any]) -> Selection:
-    """How the penalty of a model in a file of version 1 was chosen."""
-    check_array(parts["alphas"], 1, "penalties")
-    log_losses = parts["log_losses"]
-    selection = Selection(
-        method=parts["method"],
-        criterion="squared_error" if log_losses is None else "log_loss",
-        alphas=parts["alphas"],
-        scores=parts["errors"] if log_losses is None else log_losses,
-        errors=parts["errors"],
-        best=int(np.argmin(np.abs(parts["alphas"] - parts["alpha"]))),
-    )
-    _check_record(selection)
-    return selection
-
-
 def _build(kind: str, parts: dict[str, Any]) -> Any:
     """An object of a kind from its parts by name, checked."""
     if kind == "SetBatch":
-        # files of 0.1.0 may say nothing of extras and pairs: their sets have none
         names = set(PARTS_OF_SETS)
-        _check_names(kind, parts, required={"tokens", "offsets", "query"}, allowed=names)
+        _check_names(kind, parts, required=names, allowed=names)
         return _sets(**parts)
     if kind == "SetGroups":
-        required = {"sets", "counts"}
-        _check_names(kind, parts, required=required, allowed={*required, "extras"})
-        return SetGroups(parts["sets"], parts["counts"], parts.get("extras"))
+        names = {"sets", "counts", "extras"}
+        _check_names(kind, parts, required=names, allowed=names)
+        return SetGroups(parts["sets"], parts["counts"], parts["extras"])
     if kind == "HeadDraw":
         n_heads = parts["n_heads"]
         refuse_if(n_heads > MOST_HEADS, f"{n_heads:,} heads, of which {MOST_HEADS:,} are allowed")
@@ -584,8 +481,7 @@ def _build(kind: str, parts: dict[str, Any]) -> Any:
             n_heads=n_heads,
             dim=parts["dim"],
             seed=parts["seed"],
-            # files of 0.1.0 say nothing of queries: they have the dimension of keys
-            query_dim=parts.get("query_dim"),
+            query_dim=parts["query_dim"],
         )
     if kind in RECORDS:
         record = RECORDS[kind]
@@ -602,29 +498,10 @@ def _build(kind: str, parts: dict[str, Any]) -> Any:
         _check_record(built)
         return built
     if kind in DISTRIBUTIONS:
-        if kind == "LearnedHeads":
-            parts = _current_options(parts)
         distribution = DISTRIBUTIONS[kind](**parts)
         _check_distribution(distribution)
         return distribution
     raise ValueError(f"an object of the unknown kind {kind!r:.60}")
-
-
-RENAMED_OPTIONS = {"steps": "max_iter", "looks": "hops", "validation": "validation_fraction"}
-FORMER_OPTIONS = (
-    "n_heads", "covariance", "learning_rate", "shrinkage", "ages", "jitter", "strengths",
-    "max_samples", "seconds",
-)  # fmt: skip
-"""Options of `LearnedHeads` in files of 0.1.0: under other names since, or decided inside."""
-
-
-def _current_options(parts: dict[str, Any]) -> dict[str, Any]:
-    """The options of `LearnedHeads` that it still has, under their names."""
-    return {
-        RENAMED_OPTIONS.get(name, name): value
-        for name, value in parts.items()
-        if name not in FORMER_OPTIONS
-    }
 
 
 def _check_names(

@@ -7,7 +7,7 @@ import joblib
 import numpy as np
 import pytest
 import skops.io as skops_io
-from exports import FIXTURES, stored_samples
+from exports import finite_model
 from paper import paper_classifier, paper_regressor
 from sklearn.multioutput import MultiOutputClassifier
 
@@ -113,10 +113,9 @@ def test_every_estimator_comes_back_from_skops(sets):
         np.testing.assert_array_equal(outputs(again, sets), outputs(model, sets))
 
 
-@pytest.mark.parametrize("name", ["identity-heads", "learned-heads", "learned-hops-classifier"])
+@pytest.mark.parametrize("name", ["identity", "learned", "classifier with hops"])
 def test_learned_heads_come_back_from_joblib_and_from_skops(name):
-    model = kh.load(FIXTURES / f"{name}.keyhole")
-    samples = stored_samples(name)
+    model, samples = finite_model(name)
     buffer = io.BytesIO()
     joblib.dump(model, buffer)
     buffer.seek(0)

@@ -287,7 +287,8 @@ def test_without_the_packages_that_draw_the_extra_is_named(command, monkeypatch,
         "keyhole.lab.report.html.find_spec", lambda name: None if name == "plotly" else object()
     )
     assert (
-        "drawing charts needs plotly: pip install 'keyhole[lab]'" in invoke(*command, code=2).stderr
+        "drawing charts needs plotly: pip install 'keyhole-ml[lab]'"
+        in invoke(*command, code=2).stderr
     )
     assert not list(tmp_path.iterdir())
 

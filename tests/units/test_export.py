@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from exports import (
     FINITE,
-    FIXTURES,
     assert_close,
+    finite_model,
     padded,
     scores_of,
     selecting_model,
-    stored_samples,
 )
 from paper import paper_classifier, paper_regressor
 from sklearn.exceptions import NotFittedError
@@ -36,8 +35,7 @@ def module_inputs(module, sets):
 
 @pytest.mark.parametrize("name", FINITE)
 def test_a_module_has_the_outputs_of_its_model(name):
-    model = kh.load(FIXTURES / f"{name}.keyhole")
-    sets = stored_samples(name)
+    model, sets = finite_model(name)
     module = model.to_torch()
     outputs = module(*module_inputs(module, sets)).detach().numpy()
     # hops round what they find to float32: a last bit there may differ
@@ -54,8 +52,7 @@ def test_a_module_has_the_outputs_of_its_model(name):
 
 @pytest.mark.parametrize("name", FINITE)
 def test_the_plain_steps_give_the_outputs_of_the_model(name):
-    model = kh.load(FIXTURES / f"{name}.keyhole")
-    sets = stored_samples(name)
+    model, sets = finite_model(name)
     constants = LayerConstants.of(model, "a test")
     outputs = []
     for i in range(len(sets)):
@@ -151,10 +148,10 @@ def test_ridge_has_left_the_gradient_of_the_values_at_zero(ragged):
 
 
 def test_parameters_are_named_as_in_the_docs():
-    hops = kh.load(FIXTURES / "learned-hops-classifier.keyhole").to_torch()
+    hops = finite_model("classifier with hops")[0].to_torch()
     names = {name for name, _ in hops.named_parameters()}
     assert {"W", "v", "b", "U.0", "temperature"} <= names
-    extras = kh.load(FIXTURES / "extras-heads.keyhole").to_torch()
+    extras = finite_model("extras")[0].to_torch()
     assert "extras_values" in dict(extras.named_parameters())
 
 

@@ -2,57 +2,37 @@
 wrong.
 """
 
-import base64
 import copy
 import json
 import math
 import os
 import tracemalloc
-import zlib
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from devices import DEVICE
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from paper import PAPER_LAYER, paper_classifier, paper_regressor
 from safetensors.numpy import load_file, save_file
 
 import keyhole as kh
-from keyhole.attention.heads import FittedHeads, HeadDraw, Step
-from keyhole.choose import Candidate
-from keyhole.data.sets import PooledSets, SetGroups
-from keyhole.data.tokens import TokenRule
-from keyhole.estimators.selection import Selection
-from keyhole.models import (
-    Schema,
-    _check_labels,
-    _check_training_sets,
-    _fits,
-    _option,
-    _resume,
-    read_model,
-)
+from keyhole.attention.heads import FittedHeads
+from keyhole.data.sets import SetGroups
+from keyhole.models import Schema, read_model
 from keyhole.packing import (
     FORMAT,
     VERSION,
     Packer,
     Unpacker,
-    _check_distribution,
-    _check_record,
     _digest,
-    _sets,
-    from_lower_triangle,
-    heads_fit,
-    lower_triangle,
     read_container,
     write_container,
 )
-from keyhole.solvers.layers import FiniteLayer, KernelLayer
 
 DIM = 3
-N_RANDOM = 25
+QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 
 def sets_of(rng, n=40, query=True, dtype=np.float64):
@@ -113,29 +93,15 @@ def test_regressors_are_the_same_to_the_last_bit(distribution, heads, rng, tmp_p
 def test_scales_of_coordinates_are_kept(rng, tmp_path):
     train, test = sets_of(rng, 60), sets_of(rng)
     width = train.dim + 1
-    scales = {
-        "query_scales_": rng.uniform(0.5, 2.0, width),
-        "key_scales_": rng.uniform(0.5, 2.0, width),
-    }
-    distribution = FittedHeads(rng.normal(size=(2, width, width)), 0.3, **scales)
-    model = kh.AttentionRegressor(
-        7,
-        heads=distribution,
-        random_state=3,
-        scaling="none",
-        query="given",
-        activation="relu",
-        pooling="mean",
-    ).fit(train, rng.normal(size=60))
-    loaded = assert_same(model, tmp_path / "m", test)
+    distribution = FittedHeads(
+        rng.normal(size=(2, width, width)),
+        0.3,
+        query_scales_=rng.uniform(0.5, 2.0, width),
+        key_scales_=rng.uniform(0.5, 2.0, width),
+    )
+    model = paper_regressor(7, heads=distribution, random_state=3)
+    loaded = assert_same(model.fit(train, rng.normal(size=60)), tmp_path / "m", test)
     np.testing.assert_array_equal(loaded.heads_.key_scales_, distribution.key_scales_)
-    for wrong in (
-        {"key_scales_": None},
-        {"query_scales_": np.zeros(width)},
-        {"key_scales_": np.full(width, np.nan)},
-    ):
-        with pytest.raises(ValueError, match="scales"):
-            _check_record(replace(distribution, **wrong))
 
 
 @pytest.mark.parametrize(
@@ -274,43 +240,59 @@ def poke(where, value):
     return change
 
 
+# ------------------------------------------------------------------------------------------------
+# files that somebody changed, with a digest that fits
+
+
 HEADS = ("layer", "with", "heads", "with")
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("where", "value"),
     [
-        poke(("estimator",), "os.system"),
-        poke(("estimator",), "__class__"),
-        poke(("parameters", "n_jobs"), 3),
-        poke(
+        (("estimator",), "os.system"),
+        (("estimator",), "__class__"),
+        (("parameters", "n_jobs"), 3),
+        (("parameters", "fit_intercept"), "no"),
+        (
             ("parameters", "heads"),
             {"object": "Popen", "with": {"args": {"list": ["touch", "owned"]}}},
         ),
-        poke(("parameters", "heads"), {"object": "GaussianHeads", "with": {"__class__": 3}}),
-        poke(("fitted", "__class__"), 3),
-        poke(("fitted", "predict"), 3),
-        poke(("fitted", "n_features_in_"), 10**15),
-        poke(("fitted", "n_features_in_"), "3"),
-        poke(("fitted", "classes_"), {"strings": ["a"], "shape": [1], "as": "text"}),
-        poke(("fitted", "tokens_"), None),
-        poke((*HEADS, "n_heads"), 10**15),
-        poke((*HEADS, "dim"), 10**9),
-        poke((*HEADS, "seed"), -1),
-        poke((*HEADS, "heads"), {"object": "QueryKeyHeads", "with": {"rank": 10**12}}),
-        poke((*HEADS, "heads"), {"object": "GaussianHeads", "with": {"mean": "eval(1)"}}),
-        poke(("layer", "with", "activation"), "exec"),
-        poke(("layer", "with", "values"), {"array": "77", "turned": False}),
-        poke(("layer",), {"list": []}),
-        poke(("layer",), []),
-        poke(("schema",), None),
-        poke(("fitted",), {"number": "9" * 400}),
+        (("parameters", "heads"), {"object": "GaussianHeads", "with": {"__class__": 3}}),
+        (("fitted", "__class__"), 3),
+        (("fitted", "predict"), 3),
+        (("fitted", "layer_"), 3),
+        (("fitted", "n_features_in_"), 10**15),
+        (("fitted", "n_features_in_"), "3"),
+        (("fitted", "n_query_features_in_"), 2),
+        (("fitted", "n_extras_in_"), -1),
+        (("fitted", "classes_"), {"strings": ["b", "a"], "shape": [2], "as": "text"}),
+        (("fitted", "tokens_"), None),
+        (("fitted", "temperature_"), -1.0),
+        (("fitted", "intercept_"), 3.0),
+        (("fitted", "selection_"), 3),
+        ((*HEADS, "n_heads"), 10**15),
+        ((*HEADS, "dim"), 10**9),
+        ((*HEADS, "seed"), -1),
+        ((*HEADS, "distribution"), {"object": "QueryKeyHeads", "with": {"rank": 10**12}}),
+        ((*HEADS, "distribution"), {"object": "GaussianHeads", "with": {"mean": "eval(1)"}}),
+        ((*HEADS, "distribution"), {"object": "LearnedHeads", "with": {}}),
+        (("layer", "with", "activation"), "exec"),
+        (("layer", "with", "dtype"), "int8"),
+        (("layer", "with", "values"), {"array": "77", "turned": False}),
+        (("layer",), {"list": []}),
+        (("layer",), None),
+        (("training",), {"list": []}),
+        (("schema",), None),
+        (("schema", "columns"), [["set", [1]]]),
+        (("fitted",), {"number": "9" * 400}),
     ],
 )
-def test_a_crafted_file_is_refused(saved, change):
-    rewrite(saved, change)
+def test_a_crafted_file_is_refused(saved, where, value):
+    rewrite(saved, poke(where, value))
     with pytest.raises(
-        ValueError, match=r"model file describes an estimator.*'model' has .*save the model anew"
+        ValueError,
+        match=r"(?s)model file describes an estimator.*'model' has .*save the model anew",
     ):
         kh.load(saved)
 
@@ -326,23 +308,6 @@ def test_heads_that_cannot_be_drawn_are_refused(saved):
     rewrite(saved, change)
     with pytest.raises(ValueError, match="heads that are not finite"), np.errstate(over="ignore"):
         kh.load(saved)
-
-
-@pytest.mark.parametrize(
-    "described", [{"list": []}, {"number": "inf"}, None, {"object": "GaussianHeads", "with": {}}]
-)
-def test_what_is_no_layer_is_told(described, saved):
-    rewrite(saved, poke(("layer",), described))
-    with pytest.raises(ValueError, match="'model' has no layer"):
-        kh.load(saved)
-
-
-@pytest.mark.parametrize("count", [-1, "2", True, None])
-def test_features_count_their_extras(count, rng, tmp_path):
-    kh.save(kh.AttentionFeatures(3, random_state=0).fit(sets_of(rng)), tmp_path / "m")
-    rewrite(tmp_path / "m", poke(("fitted", "n_extras_in_"), count))
-    with pytest.raises(ValueError, match="columns of extras"):
-        kh.load(tmp_path / "m")
 
 
 def test_a_long_text_among_short_ones_asks_for_no_more_memory_than_the_file_fills(
@@ -373,80 +338,6 @@ def test_a_long_text_among_short_ones_asks_for_no_more_memory_than_the_file_fill
     model.note_ = np.array(texts["strings"][:400], dtype=object)
     kh.save(model, tmp_path / "objects")
     assert kh.load(tmp_path / "objects").note_[0] == "x" * 50_000
-
-
-@pytest.mark.parametrize(
-    ("active", "words"),
-    [
-        ([0, 0], "no increasing"),
-        ([1, 0], "no increasing"),
-        ([-1, 0], "do not exist"),
-        ([0, 3], "do not exist"),
-        ([3], "do not exist"),
-        ([[0], [1]], "no increasing"),
-        ([0.0, 1.0], "no increasing"),
-        ([0], "not active"),
-        ([], "not active"),
-        ([True, True], "no increasing"),
-    ],
-)
-def test_active_heads_must_be_those_that_have_values(active, words, rng, tmp_path):
-    kh.save(model_of("ball", rng)[0], tmp_path / "m")
-
-    def change(document, arrays):
-        values = document["layer"]["values"]["array"]
-        arrays[values] = np.ones((3, DIM + 1, 3)) * np.array([1.0, 1.0, 0.0])[:, None, None]
-        arrays["active"] = np.array(active, dtype=None if active else np.int64)
-        document["layer"]["active"] = {"array": "active", "turned": False}
-
-    rewrite(tmp_path / "m", change)
-    with pytest.raises(ValueError, match=words):
-        kh.load(tmp_path / "m")
-    active[:] = [0, 1]
-    rewrite(tmp_path / "m", change)
-    assert kh.load(tmp_path / "m").layer_.values.shape == (2, DIM + 1, 3)
-
-
-@pytest.mark.parametrize(
-    ("where", "junk"),
-    [
-        (("fitted", "heads_", "with", "mean"), "no number"),
-        (("fitted", "heads_", "with", "scale"), -1.0),
-        (("fitted", "intercept_"), "3"),
-        (("fitted", "intercept_"), 3.0),
-        (("fitted", "temperature_"), {"number": "nan"}),
-        (("fitted", "temperature_"), -1.0),
-        (("fitted", "tokens_", "with", "pooling"), "median"),
-        (("fitted", "alpha_"), None),
-        (("fitted", "selection_", "with", "alphas"), "x"),
-        (("fitted", "selection_", "with", "scores"), {"strings": [], "shape": [0], "as": "text"}),
-        (("fitted", "solver_"), "kernel"),
-        (("fitted", "selection_"), 3),
-        (("fitted", "loo_decision_"), None),
-        (("fitted", "classes_"), {"strings": ["b", "a"], "shape": [2], "as": "text"}),
-        (("fitted", "classes_"), {"strings": ["a", "a"], "shape": [2], "as": "text"}),
-        (("fitted", "n_features_in_"), 0),
-        (("fitted", "n_features_in_"), True),
-        (("fitted", "n_extras_in_"), False),
-        (("fitted", "n_extras_in_"), -1),
-        ((*HEADS, "distribution", "with", "mean"), {"number": "nan"}),
-        ((*HEADS, "distribution"), {"object": "LearnedHeads", "with": {}}),
-        (
-            (*HEADS, "distribution"),
-            {"object": "GaussianHeads", "with": {"mean": 2.0}},
-        ),  # heads_ says otherwise
-        ((*HEADS, "dim"), 2),
-        (("layer", "with", "dtype"), "int8"),
-        (("layer", "with", "intercept"), 3.0),
-    ],
-)
-def test_every_field_is_checked_at_load(saved, where, junk):
-    rewrite(saved, poke(where, junk))
-    with pytest.raises(
-        ValueError,
-        match=r"(?s)model file describes an estimator.*'model' has .*save the model anew",
-    ):
-        kh.load(saved)
 
 
 def test_a_small_file_does_not_ask_for_a_large_matrix(rng, tmp_path):
@@ -500,7 +391,7 @@ def test_other_files_are_refused(saved, tmp_path):
             kh.load(path)
     header["__metadata__"]["version"] = "3"
     saved.write_bytes(with_header(header, data))
-    with pytest.raises(ValueError, match=r"versions 1 and 2 .*'model' has version '3'.*newer"):
+    with pytest.raises(ValueError, match=r"reads version 2 .*'model' has version '3'"):
         kh.load(saved)
     save_file({"w": np.zeros(3)}, tmp_path / "weights.safetensors")
     with pytest.raises(ValueError, match="format is 'keyhole-model'"):
@@ -511,25 +402,46 @@ def test_other_files_are_refused(saved, tmp_path):
         kh.load(tmp_path / "nowhere")
 
 
-def test_every_truncation_and_flip_is_noticed(saved, rng):
-    """No prefix of a file and no file with one byte changed is a model."""
-    whole = saved.read_bytes()
-    cuts = np.unique(np.concatenate([np.arange(0, 40), rng.integers(0, len(whole), 100)]))
-    for cut in cuts:
-        saved.write_bytes(whole[:cut])
-        with pytest.raises(ValueError, match="model"):
-            kh.load(saved)
-    harmless = 0
-    for place in rng.integers(0, len(whole), 250):
-        changed = bytearray(whole)
-        changed[place] ^= 1 << int(rng.integers(8))
-        saved.write_bytes(changed)
-        try:
-            kh.load(saved)
-            harmless += 1  # a blank of the padding, say
-        except ValueError as error:
-            assert len(str(error)) > 40  # noqa: PT017
-    assert harmless < 15
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The bytes of a small model file, and where damaged ones are written."""
+    path = tmp_path_factory.mktemp("damaged") / "model"
+    rng = np.random.default_rng(0)
+    model = paper_classifier(2, random_state=0).fit(sets_of(rng, 8), np.arange(8) % 2)
+    kh.save(model, path)
+    return path.read_bytes(), path
+
+
+@settings(QUICK, max_examples=200)
+@given(
+    damage=st.sampled_from(["changed", "cut off", "inserted", "repeated"]),
+    place=st.integers(0, 10**6),
+    piece=st.binary(min_size=1, max_size=8),
+)
+def test_a_damaged_file_is_refused_in_words(whole, damage, place, piece):
+    """Bytes are changed, cut off, put in or repeated, anywhere."""
+    content, path = whole
+    start = place % len(content)
+    end = start + len(piece)
+    damaged = {
+        "changed": content[:start] + piece + content[end:],
+        "cut off": content[:start],
+        "inserted": content[:start] + piece + content[start:],
+        "repeated": content[:end] + content[start:],
+    }[damage]
+    assume(damaged.translate(None, b" ") != content.translate(None, b" "))  # padding of the header
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"model file|must match the digest"):
+        kh.load(path)
+
+
+@QUICK
+@given(st.binary(max_size=200))
+def test_a_foreign_file_is_refused_in_words(whole, content):
+    _, path = whole
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="model file is safetensors"):
+        kh.load(path)
 
 
 JUNK = [
@@ -601,40 +513,64 @@ def model_of(kind, rng):
     return model, sets
 
 
-@pytest.mark.parametrize(
-    "kind", ["finite", "kernel", "learned", "groups", "ball", "streamed", "features"]
+KINDS = ["finite", "kernel", "learned", "groups", "ball", "streamed", "features"]
+
+
+class Damaged:
+    """Model files of every kind, as their description and arrays, and where changed ones go."""
+
+    def __init__(self, folder):
+        self.path = folder / "changed"
+        self.files = {}
+        for kind in KINDS:
+            model, sets = model_of(kind, np.random.default_rng(0))
+            kh.save(model, folder / kind)
+            self.files[kind] = (*read_container(folder / kind), sets)
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory):
+    return Damaged(tmp_path_factory.mktemp("models"))
+
+
+WRONG_VALUES = st.one_of(
+    st.sampled_from(JUNK),
+    st.integers(),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(),
 )
-def test_what_loads_also_predicts(kind, rng, tmp_path):
-    """A document with a piece of it replaced is refused when it is loaded, or it predicts: never
-    later, never else.
+
+
+@settings(QUICK, max_examples=300)
+@given(kind=st.sampled_from(KINDS), place=st.integers(0, 10**6), value=WRONG_VALUES)
+def test_a_changed_description_is_refused_or_predicts(damaged, kind, place, value):
+    """A piece of a description is replaced, with a digest that fits.
+
+    The file is refused when it is loaded, or the model predicts finite numbers: never later, never
+    else. (A transformer of other samples is as good a model: it names the samples it was fitted
+    to.)
     """
-    path = tmp_path / "m"
-    model, sets = model_of(kind, rng)
-    kh.save(model, path)
-    document, arrays = read_container(path)
+    document, arrays, sets = damaged.files[kind]
     places = list(walk(document))
-    for _ in range(N_RANDOM):
-        where, junk = places[rng.integers(len(places))], JUNK[rng.integers(len(JUNK))]
-        changed = copy.deepcopy(document)
-        poke(where, junk)(changed, arrays)
-        write_container(path, changed, arrays, overwrite=True)
-        check_refused_or_right(path, sets, f"{where} = {junk!r}")
-
-
-def check_refused_or_right(path, sets, what):
+    where = places[place % len(places)]
+    changed = copy.deepcopy(document)
+    poke(where, value)(changed, arrays)
+    write_container(damaged.path, changed, arrays, overwrite=True)
     try:
-        model = kh.load(path)
+        model = kh.load(damaged.path)
     except ValueError as error:
         assert "save the model anew" in str(error)  # noqa: PT017
         return
+    if isinstance(model, kh.AttentionFeatures) and model.n_extras_in_ > 0:
+        with pytest.raises(ValueError, match=r"extras.* is expecting"):
+            model.transform(sets)
+        return
     for method in ("predict", "decision_function", "predict_proba", "transform"):
         if hasattr(model, method):
-            try:
-                answer = getattr(model, method)(sets)
-            except Exception as error:
-                raise AssertionError(f"{method} of a model that loaded with {what}") from error
-            assert len(answer) == len(sets), what
-            assert answer.dtype.kind in "OU" or np.isfinite(answer).all(), what
+            with np.errstate(over="ignore"):  # numbers near 1e308
+                result = getattr(model, method)(sets)
+            assert len(result) == len(sets)
+            assert result.dtype.kind in "OU" or np.isfinite(result).all()
     repr(model)
 
 
@@ -726,61 +662,6 @@ def test_what_could_not_be_loaded_is_not_saved(rng, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-SUMS = ("stream", "with", "moments", "with")
-KEPT = ("stream", "with", "kept", "with")
-
-
-@pytest.mark.parametrize(
-    ("where", "junk"),
-    [
-        ((*SUMS, "gram"), lambda a: a * np.nan),
-        ((*SUMS, "gram"), lambda a: -a),
-        ((*SUMS, "gram"), lambda a: a[:-1]),
-        ((*SUMS, "gram"), lambda a: np.where(np.arange(len(a)) == 1, 1e9, a)),
-        ((*SUMS, "cross"), lambda a: a[:, :0]),
-        ((*SUMS, "cross"), lambda a: a * np.inf),
-        ((*SUMS, "squares"), lambda a: -1.0 - a),
-        ((*SUMS, "means"), lambda a: a[1:]),
-        ((*SUMS, "count"), -1),
-        ((*SUMS, "count"), 10**6),
-        ((*SUMS, "weight"), {"number": "nan"}),
-        ((*SUMS, "y_size"), -1.0),
-        ((*SUMS, "rounding"), 0.0),
-        ((*KEPT, "priorities"), lambda a: a[::-1]),
-        ((*KEPT, "columns"), lambda a: a + 1),
-        ((*KEPT, "weights"), lambda a: -a),
-        ((*KEPT, "limit"), 3),
-        ((*KEPT, "sets"), None),
-        (("stream",), {"list": []}),
-        (("fitted", "n_samples_seen_"), 1),
-    ],
-)  # fmt: skip
-def test_every_sum_is_checked_at_load(where, junk, rng, tmp_path):
-    sets, y, _ = parts_of(rng)
-    kh.save(
-        paper_classifier(4, random_state=0).partial_fit(sets, y > 0, classes=[False, True]),
-        tmp_path / "model",
-    )
-
-    def change(document, arrays):
-        place = document
-        for key in where[:-1]:
-            place = place[key]
-        if callable(junk):
-            key = place[where[-1]]["array"]
-            with np.errstate(invalid="ignore"):
-                arrays[key] = np.ascontiguousarray(junk(arrays[key]))
-        else:
-            place[where[-1]] = junk
-
-    rewrite(tmp_path / "model", change)
-    with pytest.raises(
-        ValueError,
-        match=r"(?s)model file describes an estimator.*'model' has .*save the model anew",
-    ):
-        kh.load(tmp_path / "model")
-
-
 @pytest.mark.parametrize("n_heads", [4, math.inf])
 @pytest.mark.parametrize("estimator", [kh.AttentionRegressor, kh.AttentionClassifier])
 def test_a_model_fitted_on_a_device_is_saved_and_predicts_without_it(
@@ -805,530 +686,6 @@ def test_a_model_fitted_on_a_device_is_saved_and_predicts_without_it(
 def test_the_file_is_plain_safetensors(saved):
     arrays = load_file(saved)
     assert all(array.dtype.kind in "fiub" for array in arrays.values())
-
-
-# --- every check on its own: one thing wrong at a time, with what is said about it ----------------
-
-
-def spoiled(record, **wrong):
-    """A copy that holds what its own constructor would not take."""
-    other = copy.copy(record)
-    for name, value in wrong.items():
-        object.__setattr__(other, name, value)
-    return other
-
-
-HEADS = FittedHeads(
-    np.zeros((2, 4, 4)),
-    0.5,
-    history=(Step(0, 1.0, math.nan),),
-    query_scales_=np.ones(4),
-    key_scales_=np.ones(4),
-)
-PLAIN = kh.SetBatch(np.ones((3, 2, 3)))
-LAYER = FiniteLayer(
-    HeadDraw(kh.GaussianHeads(), 2, 3, 0), np.zeros((2, 4, 1)), np.zeros(1), "softmax", "float32"
-)
-KERNEL = KernelLayer(kh.GaussianHeads(), PLAIN, np.zeros((3, 2)), np.zeros(2), "relu")
-STANDARD = TokenRule("standard", "given", "mean", np.zeros(3), np.ones(3))
-OF_QUERIES = spoiled(STANDARD, query_centre=np.zeros(5), query_spread=np.ones(5))
-WITH_EXTRAS = spoiled(STANDARD, extras_centre=np.zeros(2), extras_spread=np.ones(2))
-POOLED = PooledSets(SetGroups(PLAIN, [1, 2]), "sum")
-RIGHT = [
-    STANDARD,
-    OF_QUERIES,
-    WITH_EXTRAS,
-    TokenRule("none", "each", "sum"),
-    Step(0, 1.0, 2.0),
-    HEADS,
-    spoiled(LAYER, extras_values=np.ones((2, 1))),
-    spoiled(HEADS, query_scales_=None, key_scales_=None),
-    POOLED,
-    PooledSets(PLAIN, "mean", True),
-    LAYER,
-    KERNEL,
-    spoiled(KERNEL, sets=PooledSets(PLAIN, "sum")),
-    spoiled(KERNEL, heads=spoiled(HEADS, query_scales_=None, key_scales_=None)),
-]
-WRONG = [
-    (STANDARD, {"scaling": "minmax"}, "scaling"),
-    (STANDARD, {"query": "last"}, "query"),
-    (STANDARD, {"pooling": "max"}, "pooling"),
-    (STANDARD, {"centre": np.zeros((3, 1))}, "centre that are not an array of numbers with 1 axes"),
-    (STANDARD, {"spread": None}, "centre and spread do not fit"),
-    (STANDARD, {"spread": np.ones(2)}, "where other parts have d = 3"),
-    (STANDARD, {"spread": np.array([1.0, 0.0, 1.0])}, "centre and spread do not fit"),
-    (STANDARD, {"spread": -np.ones(3)}, "centre and spread do not fit"),
-    (STANDARD, {"scaling": "sphere"}, "with a centre, and another scaling"),
-    (STANDARD, {"centre": None, "spread": None}, "with a centre, and another scaling"),
-    (OF_QUERIES, {"query_centre": None}, "spread of queries do not fit"),
-    (OF_QUERIES, {"query_spread": None}, "spread of queries do not fit"),
-    (OF_QUERIES, {"query_spread": np.ones(3)}, "where other parts have q = 5"),
-    (OF_QUERIES, {"query_spread": np.zeros(5)}, "spread of queries do not fit"),
-    (OF_QUERIES, {"query": "mean"}, "spread of queries do not fit"),
-    (
-        OF_QUERIES,
-        {"scaling": "none", "centre": None, "spread": None},
-        "with a centre, and another scaling",
-    ),
-    (WITH_EXTRAS, {"extras_centre": None}, "spread of extras do not fit"),
-    (WITH_EXTRAS, {"extras_spread": None}, "spread of extras do not fit"),
-    (WITH_EXTRAS, {"extras_spread": np.ones(1)}, "where other parts have c = 2"),
-    (WITH_EXTRAS, {"extras_spread": np.array([1.0, 0.0])}, "spread of extras do not fit"),
-    (WITH_EXTRAS, {"extras_scale": 0.0}, "spread of extras do not fit"),
-    (LAYER, {"extras_values": np.ones(2)}, "extras_values that are not"),
-    (LAYER, {"extras_values": np.ones((2, 2))}, "extras_values of shape"),
-    (LAYER, {"extras_values": np.ones((0, 1))}, "values of no extras"),
-    (KERNEL, {"extras_values": np.ones((2, 1))}, "extras_values of shape"),
-    (Step(0, 1.0, 2.0), {"step": -1}, "a step before the first"),
-    (Step(0, 1.0, 2.0), {"loo_error": 1}, "loo_error that is no float, 1"),
-    (Step(0, 1.0, 2.0), {"held_out_error": "x"}, "held_out_error that is no float"),
-    (HEADS, {"means_": np.zeros((4, 4))}, "means_ that are not"),
-    (HEADS, {"means_": np.zeros((0, 4, 4))}, "means of no entries"),
-    (
-        HEADS,
-        {"means_": np.zeros((2, 4, 3))},
-        r"key_scales_ of shape \(4,\), where other parts have e = 3",
-    ),
-    (HEADS, {"means_": np.zeros((2, 3, 4))}, "query_scales_ of shape"),
-    (HEADS, {"means_": np.zeros((0, 4, 4)), "key_scales_": np.ones(4)}, "means of no entries"),
-    (HEADS, {"scale": 0.0}, "a scale that is none"),
-    (HEADS, {"scale": math.inf}, "a scale that is none"),
-    (HEADS, {"scale": 1}, "scale that is no float, 1"),
-    (HEADS, {"key_scales_": None}, "and not of both"),
-    (HEADS, {"query_scales_": None}, "and not of both"),
-    (HEADS, {"query_scales_": np.ones((4, 1))}, "query_scales_ that are not"),
-    (HEADS, {"query_scales_": np.ones(3)}, "query_scales_ of shape"),
-    (HEADS, {"key_scales_": np.array([1.0, 1.0, 0.0, 1.0])}, "scales that are not positive"),
-    (HEADS, {"chosen": "best"}, "chosen"),
-    (HEADS, {"strength": math.nan}, "strength"),
-    (HEADS, {"steps": -1}, "fewer steps than none"),
-    (HEADS, {"reason": None}, "reason that is no str"),
-    (HEADS, {"history": [Step(0, 1.0, 2.0)]}, "history that are no tuple"),
-    (HEADS, {"history": (Step(0, 1.0, 2.0), 3)}, r"history\[1\] that is no Step, 3"),
-    (POOLED, {"pooling": "max"}, "pooling"),
-    (POOLED, {"each": 0}, "each that is no bool"),
-    (POOLED, {"each": True}, "pooled sets that are none"),
-    (POOLED, {"base": None}, "base that is no SampleBatch"),
-    (LAYER, {"values": np.zeros((2, 4))}, "values that are not"),
-    (LAYER, {"values": np.full((2, 4, 1), np.nan)}, "values that are not finite"),
-    (LAYER, {"intercept": np.zeros((1, 1))}, "intercept that are not"),
-    (LAYER, {"heads": np.zeros((2, 4, 4))}, "heads that is no HeadDraw"),
-    (LAYER, {"activation": "tanh"}, "activation"),
-    (LAYER, {"dtype": "float16"}, "dtype"),
-    (LAYER, {"values": np.zeros((3, 4, 1))}, "values that do not fit the heads"),
-    (LAYER, {"values": np.zeros((2, 3, 1))}, "values that do not fit the heads"),
-    (LAYER, {"intercept": np.zeros(2)}, "intercept of shape"),
-    (KERNEL, {"dual": np.zeros(3)}, "dual that are not"),
-    (KERNEL, {"intercept": 0.0}, "intercept that are not"),
-    (KERNEL, {"sets": SetGroups(PLAIN, [3])}, "sets that is no SetBatch or PooledSets"),
-    (KERNEL, {"activation": "softmax"}, "softmax"),
-    (
-        KERNEL,
-        {"distribution": kh.QueryKeyHeads(2)},
-        "a kernel of a head distribution that has none",
-    ),
-    (KERNEL, {"distribution": HEADS}, "a kernel of a head distribution that has none"),
-    (KERNEL, {"dual": np.zeros((2, 2))}, "dual coefficients of other sets"),
-    (KERNEL, {"intercept": np.zeros(1)}, "intercept of shape"),
-]
-
-
-@pytest.mark.parametrize("record", RIGHT, ids=lambda record: type(record).__name__)
-def test_what_is_right_is_not_refused(record):
-    _check_record(record)
-
-
-@pytest.mark.parametrize(("record", "wrong", "words"), WRONG, ids=lambda x: type(x).__name__)
-def test_records_are_refused_for_one_wrong_part(record, wrong, words):
-    with pytest.raises((ValueError, TypeError), match=words):
-        _check_record(spoiled(record, **wrong))
-
-
-def streamed(rng):
-    sets, y, _ = parts_of(rng)
-    model = kh.AttentionClassifier(4, random_state=0).partial_fit(
-        sets, y > 0, classes=[False, True]
-    )
-    model.solve()  # adds up what waits
-    return model, model.stream_.sums
-
-
-def of_diagonal(gram, factor):
-    """The Gram matrix with one product of columns this often the product of their sizes."""
-    other = gram.copy()
-    other[1, 0] = other[0, 1] = factor * np.sqrt(gram[0, 0] * gram[1, 1])
-    return other
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "words"),
-    [
-        ("gram", lambda a: a[0], "gram that are not an array of numbers with 2 axes"),
-        ("cross", lambda a: a.astype(np.float32), "sums of single precision"),
-        ("y_mean", lambda a: np.append(a, 0.0), "where other parts have"),
-        ("squares", lambda a: np.append(a, 1.0), "where other parts have"),
-        ("means", lambda a: a[1:], "where other parts have"),
-        ("gram", lambda a: a[1:], "where other parts have"),
-        ("gram", lambda a: of_diagonal(a, 1.01), "no sums of squares"),
-        ("gram", lambda a: of_diagonal(a, -1.01), "no sums of squares"),
-        ("gram", lambda a: np.where(np.eye(len(a), dtype=bool), -a, a), "no sums of squares"),
-        ("squares", lambda a: a - 2 * a, "no sums of squares"),
-        ("count", lambda a: 0, "sums of no samples"),
-        ("weight", lambda a: 0.0, "sums of no samples"),
-        ("y_size", lambda a: -1e-300, "outputs of no size"),
-        ("rounding", lambda a: 0.0, "products rounded to"),
-        ("rounding", lambda a: 2.0**-22, "products rounded to"),
-        ("fit_intercept", lambda a: 1, "fit_intercept that is no bool"),
-    ],
-)
-def test_sums_are_refused_for_one_wrong_part(name, change, words, rng):
-    moments = streamed(rng)[1].moments
-    _check_record(moments)
-    _check_record(
-        spoiled(
-            moments,
-            gram=of_diagonal(moments.gram, -0.999),
-            rounding=2.0**-23,
-            y_size=0.0,
-            count=1,
-            weight=0.5,
-        )
-    )
-    with pytest.raises(ValueError, match=words):
-        _check_record(spoiled(moments, **{name: change(getattr(moments, name))}))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"limit": -1}, "or too many"),
-        ({"limit": 59}, "or too many"),
-        ({"priorities": None}, "priorities that are not"),
-        ({"priorities": np.zeros((60, 1))}, "priorities that are not"),
-        ({"priorities": np.arange(60.0)[::-1]}, "do not increase"),
-        ({"columns": np.zeros(60)}, "columns that are not"),
-        ({"columns": np.zeros((59, 1))}, "columns of shape"),
-        ({"weights": np.zeros((60, 1))}, "weights that are not"),
-        ({"weights": np.ones(59)}, "weights of shape"),
-        ({"weights": np.zeros(60)}, "of no weight"),
-        ({"sets": None}, "kept without their sets"),
-        ({"sets": PLAIN}, "kept without their sets"),
-    ],
-)
-def test_kept_samples_are_refused_for_one_wrong_part(wrong, words, rng):
-    kept = streamed(rng)[1].kept
-    _check_record(spoiled(kept, limit=60, sets=SetGroups(kept.sets, np.ones(60, int))))
-    nothing = {
-        "priorities": kept.priorities[:0],
-        "columns": kept.columns[:0],
-        "weights": kept.weights[:0],
-    }
-    _check_record(spoiled(kept, limit=0, sets=None, **nothing))
-    with pytest.raises(ValueError, match="kept without their sets"):
-        _check_record(spoiled(kept, **nothing))
-    with pytest.raises(ValueError, match=words):
-        _check_record(spoiled(kept, **wrong))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"tokens": np.zeros((5, 2, 1))}, "tokens that are not"),
-        ({"tokens": np.zeros((5, 2), int)}, "tokens that are not"),
-        ({"tokens": np.zeros((5, 2), np.float16)}, "tokens of half precision"),
-        ({"tokens": np.full((5, 2), np.inf)}, "tokens that are not finite"),
-        ({"offsets": [0, 2, 5]}, "sets without offsets"),
-        ({"offsets": np.array([0, 2, 5], np.int32)}, "sets without offsets"),
-        ({"offsets": np.array([[0, 2, 5]])}, "sets without offsets"),
-        ({"offsets": np.array([5])}, "sets without offsets"),
-        ({"offsets": np.array([1, 2, 5])}, "do not share out the tokens"),
-        ({"offsets": np.array([0, 2, 4])}, "do not share out the tokens"),
-        ({"offsets": np.array([0, 2, 6])}, "do not share out the tokens"),
-        ({"offsets": np.array([0, 0, 5])}, "do not share out the tokens"),
-        ({"offsets": np.array([0, 7, 5])}, "do not share out the tokens"),
-        ({"query": np.zeros(2)}, "query that are not"),
-        ({"query": np.zeros((3, 2))}, "query of shape"),
-        ({"query": np.zeros((2, 0))}, "query of shape"),
-        ({"extras": np.zeros(2)}, "extras that are not"),
-        ({"extras": np.zeros((3, 1))}, "extras of shape"),
-        ({"extras": np.zeros((2, 0))}, "extras of shape"),
-        ({"extras": np.zeros((2, 1), np.float32)}, "extras of shape"),
-        ({"query": np.zeros((2, 2), np.float32)}, "query of shape"),
-    ],
-)
-def test_sets_are_refused_for_one_wrong_part(wrong, words):
-    right = {"tokens": np.zeros((5, 2)), "offsets": np.array([0, 2, 5]), "query": np.zeros((2, 2))}
-    assert len(_sets(**right)) == len(_sets(**{**right, "query": None})) == 2
-    assert len(_sets(np.zeros((1, 2)), np.array([0, 1]), None)) == 1
-    assert _sets(**{**right, "query": np.zeros((2, 7))}, extras=np.ones((2, 3))).extras.shape == (
-        2,
-        3,
-    )
-    with pytest.raises(ValueError, match=words):
-        _sets(**{**right, **wrong})
-
-
-SELECTION = Selection("loo", "squared_error", np.ones(2), np.ones(2), np.ones(2), 0)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"method": "groups"}, "unknown way"),
-        ({"criterion": "accuracy"}, "unknown criterion"),
-        ({"best": 2}, "none of those tried"),
-        ({"best": -1}, "none of those tried"),
-        ({"alphas": -np.ones(2)}, "penalties below zero"),
-        ({"alphas": np.ones((2, 1))}, "alphas"),
-        ({"scores": np.ones(3)}, "scores of other penalties"),
-        ({"errors": np.ones(2, int)}, "scores of other penalties"),
-    ],
-)
-def test_selections_are_refused_for_one_wrong_part(wrong, words):
-    _check_record(SELECTION)
-    _check_record(replace(SELECTION, scores=np.array([np.nan, np.inf])))
-    with pytest.raises(ValueError, match=words):
-        _check_record(spoiled(SELECTION, **wrong))
-
-
-NUMBERS = {"good": [0.0, 1.5, np.float32(2.0)], "bad": [-1.0, "1", None, 1]}
-FITS = {
-    "alpha_": {**NUMBERS, "bad": [*NUMBERS["bad"], math.inf, math.nan]},
-    "temperature_": {**NUMBERS, "bad": [*NUMBERS["bad"], math.inf, math.nan]},
-    "group_radius_": {
-        **NUMBERS,
-        "good": [*NUMBERS["good"], math.inf],
-        "bad": [*NUMBERS["bad"], math.nan],
-    },
-    "ball_radius_": {
-        **NUMBERS,
-        "good": [*NUMBERS["good"], math.inf],
-        "bad": [*NUMBERS["bad"], math.nan],
-    },
-    "loo_error_": {"good": [math.nan, 1.0, np.float64(2.0)], "bad": [1, None, np.ones(1)]},
-    "objective_": {"good": [-1.0], "bad": ["-1.0"]},
-    "n_iter_": {"good": [0, 7, np.int64(3)], "bad": [-1, True, 1.0]},
-    "n_samples_seen_": {"good": [0, 7], "bad": [-1, False, 1.0]},
-    "solver_": {"good": ["primal", "dual", "cg"], "bad": ["kernel", "", 3]},
-    "selection_": {"good": [SELECTION], "bad": ["loo", None]},
-    "loo_predictions_": {"good": [np.zeros(5)], "bad": [np.zeros((5, 1)), np.zeros(5, int), None]},
-    "feature_names_in_": {
-        "good": [np.array(["a", "b", "c"]), np.array(["a", "b", "c"], object)],
-        "bad": [np.array(["a", "b"]), ["a", "b", "c"], np.arange(3)],
-    },
-    "candidates_": {
-        "good": [(), (Candidate("none", "given", kh.GaussianHeads(), 1.0),)],
-        "bad": [[], ({},), None],
-    },
-    "cv_results_": {"good": [{}, {"a": np.ones(2)}], "bad": [{"a": [1.0]}, []]},
-    "tokens_": {
-        "good": [STANDARD, TokenRule("none", "given", "mean")],
-        "bad": [spoiled(STANDARD, centre=np.zeros(2)), None, "none"],
-    },
-    "note_": {"good": [3, None], "bad": []},
-}
-
-
-@pytest.mark.parametrize("name", FITS)
-def test_fitted_attributes_have_their_type_and_range(name, rng):
-    model = kh.AttentionRegressor(3, alpha=[0.1, 1.0, 10.0], random_state=0).fit(
-        sets_of(rng, 12), rng.normal(size=12)
-    )
-    for value in FITS[name]["good"]:
-        assert _fits(name, value, model), value
-    for value in FITS[name]["bad"]:
-        assert not _fits(name, value, model), value
-
-
-def test_fitted_attributes_fit_their_layer(rng):
-    sets, y = sets_of(rng, 12), rng.normal(size=(12, 2))
-    one = kh.AttentionRegressor(3, random_state=0).fit(sets, y[:, 0])
-    two = kh.AttentionRegressor(3, random_state=0).fit(sets, y)
-    exact = kh.AttentionRegressor(math.inf, random_state=0).fit(sets, y)
-    value = float(one.layer_.intercept[0])
-    assert _fits("intercept_", value, one)
-    for wrong in (value + 1.0, np.array([value]), str(value), None):
-        assert not _fits("intercept_", wrong, one)
-    one.layer_ = replace(one.layer_, intercept=np.array([value, value]), values=np.zeros((3, 4, 2)))
-    assert not _fits("intercept_", value, one)
-    assert _fits("intercept_", two.layer_.intercept.copy(), two)
-    for wrong in (two.layer_.intercept + 1.0, two.layer_.intercept[:1], 3.0, np.zeros(2, int)):
-        assert not _fits("intercept_", wrong, two)
-    assert _fits("loo_predictions_", np.zeros((5, 2)), two)
-    assert not _fits("loo_predictions_", np.zeros((5, 3)), two)
-    assert not _fits("loo_predictions_", np.zeros(5), two)
-    assert _fits("solver_", "kernel", exact)
-    assert not _fits("solver_", "dual", exact)
-    assert _fits("heads_", kh.GaussianHeads(), two)
-    for distribution in (
-        kh.GaussianHeads(1.0),
-        kh.GaussianHeads(0),
-        kh.GaussianHeads(scale=0.4),
-        kh.QueryKeyHeads(1),
-        None,
-    ):
-        assert not _fits("heads_", distribution, two), distribution
-    assert _fits("heads_", kh.GaussianHeads(), exact)
-    assert not _fits("heads_", kh.GaussianHeads(1.0), exact)
-    assert not _fits("predict", 3, two), "hides a method"
-
-
-@pytest.mark.parametrize(
-    ("distribution", "words"),
-    [
-        (kh.GaussianHeads(scale=0.0), "`scale` must be larger than 0"),
-        (kh.GaussianHeads(math.nan), "`mean`"),
-        (kh.GaussianHeads(np.zeros(4)), "mean that are not an array of numbers with 2 axes"),
-        (kh.GaussianHeads(np.full((4, 4), "a")), "mean that are not"),
-        (kh.QueryKeyHeads(0), "`rank` must be at least 1"),
-        (kh.QueryKeyHeads(10**9), "heads of rank 1,000,000,000"),
-    ],
-)
-def test_head_distributions_are_refused_for_one_wrong_part(distribution, words):
-    for right in (
-        kh.GaussianHeads(2),
-        kh.GaussianHeads(np.ones((4, 4), int)),
-        kh.QueryKeyHeads(3),
-        kh.LearnedHeads(0),
-    ):
-        _check_distribution(right)
-    with pytest.raises((ValueError, TypeError), match=words):
-        _check_distribution(distribution)
-
-
-def test_a_distribution_has_heads_of_the_shape_of_its_mean():
-    for distribution in (
-        HEADS,
-        kh.GaussianHeads(np.ones((4, 4))),
-        kh.GaussianHeads(3.0),
-        kh.QueryKeyHeads(2),
-    ):
-        assert heads_fit(distribution, (4, 4))
-    assert heads_fit(kh.GaussianHeads(np.ones((5, 4))), (5, 4))
-    assert heads_fit(kh.GaussianHeads(1.0, pairs=[(0, 0), (3, 2)]), (5, 4))
-    for distribution in (
-        HEADS,
-        kh.GaussianHeads(np.ones((4, 5))),
-        kh.GaussianHeads(np.ones((5, 5))),
-    ):
-        assert not heads_fit(distribution, (5, 4))
-    for pairs in ([(4, 2)], [(3, 3)], [(-1, 0)], [(0.0, 1.0)], [0, 1]):
-        assert not heads_fit(kh.GaussianHeads(1.0, pairs=pairs), (5, 4)), pairs
-
-
-@pytest.mark.parametrize(
-    ("part", "change", "words"),
-    [
-        ("moments", {"cross": np.zeros((3, 1))}, "not those of the layer"),
-        ("moments", {"cross": np.zeros((16, 2))}, "not those of the layer"),
-        ("moments", {"count": 61}, "sums over 61 samples, of which 60 were seen"),
-        ("kept", {"limit": 3}, "samples kept that are not"),
-        ("kept", {"columns": np.ones((60, 2))}, "samples kept that are not"),
-        ("kept", {"sets": None}, "no samples to calibrate on"),
-        ("kept", {"columns": np.zeros((60, 1))}, "other labels"),
-        ("kept", {"sets": kh.SetBatch(np.ones((60, 1, 2)))}, "of another dimension"),
-        (
-            "kept",
-            {"sets": kh.SetBatch(np.ones((60, 1, 3)))},
-            "with queries and training sets without",
-        ),
-        (
-            "kept",
-            {"sets": kh.SetBatch(np.ones((60, 1, 3)), np.ones((60, 2)))},
-            "with queries and training sets without",
-        ),
-        (
-            "kept",
-            {"sets": kh.SetBatch(np.ones((60, 1, 3)), np.ones((60, 3)), np.ones((60, 1)))},
-            "with other extras",
-        ),
-    ],
-)
-def test_sums_must_be_those_of_the_model(part, change, words, rng):
-    model, sums = streamed(rng)
-    _resume(model, sums)
-    _resume(model, replace(sums, moments=spoiled(sums.moments, count=1)))
-    with pytest.raises(ValueError, match=words):
-        _resume(model, spoiled(sums, **{part: spoiled(getattr(sums, part), **change)}))
-    with pytest.raises(ValueError, match="sums that are none"):
-        _resume(model, None)
-    with pytest.raises(ValueError, match="of an estimator that has none"):
-        _resume(model_of("ball", rng)[0], sums)
-
-
-@pytest.mark.parametrize("groups", [False, True])
-@pytest.mark.parametrize(
-    "rule", [("given", "mean"), ("given", "sum"), ("mean", "mean"), ("each", "sum")]
-)
-@pytest.mark.parametrize("with_query", [True, False])
-def test_training_sets_must_be_what_the_rule_makes_of_new_ones(groups, rule, with_query, rng):
-    query, pooling = rule
-    if groups and query != "given":
-        return
-    batch = sets_of(rng, 12, query=with_query)
-    batch = SetGroups(batch, [1, 2, 3] * 2) if groups else batch
-    model = kh.AttentionRegressor(math.inf, query=query, pooling=pooling).fit(
-        batch, rng.normal(size=len(batch))
-    )
-    right = model.layer_.sets
-    _check_training_sets(model, right)
-    for other_query, other_pooling in [
-        ("given", "mean"),
-        ("given", "sum"),
-        ("mean", "mean"),
-        ("each", "sum"),
-    ]:
-        if groups and other_query != "given":
-            continue
-        made = TokenRule("none", other_query, other_pooling).apply(batch)
-        if (made.pooling, made.each, made.query is None) == (
-            right.pooling,
-            right.each,
-            right.query is None,
-        ):
-            _check_training_sets(model, made)
-        else:
-            with pytest.raises(ValueError, match="pooled or queried otherwise"):
-                _check_training_sets(model, made)
-    base = right.sets.with_query(
-        None if right.sets.query is not None else np.zeros((len(right.sets), DIM))
-    )
-    with pytest.raises(ValueError, match="pooled or queried otherwise"):
-        _check_training_sets(model, right.with_sets(base))
-    with pytest.raises(ValueError, match="does not fit the tokens"):
-        _check_training_sets(model, PLAIN.with_sets(kh.SetBatch(np.ones((2, 2, 2)))))
-    model.tokens_ = None
-    with pytest.raises(ValueError, match="no rule for tokens"):
-        _check_training_sets(model, right)
-
-
-def test_labels_are_sorted_and_as_many_as_scores(rng):
-    model = kh.AttentionClassifier(3, random_state=0).fit(sets_of(rng, 12), np.arange(12) % 3)
-    _check_labels(model)
-    cases = [
-        (None, "no labels"),
-        (np.zeros((3, 1)), "no labels"),
-        (np.array([1]), "no labels"),
-        (np.array([0.0, 1.0, np.inf]), "not finite"),
-        (np.array([0, 2, 1]), "not sorted"),
-        (np.array([0, 1, 1]), "not all different"),
-        (np.array([0, 1]), "3 scores for 2 labels"),
-        (np.arange(4), "3 scores for 4 labels"),
-    ]
-    for classes, words in cases:
-        model.classes_ = classes
-        with pytest.raises(ValueError, match=words):
-            _check_labels(model)
-
-
-def test_options_for_reading_tables_are_names_or_numbers():
-    assert _option("a") == "a"
-    assert _option(["a", "b"]) == ("a", "b")
-    assert _option(3) == 3
-    for wrong in ([], ["a", 1], True, 1.5, None, {}):
-        with pytest.raises(ValueError, match=r"an option .* for reading tables"):
-            _option(wrong)
 
 
 VALUES = [
@@ -1388,137 +745,6 @@ def test_what_is_no_data_is_not_packed(value, words):
 
 
 @pytest.mark.parametrize(
-    "described",
-    [
-        [1],
-        {"number": 3},
-        {"number": "x"},
-        {"number": "9" * 1000},
-        {"list": 3},
-        {"array": "1", "turned": False},
-        {"array": "0", "turned": 1},
-        {"strings": ["a", 3], "shape": [2], "as": "object"},
-        {"strings": ["a"], "shape": [2], "as": "text"},
-        {"strings": ["a"], "shape": [1], "as": "bytes"},
-        {"object": "Popen", "with": {}},
-        {"object": "Step", "with": {"step": 0, "loo_error": 1.0}},
-        {"object": "Step", "with": {"step": 0, "loo_error": 1.0, "held_out_error": 1.0, "more": 1}},
-        {
-            "object": "HeadDraw",
-            "with": {
-                "distribution": {"object": "GaussianHeads", "with": {}},
-                "n_heads": 10**9 + 1,
-                "dim": 2,
-                "seed": 0,
-            },
-        },
-        {"object": "FiniteLayer", "with": {"device": "cpu"}},
-    ],
-)
-def test_what_describes_nothing_is_refused(described):
-    with pytest.raises((ValueError, KeyError)):
-        Unpacker({"0": np.zeros(2)}).unpack(described)
-
-
-def test_the_most_heads_that_a_file_may_name_can_be_named():
-    distribution = {"object": "GaussianHeads", "with": {}}
-    draw = {
-        "object": "HeadDraw",
-        "with": {"distribution": distribution, "n_heads": 10**9, "dim": 2, "seed": 0},
-    }
-    assert Unpacker({}).unpack(draw).n_heads == 10**9
-
-
-def test_a_triangle_holds_half_of_a_symmetric_matrix(rng):
-    for size in (1, 2, 5):
-        square = rng.normal(size=(size, size))
-        square += square.T
-        np.testing.assert_array_equal(from_lower_triangle(lower_triangle(square)), np.tril(square))
-    for wrong in (np.zeros(0), np.zeros(2), np.zeros(7)):
-        with pytest.raises(ValueError, match="make no triangle"):
-            from_lower_triangle(wrong)
-    with pytest.raises(ValueError, match="sums of products that are not"):
-        from_lower_triangle(np.zeros((3, 1)))
-
-
-def at(path, *where):
-    """What stands there in the document of a file."""
-    found, _ = read_container(path)
-    for key in where:
-        found = found[key]
-    return found
-
-
-@pytest.mark.parametrize(
-    ("where", "junk", "words"),
-    [
-        (("layer", "active"), None, "a layer without values"),
-        (("layer", "values"), {"strings": ["a"], "shape": [1], "as": "object"}, "'m' has"),
-        (("layer", "values"), np.full((3, 4, 3), np.nan), "a layer without values"),
-        (
-            ("layer", "values"),
-            np.ones((2, 4, 3)),
-            r"values of shape \(2, 4, 3\) for 3 heads of width 4",
-        ),
-        (("layer", "values"), np.ones((3, 3, 3)), "values of shape"),
-        (("layer", "values"), np.ones((3, 4, 3, 1)), "values of shape"),
-        (("layer", "values"), np.ones((3, 4, 0)), "values of shape"),
-        (("layer", "values"), np.ones((3, 4, 3), int), "values of shape"),
-        (("layer", "intercept"), np.ones(2), "an intercept that does not fit"),
-        (("layer", "intercept"), np.ones((3, 1)), "an intercept that does not fit"),
-        (("layer", "intercept"), np.ones(3, int), "an intercept that does not fit"),
-        (("layer", "intercept"), np.full(3, np.inf), "a layer without values"),
-        (("layer", "activation"), "tanh", "activation"),
-        (("layer", "dtype"), "float16", "dtype"),
-        (("layer", "heads", "with", "dim"), 2, "heads that do not fit tokens of dimension 3"),
-        (("layer", "heads"), None, "heads that do not fit"),
-        (
-            ("layer", "heads", "with", "distribution"),
-            {"object": "LearnedHeads", "with": {}},
-            "a head distribution that was never fitted",
-        ),
-        (
-            ("layer", "heads", "with", "distribution", "with", "scale"),
-            1.7e308,
-            "heads that are not finite",
-        ),
-        (("fitted", "has_query_"), 1, "no word about queries"),
-        (("fitted", "n_features_in_"), 3.0, "no token dimension"),
-        (("fitted", "n_features_in_"), 0, "tokens of dimension 0"),
-        (("fitted", "n_query_features_in_"), 2, "heads that do not fit"),
-        (("fitted", "n_query_features_in_"), 0, "queries of dimension 0"),
-        (("fitted", "n_query_features_in_"), -1, "queries of dimension -1"),
-        (("fitted", "n_query_features_in_"), 3.0, "queries of dimension 3.0"),
-        (("fitted", "n_extras_in_"), 1, "do not fit 1 columns of extras"),
-        (("fitted", "n_extras_in_"), -1, "-1 columns of extras"),
-        (("fitted", "n_extras_in_"), "1", "columns of extras"),
-        (("fitted", "layer_"), 3, "a fitted attribute 'layer_'"),
-        (("fitted", "Note_"), 3, "a fitted attribute 'Note_'"),
-        (("fitted", "note"), 3, "a fitted attribute 'note'"),
-        (("fitted", "n" * 62 + "_"), 3, "a fitted attribute 'n"),
-        (("schema", "columns"), [["set", [1]]], "an option"),
-    ],
-)
-def test_layers_of_norm_balls_are_refused_for_one_wrong_part(where, junk, words, rng, tmp_path):
-    model = model_of("ball", rng)[0]
-    kh.save(model, tmp_path / "m")
-
-    def change(document, arrays):
-        place = document
-        for key in where[:-1]:
-            place = place[key]
-        if isinstance(junk, np.ndarray):
-            arrays["junk"] = junk
-        place[where[-1]] = (
-            {"array": "junk", "turned": False} if isinstance(junk, np.ndarray) else junk
-        )
-
-    rewrite(tmp_path / "m", change)
-    with pytest.raises(ValueError, match=words), np.errstate(over="ignore"):
-        kh.load(tmp_path / "m")
-
-
-@pytest.mark.parametrize(
     ("content", "words"),
     [
         (b"{", "must be JSON"),
@@ -1532,7 +758,7 @@ def test_a_description_with_a_good_digest_is_a_json_object(content, words, tmp_p
     text = content.decode()
     metadata = {
         "format": FORMAT,
-        "version": str(VERSION),
+        "version": VERSION,
         "document": text,
         "sha256": _digest(text, arrays),
     }
@@ -1568,57 +794,42 @@ def test_a_dtype_and_a_generator_are_stored_by_name_and_seed(rng, tmp_path):
         sets_of(rng, 12), rng.normal(size=12)
     )
     kh.save(model, tmp_path / "m")
-    assert at(tmp_path / "m", "parameters", "dtype") == "float32"
-    assert at(tmp_path / "m", "parameters", "random_state") == model.layer_.heads.seed
-    exact = kh.AttentionRegressor(math.inf, random_state=state).fit(
-        sets_of(rng, 12), rng.normal(size=12)
-    )
-    kh.save(exact, tmp_path / "exact")
-    assert at(tmp_path / "exact", "parameters", "random_state") is None
+    loaded = kh.load(tmp_path / "m")
+    assert loaded.dtype == "float32"
+    assert loaded.random_state == model.layer_.heads.seed
 
 
-def test_a_file_from_before_extras_and_defaults_that_choose_loads_and_predicts(rng, tmp_path):
-    held = json.loads((Path(__file__).parents[1] / "fuzz/corpus/model-read-1.json").read_text())
-    (tmp_path / "m").write_bytes(zlib.decompress(base64.b85decode(held["files"]["m.keyhole"])))
-    document, arrays = read_container(tmp_path / "m")
-    assert not {"n_heads_", "n_extras_in_", "n_query_features_in_", "log_losses_"} & set(
-        document["fitted"]
-    )
-    assert "extras_values" not in document["layer"]["with"]
-    model = kh.load(tmp_path / "m")
-    assert (model.n_heads_, model.n_query_features_in_, model.n_extras_in_) == (3, 2, 0)
-    sets = kh.SetBatch([rng.normal(size=(k, 2)) for k in (1, 4, 2)], rng.normal(size=(3, 2)))
-    centre, spread = model.tokens_.centre, model.tokens_.spread
-    ready = kh.SetBatch(
-        [(one.tokens - centre) / spread for one in sets], (sets.query - centre) / spread
-    )
-    drawn = kh.GaussianHeads(arrays["8"], 0.5).sample(3, 2, 1)
-    scores = kh.attention_features(ready, drawn) @ arrays["9"].reshape(9, -1) + arrays["10"]
-    np.testing.assert_allclose(model.predict(sets), scores, rtol=1e-12)
-    kh.save(model, tmp_path / "again")
-    np.testing.assert_array_equal(kh.load(tmp_path / "again").predict(sets), model.predict(sets))
+@pytest.mark.parametrize("n_heads", [6, math.inf])
+@pytest.mark.parametrize("in_groups", [False, True])
+def test_pairs_of_coordinates_are_kept(n_heads, in_groups, rng, tmp_path):
+    sets = kh.SetBatch(rng.normal(size=(40, 3, 2)), rng.normal(size=(40, 2)), pairs=[(0, 1)])
+    samples = SetGroups(sets, np.ones(40, int)) if in_groups else sets
+    model = kh.AttentionRegressor(n_heads, random_state=0).fit(samples, sets.query[:, 0])
+    loaded = assert_same(model, tmp_path / "m", samples)
+    assert loaded.training_.data.samples.sets.pairs == ((0, 1),)
 
 
-@pytest.mark.parametrize("kind", [kh.AttentionFeatures, kh.NormBallRegressor])
-def test_a_file_from_before_token_options_has_tokens_as_they_are(kind, rng, tmp_path):
-    sets = sets_of(rng)
-    model = kind(3, random_state=0).fit(sets, sets.query[:, 0])
-    kh.save(model, tmp_path / "new")
-    document, arrays = read_container(tmp_path / "new")
-    for name in ("scaling", "query"):
-        del document["parameters"][name]
-    del document["fitted"]["tokens_"]
-    write_container(tmp_path / "old", document, arrays, overwrite=False)
-    old, apply = (
-        kh.load(tmp_path / "old"),
-        "transform" if kind is kh.AttentionFeatures else "predict",
-    )
-    np.testing.assert_array_equal(getattr(old, apply)(sets), getattr(model, apply)(sets))
-    assert (old.scaling, old.query, old.tokens_) == (
-        "none",
-        "given",
-        TokenRule("none", "given", "mean"),
-    )
+@pytest.mark.parametrize("n_heads", [10, math.inf])
+@pytest.mark.parametrize("has_query", [True, False])
+def test_hops_are_kept(n_heads, has_query, rng, tmp_path):
+    sets = sets_of(rng, 16, query=has_query)
+    hops = (rng.normal(size=(1, DIM + 1, DIM + 1)),)
+    distribution = FittedHeads(np.zeros((1, 2 * DIM + 1, DIM + 1)), 0.5, hops_=hops)
+    model = kh.AttentionRegressor(n_heads, distribution, random_state=0)
+    loaded = assert_same(model.fit(sets, rng.normal(size=16)), tmp_path / "m", sets)
+    np.testing.assert_array_equal(loaded.predict_interval(sets), model.predict_interval(sets))
+
+
+def test_a_file_of_a_newer_keyhole_names_the_one_to_install(saved):
+    """Where its form is known and what it says is not: that is no damage."""
+
+    def change(document, _):
+        document["keyhole"] = "9.1.0"
+        document["parameters"]["of_the_future"] = 1
+
+    rewrite(saved, change)
+    with pytest.raises(ValueError, match=r"written by keyhole 9\.1\.0.*Install keyhole 9\.1\.0"):
+        kh.load(saved)
 
 
 def test_a_model_is_loaded_with_the_schema_of_its_table(tmp_path):

@@ -30,7 +30,7 @@ def test_a_banned_word_is_found(words, sentence):
 
 @pytest.mark.parametrize(
     "sentence",
-    ["It looks up a name.", "A copy of the tokens.", "See benchmarks/rivals.py.", "Run `laws`."],
+    ["It looks up a name.", "A copy of the tokens.", "See benchmarks/baselines.py.", "Run `laws`."],
 )
 def test_an_ordinary_word_is_not(words, sentence):
     assert not words.banned_words([words.Text("page", "pages", sentence)])

@@ -38,7 +38,7 @@ def explore(
     except ImportError as error:
         refuse(
             f"`keyhole explore` needs {error.name or 'starlette and uvicorn'}: pip install "
-            "'keyhole[lab]', or in a clone pip install '.[lab]'."
+            "'keyhole-ml[lab]', or in a clone pip install '.[lab]'."
         )
     try:
         server = answer_or_exit(lambda: ExploreServer(out / "cells.sqlite", port))

@@ -197,7 +197,7 @@ class Hdf5Bag(BagFile):
         except ImportError:
             raise ImportError(
                 f"an HDF5 file such as {self.path.name!r} is read by h5py, which is not installed. "
-                "pip install 'keyhole[hdf5]', or in a clone pip install '.[hdf5]'; or write the "
+                "pip install 'keyhole-ml[hdf5]', or in a clone pip install '.[hdf5]'; or write the "
                 "bags as .npy files."
             ) from None
         return h5py.File(self.path, "r")

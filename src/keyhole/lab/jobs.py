@@ -769,7 +769,7 @@ def run_dask(
     except ImportError as error:
         raise RunError(
             "--scheduler needs dask.distributed, which is not installed here. Install keyhole with "
-            "its extra `dask` (pip install 'keyhole[dask]', or in a clone "
+            "its extra `dask` (pip install 'keyhole-ml[dask]', or in a clone "
             "pip install '.[dask]'), on the workers too, or leave "
             "--scheduler out to use the cores of this machine."
         ) from error

@@ -113,7 +113,7 @@ def section() -> Section:
     if path is None:
         sentence = (
             "No checkpoint is installed. Install one and run again: `pip install "
-            '"keyhole[checkpoint]"`, or in a clone `pip install ".[checkpoint]"`.'
+            '"keyhole-ml[checkpoint]"`, or in a clone `pip install ".[checkpoint]"`.'
         )
         return Section(_SLUG, _TITLE, _CLAIM, verdict=Verdict("not tested", sentence))
     return section_of(measure(path, name="all-MiniLM-L6-v2"))

@@ -490,7 +490,7 @@ def check_lab(what: str = "a report") -> None:
     missing = [name for name in ("matplotlib", "plotly") if find_spec(name) is None]
     if missing:
         raise ImportError(
-            f"{what} needs {' and '.join(missing)}: pip install 'keyhole[lab]', or in a clone "
+            f"{what} needs {' and '.join(missing)}: pip install 'keyhole-ml[lab]', or in a clone "
             "pip install '.[lab]'."
         )
 
