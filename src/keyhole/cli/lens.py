@@ -191,5 +191,4 @@ def _print(console: Console, findings: Any) -> None:
     for note in findings.skipped:
         say(console, f"(skipped) {note}")
     say(console, findings.settings)
-    if findings.recommendation:
-        say(console, f"Settings to start from: {findings.recommendation}")
+    say(console, f"Start from {findings.recommendation}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from keyhole.attention.heads import GaussianHeads, HeadDistribution
+from keyhole.attention.heads import GaussianHeads
 from keyhole.choose import Choice, choice_seconds, choose, first_settings
 from keyhole.data.tokens import TokenRule
 from keyhole.key_selection import ALL_KEYS
@@ -35,10 +37,6 @@ class TokenChoice:
     biased : head distribution or None
         The best of the head distributions with a mean, whether or not it was chosen; None where
         there is no query that keys could resemble.
-    heads : head distribution
-        The one that was chosen.
-    loss : str
-        What the values minimise.
     seconds : float
         What the choice takes, as predicted.
     is_measured : bool
@@ -49,40 +47,41 @@ class TokenChoice:
     activation: str
     zero_mean: GaussianHeads
     biased: GaussianHeads | None
-    heads: HeadDistribution
-    loss: str
     seconds: float
     is_measured: bool = True
 
-    def as_line(self, *, classifies: bool) -> str:
-        """The estimator with these settings, as a line of Python to copy."""
-        spec = LayerSpec(
-            heads=self.heads,
-            activation=self.activation,
-            pooling=self.rule.pooling,
-            scaling=self.rule.scaling,
-            query=self.rule.query,
-            keys=ALL_KEYS,
-            loss=self.loss,
-            classifies=classifies,
-        )
-        return estimator_line(spec)
 
+def estimator_line(
+    *, classifies: bool, heads: Any, n_heads: float, activation: str, rule: TokenRule
+) -> str:
+    """The estimator with these settings, as a line of Python to copy.
 
-def estimator_line(spec: LayerSpec) -> str:
-    """The estimator with the settings of a specification, as a line of Python to copy."""
+    Learners on Gram matrices see all keys and minimise squared errors.
+    """
+    kind = "AttentionClassifier" if classifies else "AttentionRegressor"
+    count = 'float("inf")' if math.isinf(n_heads) else f"{n_heads:.0f}"
     settings = [
-        f"heads=kh.{spec.heads!r}",
-        f"activation={spec.activation!r}",
-        f"pooling={spec.pooling!r}",
-        f"scaling={spec.scaling!r}",
-        f"query={spec.query!r}",
-        f"keys={spec.keys!r}",
+        count,
+        f"heads=kh.{heads!r}",
+        f"activation={activation!r}",
+        f"pooling={rule.pooling!r}",
+        f"scaling={rule.scaling!r}",
+        f"query={rule.query!r}",
+        "keys='all'",
     ]
-    kind = "AttentionRegressor"
-    if spec.classifies:
-        kind = "AttentionClassifier"
-        settings.append(f"loss={spec.loss!r}")
+    if classifies:
+        settings.append("loss='squared_error'")
+    return f"kh.{kind}({', '.join(settings)})"
+
+
+def default_estimator_line(spec: LayerSpec) -> str:
+    """The estimator with default settings, and those that the user gave."""
+    kind = "AttentionClassifier" if spec.classifies else "AttentionRegressor"
+    settings = []
+    if spec.activation != AUTO:
+        settings.append(f"activation={spec.activation!r}")
+    if spec.pooling != AUTO:
+        settings.append(f"pooling={spec.pooling!r}")
     return f"kh.{kind}({', '.join(settings)})"
 
 
@@ -126,8 +125,6 @@ def make_choice(problem: LensProblem, config: LensConfig) -> TokenChoice:
                 activation=choice.spec.activation,
                 zero_mean=best_heads(choice, with_mean=False) or GaussianHeads(),
                 biased=best_heads(choice, with_mean=True),
-                heads=choice.spec.fixed_heads,
-                loss=choice.spec.loss,
                 seconds=seconds,
             )
         n_samples //= 2
@@ -142,8 +139,6 @@ def make_choice(problem: LensProblem, config: LensConfig) -> TokenChoice:
         activation=settings.activation,
         zero_mean=GaussianHeads(),
         biased=biased,
-        heads=GaussianHeads(),
-        loss="squared_error",
         seconds=0.0,
         is_measured=False,
     )

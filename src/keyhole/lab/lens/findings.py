@@ -48,6 +48,7 @@ class Measured:
     distribution: Any = None
     heads: float = math.nan
     seconds: float = 0.0  # predicted
+    line: str = ""  # the estimator that fits it, as Python to copy; none where keyhole has none
     at: dict[int, dict[int, Float[np.ndarray, " r"]]] = field(default_factory=dict, repr=False)
     # of classes: AUC, log-loss and held-out samples of each fold, of all samples it was given
     class_measures: dict[int, tuple[ClassMeasures, int]] = field(default_factory=dict, repr=False)
@@ -222,7 +223,6 @@ class Findings:
     n_used: int = 0
     n_train: int = 0
     settings: str = ""
-    recommendation: str = ""  # an estimator with the settings that were chosen, to copy
     learners: list[Measured] = field(default_factory=list)
     query: list[Measured] = field(default_factory=list)
     heads: list[Measured] = field(default_factory=list)
@@ -250,6 +250,22 @@ class Findings:
         """The learner of a family with the lowest error."""
         members = [m for m in self.learners if m.family == family and m.losses]
         return min(members, key=self.error_of, default=None)
+
+    @property
+    def recommended(self) -> Measured:
+        """The learner of the lowest error: the first row of the table."""
+        return min((m for m in self.learners if m.losses), key=self.error_of)
+
+    @property
+    def recommendation(self) -> str:
+        """What to start from: the learner of the lowest error, its error, and its line to copy."""
+        best = self.recommended
+        row = f"the best row, {best.name} ({with_error(best)})"
+        if best.family == "constant":
+            return f"{row}: nothing is learned here, so no settings are recommended."
+        if best.family == "pooled":
+            return f"{row}: no attention. Make a table of pooled rows, and use scikit-learn."
+        return f"{row}: {best.line}"
 
     @property
     def table(self) -> list[dict[str, Any]]:
@@ -334,8 +350,7 @@ class Findings:
         ]
         answers = [f"{a.question} {a.sentence}" for a in self.answers.values()]
         lines = [f"{self.description or 'the data'}: {self.measure}", *rows, *answers]
-        if self.recommendation:
-            lines.append(f"Settings to start from: {self.recommendation}")
+        lines.append(f"Start from {self.recommendation}")
         return "\n".join(lines)
 
     def error_of(self, m: Measured) -> float:

@@ -100,9 +100,9 @@ def nested_head_grams(
 ) -> list[Gram]:
     """The Gram matrices of the first M heads of one draw, for increasing M.
 
-    ``counts`` are increasing. The features of every head are computed once, in single precision, and
-    one block of heads at a time: all heads and features together may be gigabytes. The Gram matrix
-    of extras is added to each.
+    ``counts`` are increasing. The features of every head are computed once, in single precision,
+    and one block of heads at a time: all heads and features together may be gigabytes. The Gram
+    matrix of extras is added to each.
     """
     draw = HeadDraw(distribution, counts[-1], ready.dim, seed, ready.query_dim)
     # without a query only one row of each head is needed

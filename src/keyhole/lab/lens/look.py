@@ -35,6 +35,7 @@ from keyhole.estimators.validation import as_samples
 from keyhole.lab.lens.choice import (
     MOST,
     TokenChoice,
+    default_estimator_line,
     default_spec,
     estimator_line,
     has_mean,
@@ -364,9 +365,6 @@ class LensRun:
 
         self.findings.cost = self.config.budget - self.remaining
         self.findings.answers = answer_all(self.findings)
-        if self.choice.is_measured and not self.findings.recommendation:
-            classifies = self.config.kind != "regression"
-            self.findings.recommendation = self.choice.as_line(classifies=classifies)
         return self.findings
 
     # --- the plan and the budget ---
@@ -498,20 +496,17 @@ class LensRun:
         return (
             f"{samples}, {self.problem.held}; tokens {rule.scaling}, query {rule.query}, pooling "
             f"{rule.pooling}, {config.activation} weights{bias} ({chosen}); {config.n_heads} heads "
-            f"where finite; seed {config.seed}; {config.budget:g} predicted seconds. As an "
-            f"estimator: {self._estimator_line()}"
+            f"where finite; seed {config.seed}; {config.budget:g} predicted seconds"
         )
 
-    def _estimator_line(self) -> str:
-        """The settings as a line of Python to copy."""
-        rule = self.choice.rule
-        kind = "AttentionRegressor"
-        if self.problem.labels is not None:
-            kind = "AttentionClassifier"
-        heads = self.choice.zero_mean
-        return (
-            f'kh.{kind}(heads=kh.{heads!r}, activation="{self.config.activation}", '
-            f'pooling="{rule.pooling}", scaling="{rule.scaling}", query="{rule.query}")'
+    def _estimator_line(self, heads: Any, n_heads: float) -> str:
+        """The estimator whose heads are these, with all other settings of the run."""
+        return estimator_line(
+            classifies=self.problem.labels is not None,
+            heads=heads,
+            n_heads=n_heads,
+            activation=self.config.activation,
+            rule=self.choice.rule,
         )
 
     def _skip(self, reason: str) -> None:
@@ -615,6 +610,7 @@ class LensRun:
                 role="biased" if has_mean(distribution) else "attention",
                 distribution=distribution,
                 heads=heads,
+                line=self._estimator_line(distribution, heads),
             )
 
             def attention_gram(size: int, m: Measured = m) -> Gram:
@@ -629,14 +625,19 @@ class LensRun:
     def _fit_default_settings(self) -> None:
         """The estimator with default settings, which it chooses on the training part of each fold.
 
-        So "no" means that an estimator without settings does not gain either. The settings of the
-        first fold are the ones that are recommended.
+        So "no" means that an estimator without settings does not gain either.
         """
         if DEFAULT_SETTINGS not in self.plan:
             return
         planned = self.plan[DEFAULT_SETTINGS]
         self._afford(DEFAULT_SETTINGS, planned.seconds)
-        m = Measured(DEFAULT_SETTINGS, "attention", "default", seconds=planned.seconds)
+        m = Measured(
+            name=DEFAULT_SETTINGS,
+            family="attention",
+            role="default",
+            seconds=planned.seconds,
+            line=default_estimator_line(self.open_spec),
+        )
         for k in self.folds[:DEFAULT_FOLDS]:
             train, test = self.problem.fold(k, planned.n_samples)
             if min(len(train), len(test)) < 2:
@@ -652,8 +653,6 @@ class LensRun:
                 probabilities = probabilities_of(scores, temperature)
                 measures = class_measures(self.problem.labels[test], probabilities)
                 m.class_measures[k] = (measures, len(test))
-            if not self.findings.recommendation:
-                self.findings.recommendation = estimator_line(choice.spec)
         self.findings.learners.append(m)
 
     def _fit_learned_heads(self) -> None:
@@ -675,6 +674,7 @@ class LensRun:
                 distribution={},  # one for every fold
                 heads=self.config.n_heads,
                 seconds=planned.seconds,
+                line=self._estimator_line(self._learned_heads(name), self.config.n_heads),
             )
             self.remaining -= planned.seconds
             ready = self._ready(planned.n_samples)
@@ -695,15 +695,11 @@ class LensRun:
         Where the same distribution is also shown with infinitely many heads, its noise has one
         scale: the exact kernel needs that.
         """
-        planned = self.plan[name]
-        if name == TWO_HOPS:
-            heads = LearnedHeads(hops=2, max_iter=planned.steps)
-            settings = DescentSettings(max_samples=MOST_PER_STEP)
-        else:
-            heads = LearnedHeads(hops=1, max_iter=planned.steps)
+        settings = DescentSettings(max_samples=MOST_PER_STEP)
+        if name != TWO_HOPS:
             settings = DescentSettings(max_samples=MOST_PER_STEP, learn_scales=not self.has_kernel)
-        train, _ = self.problem.fold(k, planned.n_samples)
-        learned = heads.learn(
+        train, _ = self.problem.fold(k, self.plan[name].n_samples)
+        learned = self._learned_heads(name).learn(
             ready[train],
             self.problem.columns[train],
             groups=self.problem.groups_of(train),
@@ -712,6 +708,11 @@ class LensRun:
             settings=settings,
         )
         return learned.heads
+
+    def _learned_heads(self, name: str) -> LearnedHeads:
+        """The head distribution, yet to be learned, of a learner by its name."""
+        hops = 2 if name == TWO_HOPS else 1
+        return LearnedHeads(hops=hops, max_iter=self.plan[name].steps)
 
     def _fit_learned_infinite(self) -> None:
         """The learned head distributions with infinitely many heads."""
@@ -725,7 +726,16 @@ class LensRun:
         name = self._learned_name(math.inf)
         if not self._afford(name, seconds):
             return
-        m = replace(learned, name=name, heads=math.inf, at={}, class_measures={}, seconds=seconds)
+        heads = self._learned_heads(self._learned_name(self.config.n_heads))
+        m = replace(
+            learned,
+            name=name,
+            heads=math.inf,
+            at={},
+            class_measures={},
+            seconds=seconds,
+            line=self._estimator_line(heads, math.inf),
+        )
         ready = self._ready(size)
         for k, distribution in m.distribution.items():
             self._evaluate(m, make_gram(ready, distribution, math.inf, self.config), [k])
