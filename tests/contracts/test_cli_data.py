@@ -303,7 +303,6 @@ def test_two_tables_of_text_and_dates_go_from_fit_to_predict(shop):
         "'colour' must hold categories that were there before: row 0"
         in invoke(*again, code=2).stderr
     )
-    invoke(*again, "--unknown", "ignore")
     csv.write_csv(samples.drop_columns(["colour"]), "short.csv")
     short = ("predict", "m", "short.csv", "out3.parquet", "--tokens", "tokens.csv")
     assert "column 'colour' is not in the table" in invoke(*short, code=2).stderr

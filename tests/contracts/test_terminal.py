@@ -100,7 +100,7 @@ def test_commands_that_read_tables(tmp_path, monkeypatch):
         "--set",
         columns["set"][0],
         "--out",
-        name,
+        f"{name}.svg",
         codes=(0,),
     )
     check_output(
@@ -109,8 +109,6 @@ def test_commands_that_read_tables(tmp_path, monkeypatch):
         f"{name}.parquet",
         "--set",
         "none",
-        "--out",
-        f"{name}2",
         codes=(2,),
     )
     # refusals that quote a name or a cell

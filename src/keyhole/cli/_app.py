@@ -324,15 +324,6 @@ MISSING_HELP = (
     "one of zeros), or impute [default: as the model was fitted]."
 )
 MissingAsFitted = Annotated[str | None, typer.Option(help=MISSING_HELP)]
-Unknown = Annotated[
-    str,
-    typer.Option(
-        help=(
-            "What to do with categories that the model does not know: error, or ignore (the value "
-            "then is in no category)."
-        )
-    ),
-]
 Groups = Annotated[
     str | None,
     typer.Option(help="Column of groups, such as patients: each is held out as a whole."),
