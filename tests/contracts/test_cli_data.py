@@ -152,7 +152,7 @@ def test_slips_are_refused_with_their_name(arguments, words, tables):
 )
 def test_slips_of_lens(arguments, words, tables):
     before = sorted(os.listdir())
-    assert words in invoke("lens", *arguments, "--budget", "5", code=2).stderr
+    assert words in invoke("lens", *arguments, code=2).stderr
     assert sorted(os.listdir()) == before
 
 
@@ -172,7 +172,7 @@ def test_broken_files_end_with_a_message(name, command, tables, rng):
         arguments = (
             ("fit", name, f"m{k}", *FAST)
             if command == "fit"
-            else ("lens", name, "--no-report", "--budget", "5")
+            else ("lens", name, "--no-report")
         )
         result = CliRunner().invoke(app, list(arguments))
         assert result.exit_code in (0, 2), result.output

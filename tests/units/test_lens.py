@@ -354,7 +354,7 @@ def test_the_command(tmp_path, monkeypatch):
         query=data.sets.query,
         y=data.target,
     )
-    run = CliRunner().invoke(app, ["lens", "sets.npz", "--budget", "5", "--n-heads", "8", "--json"])
+    run = CliRunner().invoke(app, ["lens", "sets.npz", "--n-heads", "8", "--json"])
     assert run.exit_code == 0, run.output
     answer = json.loads(run.stdout)
     assert set(answer["answers"]) == {"attention", "query", "data", "heads"}

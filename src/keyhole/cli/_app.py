@@ -17,6 +17,7 @@ import numpy as np
 import typer
 from typer.core import TyperGroup
 
+from keyhole import vocabulary
 from keyhole._files import behind_links
 from keyhole.cli._output import echo, printable, refuse
 
@@ -273,6 +274,7 @@ def check_folder(folder: Path, *, overwrite: bool = True) -> None:
         )
 
 
+_AUTO = f"By default {vocabulary.AUTO}."
 KEYS_HELP = (
     "Columns that are the coordinates of a key, separated by commas [default: the column keys, or "
     "all columns that no other option names]."
@@ -352,6 +354,55 @@ Dim = Annotated[
         max=MAX_COUNT,
     ),
 ]
+NHeads = Annotated[
+    str | None,
+    typer.Option(help="Number of heads, or inf for the exact kernel, or auto [default: auto]."),
+]
+Heads = Annotated[
+    str | None,
+    typer.Option(
+        help=(
+            "What the query-key matrices, which score rows, are drawn from: "
+            f"{vocabulary.choices(vocabulary.HEADS)}. {_AUTO}"
+        )
+    ),
+]
+Alpha = Annotated[
+    str | None,
+    typer.Option(
+        help=(
+            "Ridge penalty α, the larger the smoother: a number, or loo for leave-one-out "
+            "[default: loo]."
+        )
+    ),
+]
+Activation = Annotated[
+    str | None,
+    typer.Option(
+        help=f"How scores become weights: {vocabulary.choices(vocabulary.ACTIVATIONS)}. {_AUTO}"
+    ),
+]
+Pooling = Annotated[
+    str | None,
+    typer.Option(
+        help=(
+            "How the rows of a set are put together: "
+            f"{vocabulary.choices(vocabulary.POOLINGS)}. {_AUTO}"
+        )
+    ),
+]
+Scaling = Annotated[
+    str | None,
+    typer.Option(
+        help=f"What is done to rows first: {vocabulary.choices(vocabulary.SCALINGS)}. {_AUTO}"
+    ),
+]
+MakeQuery = Annotated[
+    str | None,
+    typer.Option(
+        help=f"What rows are compared with: {vocabulary.choices(vocabulary.QUERIES)}. {_AUTO}"
+    ),
+]
 Task = Annotated[str, typer.Option(help="What to fit: auto, regression or classification.")]
 
 
@@ -376,7 +427,7 @@ def task_of(target: np.ndarray, task: str) -> str:
 
     Classification where it is text, yes or no, or a few whole numbers.
     """
-    from keyhole.lab.lens.look import TASKS, likely_task
+    from keyhole.estimators.classes import TASKS, likely_task
 
     if task not in TASKS:
         refuse(f"--task must be one of {', '.join(TASKS)}: got {task!r}.")

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from keyhole._files import write_whole
-from keyhole.lab.scores import ClassMeasures
+from keyhole.estimators.scores import ClassMeasures
 
 Says = Literal["yes", "perhaps", "no", "not tested"]
 

@@ -31,6 +31,8 @@ from keyhole.choose import choose, procedure_seconds
 from keyhole.data.layout import Dataset
 from keyhole.data.tokens import POOLINGS, TokenRule, pass_hops
 from keyhole.estimators.attention import AttentionRegressor
+from keyhole.estimators.classes import TASKS, likely_task
+from keyhole.estimators.scores import class_measures, constant_class_guess, probabilities_of
 from keyhole.estimators.validation import as_samples
 from keyhole.lab.lens.choice import (
     MOST,
@@ -66,13 +68,11 @@ from keyhole.lab.lens.fits import (
     theory_curve,
 )
 from keyhole.lab.lens.problem import LensProblem, pose
-from keyhole.lab.scores import class_measures, constant_class_guess, probabilities_of
 from keyhole.ridge.calibration import class_scores, fit_temperature
 from keyhole.solvers.solve import solve_values
 from keyhole.spec import LayerSpec
 from keyhole.training import TrainingSet
 
-TASKS = ("auto", "regression", "classification")
 MIN_SETS = 40
 WIDTH = 1024  # units of the MLP
 STATISTICS_RIDGE = "pooled statistics, ridge"
@@ -257,26 +257,6 @@ def _per_sample(values: Any, name: str, n_samples: int) -> np.ndarray | None:
             f"`{name}` must have one value per sample: got {array.shape} for {n_samples} samples."
         )
     return array
-
-
-def likely_task(target: np.ndarray) -> str:
-    """Classification where the target is text, yes or no, or a few whole numbers.
-
-    >>> (
-    ...     likely_task(np.array([0.5, 1.0])),
-    ...     likely_task(np.array(["a", "b"])),
-    ...     likely_task(np.arange(100)),
-    ... )
-    ('regression', 'classification', 'regression')
-    """
-    kind = target.dtype.kind
-    if kind in "UbO":
-        return "classification"
-    if kind in "iu":
-        most_classes = min(20, max(2, len(target) // 5))
-        if len(np.unique(target)) <= most_classes:
-            return "classification"
-    return "regression"
 
 
 @dataclass(frozen=True)
