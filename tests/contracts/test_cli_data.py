@@ -170,9 +170,7 @@ def test_broken_files_end_with_a_message(name, command, tables, rng):
         (tables / name).write_bytes(broken)
         before = sorted(os.listdir())
         arguments = (
-            ("fit", name, f"m{k}", *FAST)
-            if command == "fit"
-            else ("lens", name, "--no-report")
+            ("fit", name, f"m{k}", *FAST) if command == "fit" else ("lens", name, "--no-report")
         )
         result = CliRunner().invoke(app, list(arguments))
         assert result.exit_code in (0, 2), result.output
