@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import errno
 import math
 import os
@@ -81,39 +80,14 @@ def _explain_memory_error(error: MemoryError) -> str:
     return f"memory ran out{words}. Use fewer samples or smaller settings, or close other programs."
 
 
-PLAIN_ASCII = "keyhole_ascii"
-"""ASCII by another name: typer writes UTF-8 to terminals that call themselves ASCII, and they show
-signs that nobody can read."""
-
-
-def _plain_ascii(name: str) -> codecs.CodecInfo | None:
-    """The codec of `PLAIN_ASCII`, for `codecs.register`."""
-    if name != PLAIN_ASCII:
-        return None
-    ascii_codec = codecs.lookup("ascii")
-    return codecs.CodecInfo(
-        name=PLAIN_ASCII,
-        encode=ascii_codec.encode,
-        decode=ascii_codec.decode,
-        incrementalencoder=ascii_codec.incrementalencoder,
-        incrementaldecoder=ascii_codec.incrementaldecoder,
-    )
-
-
-codecs.register(_plain_ascii)
-
-
 class _Sentences(TyperGroup):
     """Ends every command with a sentence, be it the disk, a name, the terminal or Ctrl-C."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        # a terminal that knows no β shows its number
+        # an encoding that knows no β shows its number
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
-                encoding = stream.encoding
-                if codecs.lookup(encoding).name == "ascii":
-                    encoding = PLAIN_ASCII
-                stream.reconfigure(encoding=encoding, errors="backslashreplace")
+                stream.reconfigure(errors="backslashreplace")
         try:
             return super().main(*arguments, **options)
         except SystemExit as end:
