@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import keyhole as kh
 from keyhole.cli._app import app
+from keyhole.data.schema import Schema
 from keyhole.estimators.evidence import (
     effects_of_columns,
     evidence_of_predictions,
@@ -77,6 +78,25 @@ def test_an_effect_is_what_the_score_loses_with_the_column_at_its_training_mean(
     sign = 1 if model.predict(sample)[0] == "yes" else -1
     expected = sign * (model.decision_function(sample) - without_shop)
     np.testing.assert_allclose(effects[:, 1], expected, rtol=1e-6)
+
+
+def test_the_reason_is_before_decoys_that_are_correlated_with_it(seed):
+    """The sum of the values of one kind; `benchmarks/explain.py` has labels that are drawn."""
+    rng = np.random.default_rng([44, seed])
+    kind = rng.choice([-1.0, 1.0], size=(300, 6))
+    value = rng.normal(size=(300, 6))
+    label = np.where(rng.random((300, 6)) < 0.7, kind, rng.choice([-1.0, 1.0], size=(300, 6)))
+    code = 0.7 * value + np.sqrt(0.51) * rng.normal(size=(300, 6))
+    sets = kh.SetBatch(np.stack([label, code, kind, value], axis=2))
+    y = np.where(kind > 0, value, 0.0).sum(axis=1)
+    model = kh.AttentionRegressor(200, random_state=0).fit(sets[:250], y[:250])
+    new = sets[250:]
+    largest = int(model.predict(new).argmax())
+    sample = new[largest : largest + 1]
+    columns = table_columns(Schema(4, False, ("label", "code", "kind", "value")), sample)
+    [effects] = effects_of_columns(model, sample, columns, evidence_of_predictions(model, sample))
+    order = [columns[c].name for c in np.argsort(-np.abs(effects[0]))]
+    assert set(order[:2]) == {"kind", "value"}
 
 
 def test_the_largest_come_first_with_values_and_rows_as_in_the_file(shop):
