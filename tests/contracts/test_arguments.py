@@ -85,7 +85,7 @@ def test_numbers_that_are_read_from_text_have_bounds(value, tmp_path, monkeypatc
     kh.save(fitted.fit(sets, sets.query[:, 0]), "m")
     assert "--n-heads must be" in refusal("fit", "t.parquet", "n", "--n-heads", value)
     assert "--n-heads must be" in refusal("theory", "--n-heads", value)
-    assert "--set must be" in refusal("explain", "m", "t.parquet", "--set", value, "--out", "page")
+    assert "--set must be" in refusal("explain", "m", "t.parquet", "--set", value)
 
 
 def test_a_batch_of_more_sets_than_can_be_counted_is_refused():
@@ -135,11 +135,11 @@ TABLES = ["p.csv", "p.parquet", "p.arrow", "p.npz", "p.ts", "p.xyz", "folder"]
 CASES = [
     ("predict", "p", "t.parquet", "o"),
     ("export", "p", "o.onnx"),
-    ("explain", "p", "t.parquet", "--set", "0", "--out", "page"),
+    ("explain", "p", "t.parquet", "--set", "0"),
     *(("fit", table, "n") for table in TABLES),
     *(("lens", table, "--no-report") for table in TABLES),
     *(("predict", "m", table, "o") for table in TABLES),
-    *(("explain", "m", table, "--set", "0", "--out", "page") for table in TABLES),
+    *(("explain", "m", table, "--set", "0") for table in TABLES),
     *((*("fit", "t.parquet", "n", "--tokens"), table) for table in TABLES[:4]),
     ("heads", "p.safetensors"),
     ("heads", "checkpoint"),

@@ -152,7 +152,7 @@ def test_slips_are_refused_with_their_name(arguments, words, tables):
 )
 def test_slips_of_lens(arguments, words, tables):
     before = sorted(os.listdir())
-    assert words in invoke("lens", *arguments, "--budget", "5", code=2).stderr
+    assert words in invoke("lens", *arguments, code=2).stderr
     assert sorted(os.listdir()) == before
 
 
@@ -170,9 +170,7 @@ def test_broken_files_end_with_a_message(name, command, tables, rng):
         (tables / name).write_bytes(broken)
         before = sorted(os.listdir())
         arguments = (
-            ("fit", name, f"m{k}", *FAST)
-            if command == "fit"
-            else ("lens", name, "--no-report", "--budget", "5")
+            ("fit", name, f"m{k}", *FAST) if command == "fit" else ("lens", name, "--no-report")
         )
         result = CliRunner().invoke(app, list(arguments))
         assert result.exit_code in (0, 2), result.output
@@ -303,7 +301,6 @@ def test_two_tables_of_text_and_dates_go_from_fit_to_predict(shop):
         "'colour' must hold categories that were there before: row 0"
         in invoke(*again, code=2).stderr
     )
-    invoke(*again, "--unknown", "ignore")
     csv.write_csv(samples.drop_columns(["colour"]), "short.csv")
     short = ("predict", "m", "short.csv", "out3.parquet", "--tokens", "tokens.csv")
     assert "column 'colour' is not in the table" in invoke(*short, code=2).stderr

@@ -19,6 +19,7 @@ LEVEL = {
     "_files": 0,
     "_compiled": 0,
     "textbook": 0,
+    "vocabulary": 0,
     "_tensors": 1,
     "data": 2,
     "ridge": 3,
@@ -178,6 +179,18 @@ def test_import_is_light_and_complete():
         "for name in kh.__all__: getattr(kh, name)\n"
         "assert not {'torch', 'dask', 'distributed'} & set(sys.modules)\n"
         "assert set(kh.__all__) <= set(dir(kh))\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_the_command_line_imports_the_lab_when_one_of_its_commands_is_called():
+    code = (
+        "import sys, keyhole.cli\n"
+        "assert not [name for name in sys.modules if name.startswith('keyhole.lab')]\n"
+        "sys.argv = ['keyhole', 'fit', 'no.csv', 'm']\n"
+        "try: keyhole.cli.main()\n"
+        "except SystemExit: pass\n"
+        "assert not [name for name in sys.modules if name.startswith('keyhole.lab')]\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 

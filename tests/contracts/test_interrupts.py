@@ -40,13 +40,11 @@ COMMANDS = {
         "model",
         "in.parquet",
         "out",
-        "--batch-size",
-        "1",
         "--interval",
         "0.9",
         "--overwrite",
     ),
-    "explain": ("explain", "model", "in.parquet", "--set", "0", "--overwrite"),
+    "explain": ("explain", "model", "in.parquet", "--set", "0"),
     "lens": ("lens", "in.parquet", "--no-report"),
     "theory": ("theory", "--target", "rotated(0.5)^3 * token"),
     "reproduce": ("reproduce", "averages", "--set", "d=8"),
@@ -132,37 +130,13 @@ PRESS = "os.kill(os.getpid(), signal.SIGINT)"
 WORK = "for _ in range(3000): time.sleep(0.01)"
 
 
-def test_an_import_that_catches_everything_does_not_swallow_an_interrupt(tmp_path):
-    """A library that tries something out while it loads, and takes any error for a no."""
-    (tmp_path / "greedy.py").write_text(
-        f"import os, signal\ntry:\n    {PRESS}\n    sum(range(1000))\nexcept BaseException:\n    "
-        "print('swallowed')\n"
-    )
-    code, out, err = run_command(f"sys.path.insert(0, {str(tmp_path)!r})\nimport greedy\n{WORK}")
-    assert (code, out, err) == (130, "", "interrupted.\n")
-
-
-def test_a_destructor_does_not_swallow_an_interrupt():
-    body = (
-        f"class Odd:\n    def __del__(self):\n        {PRESS}\n        "
-        f"sum(range(1000))\nOdd()\n{WORK}"
-    )
-    code, out, err = run_command(body)
-    assert (code, out, err) == (130, "", "interrupted.\n")
-
-
 def test_what_a_command_has_begun_is_unwound():
     body = f"try:\n    {PRESS}\n    {WORK}\nfinally:\n    time.sleep(0.1)\n    print('removed')"
     assert run_command(body) == (130, "removed\n", "interrupted.\n")
 
 
-def test_an_interrupt_at_the_very_end():
-    body = f"import atexit\natexit.register(lambda: ({PRESS}, sum(range(1000))))\nprint('done')"
-    assert run_command(body) == (130, "done\n", "interrupted.\n")
-
-
 def test_an_interrupt_while_python_takes_itself_down():
-    """Our handler is gone by then; without care the process dies of the signal, code -2."""
+    """Without care the process dies of the signal, code -2, though all is done."""
     body = (
         "class Last:\n"
         "    def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGINT):\n"

@@ -44,7 +44,7 @@ def invoke(folder, *options, code=0):
 
 def test_predictions_follow_the_rows(files, sets):
     model, folder = files
-    result = invoke(folder, "--id", "id", "--batch-size", "7")
+    result = invoke(folder, "--id", "id")
     table = pq.read_table(folder / "out.parquet")
     np.testing.assert_array_equal(table["prediction"], model.predict(sets))
     assert table["id"].to_pylist() == list(range(1000, 1090))
@@ -428,7 +428,7 @@ def test_whatever_fit_reads_predict_reads(shape, rng, tmp_path):
     places = [str(tmp_path / n) for n in ("model", name, "out.parquet")]
     done = runner.invoke(app, ["fit", places[1], places[0], *options, "--n-heads", "5"])
     assert done.exit_code == 0, done.output
-    done = runner.invoke(app, ["predict", *places, "--batch-size", "4"])
+    done = runner.invoke(app, ["predict", *places])
     assert done.exit_code == 0, done.output
     saved = models.read_model(tmp_path / "model")
     data = kh.read_table(tmp_path / name, **dict(saved.schema.columns))
@@ -581,37 +581,3 @@ def test_plausible_labels_and_what_speaks_for_the_one_that_won(sets, tmp_path):
     scores = np.sort(model.decision_function(sets), axis=1)
     leads = np.sum(table["evidence"].to_pylist(), axis=1)
     np.testing.assert_allclose(leads, scores[:, 2] - scores[:, 1], rtol=1e-9, atol=1e-12)
-
-
-def test_a_page_takes_one_prediction_apart(tmp_path, rng):
-    rows = [
-        f"{name},{x:.4f},{y:.4f},{k % 7}"
-        for k, name in enumerate("abcdefghijklmnop")
-        for x, y in rng.normal(size=(3, 2))
-    ]
-    (tmp_path / "sets.csv").write_text("\n".join(["set,x,y,target", *rows]))
-    fitted = runner.invoke(
-        app, ["fit", str(tmp_path / "sets.csv"), str(tmp_path / "model"), "--task", "regression"]
-    )
-    assert fitted.exit_code == 0, fitted.output
-    arguments = [
-        "explain",
-        str(tmp_path / "model"),
-        str(tmp_path / "sets.csv"),
-        "--out",
-        str(tmp_path / "page"),
-    ]
-    result = runner.invoke(app, [*arguments, "--set", "c"])
-    assert result.exit_code == 0, result.output
-    model = kh.load(tmp_path / "model")
-    found = kh.data.read_table(
-        tmp_path / "sets.csv", **dict(models.read_model(tmp_path / "model").schema.columns)
-    )
-    low, high = model.predict_interval(found.sets[2])[0]
-    assert f"predicts {model.predict(found.sets[2])[0]:.4g}. It was 2" in result.output
-    assert f"from {low:.4g} to {high:.4g} (jackknife+)" in result.output
-    page = (tmp_path / "page" / "report.html").read_text()
-    assert "Why set c is predicted so" in page
-    again = runner.invoke(app, [*arguments, "--set", "nobody", "--overwrite"])
-    assert again.exit_code == 2
-    assert "'nobody' is none of a, b" in again.output

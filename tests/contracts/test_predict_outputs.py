@@ -128,7 +128,7 @@ def test_a_sample_without_tokens_is_scored_as_one_token_of_zeros(shop):
 def test_explain_takes_the_options_that_messages_recommend(shop):
     """The second sample has no tokens."""
     places = [str(shop / name) for name in ("model", "in.csv")]
-    options = ["--tokens", str(shop / "bought.csv"), "--set", "5", "--out", str(shop / "page")]
+    options = ["--tokens", str(shop / "bought.csv"), "--set", "5"]
     refused = runner.invoke(app, ["explain", *places, *options])
     assert refused.exit_code == 2
     assert "--missing drop" in refused.output

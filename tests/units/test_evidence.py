@@ -82,20 +82,3 @@ def test_predict_writes_what_speaks_for_the_predicted_label(rare, bags, tmp_path
     assert table["evidence_against"].to_pylist() == [
         "none" if label == "witness" else "witness" for label in rare.predict(sets)
     ]
-
-
-def test_the_page_names_the_keys_for_the_label_and_those_against_it(rare, bags, tmp_path):
-    sets, _ = bags
-    kh.save(rare, tmp_path / "model")
-    write_parquet(tmp_path / "in.parquet", [sets])
-    (evidence,) = evidence_of_predictions(rare, sets[:1])
-    place = [str(tmp_path / name) for name in ("model", "in.parquet")]
-    result = runner.invoke(app, ["explain", *place, "--set", "0", "--out", str(tmp_path / "page")])
-    assert result.exit_code == 0, result.output
-    page = (tmp_path / "page" / "report.html").read_text()
-    n_for = int((evidence.keys[0] > 0).sum())
-    assert "What speaks for witness, and what for none" in page
-    assert f"{n_for} of 4 keys speak for witness" in page
-    assert f"Key 1 speaks most for it, {evidence.keys[0][0]:.4g}" in page
-    assert "Without any key" not in page
-    assert "The keys that speak for witness" in page

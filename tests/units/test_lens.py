@@ -13,11 +13,19 @@ import keyhole as kh
 from keyhole.cli._app import app
 from keyhole.data import Dataset
 from keyhole.lab.lens.costs import share_out
-from keyhole.lab.lens.findings import HeldOutCurve, LensConfig, Measured, difference, forecast
+from keyhole.lab.lens.findings import (
+    Findings,
+    HeldOutCurve,
+    LensConfig,
+    Measured,
+    difference,
+    forecast,
+    with_error,
+)
 from keyhole.lab.lens.fits import Gram, theory_curve
 from keyhole.lab.lens.look import look
 from keyhole.lab.lens.page import report_of
-from keyhole.lab.lens.problem import make_folds
+from keyhole.lab.lens.problem import make_folds, pose
 
 DIM, KEYS = 3, 4
 # the budget is far away, and no head distribution is learned unless a test is about that
@@ -346,7 +354,7 @@ def test_the_command(tmp_path, monkeypatch):
         query=data.sets.query,
         y=data.target,
     )
-    run = CliRunner().invoke(app, ["lens", "sets.npz", "--budget", "5", "--n-heads", "8", "--json"])
+    run = CliRunner().invoke(app, ["lens", "sets.npz", "--n-heads", "8", "--json"])
     assert run.exit_code == 0, run.output
     answer = json.loads(run.stdout)
     assert set(answer["answers"]) == {"attention", "query", "data", "heads"}
@@ -387,18 +395,41 @@ def test_samples_are_taken_apart(seed):
     assert len(section.blocks[0].rows) == 3 * len(found.examples)
 
 
-def test_the_recommended_settings_are_a_line_that_runs(seed):
-    """They are those of the chooser, which the estimators use: a fit with them chooses as they."""
+def test_the_best_row_is_recommended_and_its_line_has_its_error(seed):
+    """Fitted to the same folds, the estimator of the line has the error that the table says."""
     data = data_of(kh.targets.Correlation(1, DIM), seed, n=120)
     found = look(data, LensConfig("regression", n_heads=16, **QUIET))
-    line = found.recommendation
-    assert str(found).endswith(f"Settings to start from: {line}")
-    assert found.as_data()["recommendation"] == line
-    model = eval(line, {"kh": kh}).fit(data.sets, data.target)
-    settings = model.chosen_params_
-    assert line.startswith("kh.AttentionRegressor(heads=kh.GaussianHeads(")
-    for name in ("activation", "pooling", "scaling", "query"):
-        assert f"{name}={settings[name]!r}" in line
+    best = found.recommended
+    assert best.name == found.table[0]["learner"]
+    assert str(found).endswith(f"the best row, {best.name} ({with_error(best)}): {best.line}")
+
+    problem = pose(data, "regression", 120, 0)
+    losses = []
+    for k in best.losses:
+        train, test = problem.fold(k, 120)
+        model = eval(best.line, {"kh": kh})
+        model.fit(problem.sets[train], problem.columns[train, 0])
+        losses.append(problem.losses(test, model.predict(problem.sets[test])[:, None]))
+    assert np.concatenate(losses).mean() == pytest.approx(best.error, abs=2 * best.uncertainty)
+
+
+def test_what_is_recommended_is_the_best_row_whatever_it_is():
+    def row(name, family, error, line=""):
+        return Measured(name, family, "", line=line, at={10: {0: np.full(10, error)}})
+
+    constant = row("a constant guess", "constant", 0.52)
+    pooled = row("pooled statistics, ridge", "pooled", 0.2)
+    attention = row("attention", "attention", 0.31, line="kh.AttentionRegressor()")
+    config = LensConfig("regression")
+    for best, learners, words in (
+        (attention, [constant, attention], "attention (31 % ± 0 %): kh.AttentionRegressor()"),
+        (pooled, [constant, attention, pooled], "ridge (20.0 % ± 0 %): no attention"),
+        (constant, [constant], "a constant guess (52 % ± 0 %): nothing is learned here"),
+    ):
+        found = Findings(config, "ten sets", 10, learners=learners)
+        assert found.recommended is best
+        assert words in found.recommendation
+        assert words in str(found)
 
 
 def test_the_estimator_with_default_settings_is_among_the_learners(seed):
@@ -415,7 +446,7 @@ def test_the_estimator_with_default_settings_is_among_the_learners(seed):
     assert list(default.losses) == [0, 1]
     assert default.error < 0.2
     assert default.mean_measure("auc") > 0.9
-    assert eval(found.recommendation, {"kh": kh}).get_params()["keys"] in (8, "all")
+    assert default.line == "kh.AttentionClassifier()"
 
 
 def test_theory_predicts_the_learning_curve_from_the_gram_matrix(seed):

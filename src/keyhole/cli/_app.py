@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import errno
 import math
 import os
@@ -17,6 +16,7 @@ import numpy as np
 import typer
 from typer.core import TyperGroup
 
+from keyhole import vocabulary
 from keyhole._files import behind_links
 from keyhole.cli._output import echo, printable, refuse
 
@@ -80,39 +80,14 @@ def _explain_memory_error(error: MemoryError) -> str:
     return f"memory ran out{words}. Use fewer samples or smaller settings, or close other programs."
 
 
-PLAIN_ASCII = "keyhole_ascii"
-"""ASCII by another name: typer writes UTF-8 to terminals that call themselves ASCII, and they show
-signs that nobody can read."""
-
-
-def _plain_ascii(name: str) -> codecs.CodecInfo | None:
-    """The codec of `PLAIN_ASCII`, for `codecs.register`."""
-    if name != PLAIN_ASCII:
-        return None
-    ascii_codec = codecs.lookup("ascii")
-    return codecs.CodecInfo(
-        name=PLAIN_ASCII,
-        encode=ascii_codec.encode,
-        decode=ascii_codec.decode,
-        incrementalencoder=ascii_codec.incrementalencoder,
-        incrementaldecoder=ascii_codec.incrementaldecoder,
-    )
-
-
-codecs.register(_plain_ascii)
-
-
 class _Sentences(TyperGroup):
     """Ends every command with a sentence, be it the disk, a name, the terminal or Ctrl-C."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        # a terminal that knows no β shows its number
+        # an encoding that knows no β shows its number
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
-                encoding = stream.encoding
-                if codecs.lookup(encoding).name == "ascii":
-                    encoding = PLAIN_ASCII
-                stream.reconfigure(encoding=encoding, errors="backslashreplace")
+                stream.reconfigure(errors="backslashreplace")
         try:
             return super().main(*arguments, **options)
         except SystemExit as end:
@@ -273,6 +248,7 @@ def check_folder(folder: Path, *, overwrite: bool = True) -> None:
         )
 
 
+_AUTO = f"By default {vocabulary.AUTO}."
 KEYS_HELP = (
     "Columns that are the coordinates of a key, separated by commas [default: the column keys, or "
     "all columns that no other option names]."
@@ -324,15 +300,6 @@ MISSING_HELP = (
     "one of zeros), or impute [default: as the model was fitted]."
 )
 MissingAsFitted = Annotated[str | None, typer.Option(help=MISSING_HELP)]
-Unknown = Annotated[
-    str,
-    typer.Option(
-        help=(
-            "What to do with categories that the model does not know: error, or ignore (the value "
-            "then is in no category)."
-        )
-    ),
-]
 Groups = Annotated[
     str | None,
     typer.Option(help="Column of groups, such as patients: each is held out as a whole."),
@@ -361,6 +328,55 @@ Dim = Annotated[
         max=MAX_COUNT,
     ),
 ]
+NHeads = Annotated[
+    str | None,
+    typer.Option(help="Number of heads, or inf for the exact kernel, or auto [default: auto]."),
+]
+Heads = Annotated[
+    str | None,
+    typer.Option(
+        help=(
+            "What the query-key matrices, which score rows, are drawn from: "
+            f"{vocabulary.choices(vocabulary.HEADS)}. {_AUTO}"
+        )
+    ),
+]
+Alpha = Annotated[
+    str | None,
+    typer.Option(
+        help=(
+            "Ridge penalty α, the larger the smoother: a number, or loo for leave-one-out "
+            "[default: loo]."
+        )
+    ),
+]
+Activation = Annotated[
+    str | None,
+    typer.Option(
+        help=f"How scores become weights: {vocabulary.choices(vocabulary.ACTIVATIONS)}. {_AUTO}"
+    ),
+]
+Pooling = Annotated[
+    str | None,
+    typer.Option(
+        help=(
+            "How the rows of a set are put together: "
+            f"{vocabulary.choices(vocabulary.POOLINGS)}. {_AUTO}"
+        )
+    ),
+]
+Scaling = Annotated[
+    str | None,
+    typer.Option(
+        help=f"What is done to rows first: {vocabulary.choices(vocabulary.SCALINGS)}. {_AUTO}"
+    ),
+]
+MakeQuery = Annotated[
+    str | None,
+    typer.Option(
+        help=f"What rows are compared with: {vocabulary.choices(vocabulary.QUERIES)}. {_AUTO}"
+    ),
+]
 Task = Annotated[str, typer.Option(help="What to fit: auto, regression or classification.")]
 
 
@@ -385,7 +401,7 @@ def task_of(target: np.ndarray, task: str) -> str:
 
     Classification where it is text, yes or no, or a few whole numbers.
     """
-    from keyhole.lab.lens.look import TASKS, likely_task
+    from keyhole.estimators.classes import TASKS, likely_task
 
     if task not in TASKS:
         refuse(f"--task must be one of {', '.join(TASKS)}: got {task!r}.")

@@ -8,14 +8,15 @@ import sys
 import traceback
 import unicodedata
 from collections.abc import Sequence
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from keyhole.lab.report.document import Row
+if TYPE_CHECKING:
+    from keyhole.lab.report.document import Row
 
 # formatting characters that words and emoji are written with, and that do no harm
 JOINERS = "\u200c\u200d"

@@ -11,16 +11,24 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from keyhole import vocabulary
 from keyhole.cli._app import (
     MAX_SEED,
+    Activation,
+    Alpha,
     Data,
     Dim,
     Extras,
     Groups,
+    Heads,
     Keys,
+    MakeQuery,
     Missing,
+    NHeads,
+    Pooling,
     Query,
     ReferenceDate,
+    Scaling,
     SetId,
     Split,
     Target,
@@ -36,7 +44,6 @@ from keyhole.cli._app import (
     task_of,
 )
 from keyhole.cli._output import refuse, say
-from keyhole.lab.report.html import number
 
 _HELP = """Fit one attention layer to a table of sets and save it.
 
@@ -46,7 +53,6 @@ how the table was read. Settings that you do not pass are chosen on the training
 command prints the leave-one-out error, and the error on the samples that --time or --split holds
 out.
 """
-HEADS = ("auto", "zero-mean", "biased", "identity", "learned")
 
 
 @app.command(help=_HELP)
@@ -66,49 +72,13 @@ def fit(
     split: Split = None,
     reference_date: ReferenceDate = None,
     task: Task = "auto",
-    n_heads: Annotated[
-        str | None,
-        typer.Option(help="Number of heads, or inf for the exact kernel, or auto [default: auto]."),
-    ] = None,
-    heads: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "Head distribution: auto, zero-mean, biased, identity (with a strength that is "
-                "chosen) or learned [default: auto]."
-            )
-        ),
-    ] = None,
-    alpha: Annotated[
-        str | None,
-        typer.Option(help="Ridge penalty: a number, or loo for leave-one-out [default: loo]."),
-    ] = None,
-    activation: Annotated[
-        str | None,
-        typer.Option(help="auto, relu, softmax, linear, square, step or exp [default: auto]."),
-    ] = None,
-    pooling: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "How keys are combined: auto, mean, mean+size, mean+statistics, or sum for targets "
-                "that grow with the set [default: auto]."
-            )
-        ),
-    ] = None,
-    scaling: Annotated[
-        str | None,
-        typer.Option(help="Scaling of tokens: auto, none, sphere or standard [default: auto]."),
-    ] = None,
-    make_query: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "Query of sets: given, mean (of the keys), each (every key in turn) or auto "
-                "[default: auto]."
-            )
-        ),
-    ] = None,
+    n_heads: NHeads = None,
+    heads: Heads = None,
+    alpha: Alpha = None,
+    activation: Activation = None,
+    pooling: Pooling = None,
+    scaling: Scaling = None,
+    make_query: MakeQuery = None,
     seed: Annotated[int, typer.Option(help="Seed of the heads.", min=0, max=MAX_SEED)] = 0,
     overwrite: Annotated[bool, typer.Option(help="Replace MODEL if it is there.")] = False,
 ) -> None:
@@ -216,7 +186,8 @@ def head_distribution(name: str) -> Any:
         if name.isdecimal() or name == "inf":
             remedy = f" For the number of heads use --n-heads {name}."
         refuse(
-            f"--heads is the head distribution, one of {', '.join(HEADS)}: got {name!r}.{remedy}"
+            "--heads is the head distribution, one of auto, "
+            f"{', '.join(vocabulary.HEADS)}: got {name!r}.{remedy}"
         )
     return distributions[name]
 
@@ -259,20 +230,12 @@ def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: floa
         )
 
     # the model
-    rule = estimator.tokens_
-    distribution = estimator.heads_
-    heads = f"{estimator.n_heads_} heads"
-    if estimator.solver_ == "kernel":
-        heads = "the exact kernel"
-    say(
-        console,
-        f"{heads}, {distribution}; α {estimator.alpha_:.3g}; "
-        f"tokens: {rule.scaling}, query: {rule.query}, pooling: {rule.pooling}",
-    )
+    for line in _model_lines(estimator):
+        say(console, line)
 
     # its errors
     say(console, _leave_one_out_line(estimator, data, kind))
-    if getattr(distribution, "chosen", "") == "learned":
+    if getattr(estimator.heads_, "chosen", "") == "learned":
         say(
             console,
             "(the head distribution was learned from the same samples, so this leave-one-out error "
@@ -281,6 +244,36 @@ def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: floa
     if data.split is not None and len(data.test):
         say(console, _test_line(estimator, data, kind))
     say(console, f"{len(data.train)} sets in {seconds:.1f} s")
+
+
+def _model_lines(estimator: Any) -> list[str]:
+    """The settings of the fit, each with what it means."""
+    rule = estimator.tokens_
+    activation = estimator.layer_.activation
+    penalty = f"α {estimator.alpha_:.3g}, the larger the smoother"
+    if estimator.alpha == "loo":
+        penalty += " (chosen by leave-one-out)"
+    heads = f"{estimator.n_heads_} query-key matrices, which score rows"
+    if estimator.solver_ == "kernel":
+        heads = "infinitely many query-key matrices, which score rows (the exact kernel)"
+    settings = {
+        "heads": f"{heads}, {_heads_words(estimator.heads_)}",
+        "activation": f"{activation}: {vocabulary.ACTIVATIONS[activation]}",
+        "pooling": f"{rule.pooling}: {vocabulary.POOLINGS[rule.pooling]}",
+        "scaling": f"{rule.scaling}: {vocabulary.SCALINGS[rule.scaling]}",
+        "query": f"{rule.query}: {vocabulary.QUERIES[rule.query]}",
+        "penalty": penalty,
+    }
+    return [f"  {name:<10} {words}" for name, words in settings.items()]
+
+
+def _heads_words(distribution: Any) -> str:
+    """What heads are drawn from, in words and as Python writes it."""
+    if hasattr(distribution, "chosen"):
+        return vocabulary.HEADS[distribution.chosen]
+    has_mean = bool(np.any(np.asarray(distribution.mean) != 0.0))
+    kind = "biased" if has_mean else "zero-mean"
+    return f"{vocabulary.HEADS[kind]} ({distribution})"
 
 
 def _date_lines(data: Any) -> list[str]:
@@ -303,7 +296,7 @@ def _date_lines(data: Any) -> list[str]:
 
 def _leave_one_out_line(estimator: Any, data: Any, kind: str) -> str:
     """How well samples, or groups, are predicted that were left out; beside a constant guess."""
-    from keyhole.lab import scores
+    from keyhole.estimators import scores
 
     train = data.train
     method = "leave-one-out" if data.groups is None else "leave-one-group-out"
@@ -316,7 +309,7 @@ def _leave_one_out_line(estimator: Any, data: Any, kind: str) -> str:
         target = train.target[is_known]
         measures = scores.number_measures(target, predictions[is_known])
         return (
-            f"{method} RMSE {number(measures.rmse)}, R² {measures.r2:.3f}"
+            f"{method} RMSE {measures.rmse:.4g}, R² {measures.r2:.3f}"
             f"{_constant_rmse(target, train.target)}{_uncounted(is_known, n_held_out)}"
         )
 
@@ -338,7 +331,7 @@ def _leave_one_out_line(estimator: Any, data: Any, kind: str) -> str:
 def _constant_rmse(target: np.ndarray, training_target: np.ndarray) -> str:
     """The RMSE of the mean of the training samples, in words."""
     rmse = float(np.sqrt(np.square(target - training_target.mean(axis=0)).mean()))
-    return f"; a constant guess: RMSE {number(rmse)}"
+    return f"; a constant guess: RMSE {rmse:.4g}"
 
 
 def _uncounted(is_known: np.ndarray, n_held_out: int) -> str:
@@ -354,12 +347,12 @@ def _uncounted(is_known: np.ndarray, n_held_out: int) -> str:
 
 def _test_line(estimator: Any, data: Any, kind: str) -> str:
     """How well the test part of the data is predicted; beside a constant guess."""
-    from keyhole.lab import scores
+    from keyhole.estimators import scores
 
     test = data.test
     if kind == "regression":
         measures = scores.number_measures(test.target, estimator.predict(test.sets))
-        words = f"RMSE {number(measures.rmse)}, R² {measures.r2:.3f}"
+        words = f"RMSE {measures.rmse:.4g}, R² {measures.r2:.3f}"
         guess = _constant_rmse(test.target, data.train.target)
     else:
         # a class that the training part does not have is none of the columns

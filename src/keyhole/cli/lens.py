@@ -13,12 +13,14 @@ from rich.console import Console
 
 from keyhole.cli._app import (
     MAX_SEED,
+    Activation,
     Data,
     Dim,
     Extras,
     Groups,
     Keys,
     Missing,
+    Pooling,
     Query,
     ReferenceDate,
     SetId,
@@ -34,13 +36,14 @@ from keyhole.cli._app import (
     task_of,
 )
 from keyhole.cli._output import echo, echo_json, refuse, say, show_table
+from keyhole.vocabulary import ACTIVATIONS, POOLINGS
 
 _HELP = """What can one attention layer learn from this data?
 
 DATA is a table of sets (Parquet, Arrow, CSV with one row per token, npz), or the name digits, which
 comes with keyhole. The command fits learners on pooled input and attention layers side by side, as
-many as the budget allows. It says whether attention pays, whether the query matters, and whether
-more data or more heads would help.
+many as take a minute, by estimate. It says whether attention pays, whether the query matters, and
+whether more data or more heads would help.
 """
 
 
@@ -60,24 +63,12 @@ def lens(
     split: Split = None,
     reference_date: ReferenceDate = None,
     task: Task = "auto",
-    budget: Annotated[
-        float,
-        typer.Option(
-            help="Seconds that all fits together may take, predicted from the sizes of the data.",
-            min=5.0,
-            max=86400.0,
-        ),
-    ] = 60.0,
     n_heads: Annotated[
         int,
         typer.Option(help="Number of heads of the layers with finitely many.", min=1, max=100_000),
     ] = 256,
-    activation: Annotated[
-        str, typer.Option(help="auto, or relu, softmax, linear, square, step, exp.")
-    ] = "auto",
-    pooling: Annotated[
-        str, typer.Option(help="auto, or mean, mean+size, mean+statistics, sum.")
-    ] = "auto",
+    activation: Activation = None,
+    pooling: Pooling = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for the report [default: out/lens/NAME, a new one each time]."),
@@ -92,13 +83,10 @@ def lens(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Look, print, write."""
-    from keyhole.attention.activations import ACTIVATIONS
-    from keyhole.data.tokens import POOLINGS
-
-    if activation not in (*ACTIVATIONS, "auto"):
-        refuse(f"--activation must be auto or one of {', '.join(ACTIVATIONS)}: got {activation!r}.")
-    if pooling not in (*POOLINGS, "auto"):
-        refuse(f"--pooling must be auto or one of {', '.join(POOLINGS)}: got {pooling!r}.")
+    settings = {"activation": (activation, ACTIVATIONS), "pooling": (pooling, POOLINGS)}
+    for name, (value, known) in settings.items():
+        if value not in (None, "auto", *known):
+            refuse(f"--{name} must be auto or one of {', '.join(known)}: got {value!r}.")
     folder = _folder(data, out, overwrite) if report else None
 
     # read
@@ -127,10 +115,9 @@ def lens(
     # fit learners side by side, and write the report
     config = LensConfig(
         kind=kind,
-        budget=budget,
         n_heads=n_heads,
-        activation=activation,
-        pooling=pooling,
+        activation=activation or "auto",
+        pooling=pooling or "auto",
         seed=seed,
     )
     console = Console(stderr=True)
@@ -191,5 +178,4 @@ def _print(console: Console, findings: Any) -> None:
     for note in findings.skipped:
         say(console, f"(skipped) {note}")
     say(console, findings.settings)
-    if findings.recommendation:
-        say(console, f"Settings to start from: {findings.recommendation}")
+    say(console, f"Start from {findings.recommendation}")

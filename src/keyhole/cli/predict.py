@@ -17,7 +17,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from keyhole.cli._app import (
     INTERRUPTED,
-    MAX_COUNT,
     Dim,
     Keys,
     MissingAsFitted,
@@ -25,7 +24,6 @@ from keyhole.cli._app import (
     ReferenceDate,
     SetId,
     Tokens,
-    Unknown,
     app,
     check_output,
     refuse_error,
@@ -64,7 +62,6 @@ def predict(
     reference_date: ReferenceDate = None,
     set_id: SetId = None,
     missing: MissingAsFitted = None,
-    unknown: Unknown = "error",
     dim: Dim = None,
     keep: Annotated[
         list[str] | None, typer.Option("--id", help="Column to copy to OUT; may be repeated.")
@@ -79,20 +76,15 @@ def predict(
         ),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Add what each key adds to the prediction.")
+        bool,
+        typer.Option(
+            "--explain", help="Add what each key adds to the prediction, and the effect of columns."
+        ),
     ] = False,
     key_id: Annotated[
         str | None,
         typer.Option(
             "--key-id", help="Column that names the keys. OUT gets it as lists, in their order."
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Sets that are predicted at a time [default: about 32 MiB of them].",
-            min=1,
-            max=MAX_COUNT,
         ),
     ] = None,
     overwrite: Annotated[
@@ -125,6 +117,13 @@ def predict(
         if proba and not hasattr(saved.estimator, "predict_proba"):
             refuse(f"--proba needs a classifier: {model} holds a {type(saved.estimator).__name__}.")
         _check_interval(saved, interval)
+        has_columns = bool(saved.schema.columns)
+        if explain and has_columns and not hasattr(saved.estimator, "training_"):
+            echo(
+                "note: there are no effects of columns: they are measured from the means of the "
+                "training samples, which the model does not have. Save it with keep='all'.",
+                err=True,
+            )
 
         # the sets, read as those that the model was fitted to
         sets = open_data(
@@ -137,8 +136,6 @@ def predict(
             missing=missing,
             dim=dim,
             schema=saved.schema,
-            unknown=unknown,
-            batch_size=batch_size,
         )
         sets.layout = replace(sets.layout, key_id=key_id)
 
@@ -203,7 +200,7 @@ def _check_interval(saved: SavedModel, interval: float | None) -> None:
 def _warn_of_novelty(out: Path) -> None:
     """Say how many sets are unlike those of training."""
     from keyhole.data.outputs import output_format, written_column
-    from keyhole.lab.explain import NOVEL
+    from keyhole.estimators.evidence import NOVEL
 
     novelty = written_column(out, "novelty", output_format(out))
     count = int((novelty > NOVEL).sum())
@@ -225,13 +222,10 @@ def _job(model: Path, work: _Work) -> dict[str, Any]:
     for path in work.sets.files:
         status = path.stat()
         files.append([path.name, status.st_size, status.st_mtime_ns])
-    columns = list(work.sets.layout.options)
-    if work.sets.layout.unknown == "ignore":
-        columns.append(("unknown", "ignore"))
     job: dict[str, Any] = {
         "model": hashlib.sha256(model.read_bytes()).hexdigest(),
         "input": files,
-        "columns": columns,
+        "columns": list(work.sets.layout.options),
         "copied": work.copied,
         "probabilities": work.proba,
     }
@@ -372,15 +366,25 @@ class _Work:
         return columns
 
     def explanations(self, sets: Any) -> dict[str, np.ndarray]:
-        """What each key and each sample-level feature says for the prediction.
+        """What each key and each sample-level feature says for the prediction; effects of columns.
 
         In the order of the keys, each with an equal share of the intercept: see
         `keyhole.estimators.evidence`. Of a classifier, positive numbers speak for the label that
         was predicted and negative ones for the one beside it; of several outputs a column for each.
         """
-        from keyhole.estimators.evidence import evidence_of_predictions
+        from keyhole.estimators.evidence import (
+            effects_of_columns,
+            evidence_of_predictions,
+            table_columns,
+        )
 
-        evidence_of_outputs = evidence_of_predictions(self.model.estimator, sets)
+        fitted = self.model.estimator
+        evidence_of_outputs = evidence_of_predictions(fitted, sets)
+        table = []
+        effects_of_outputs = None
+        if self.model.schema.columns:
+            table = table_columns(self.model.schema, sets)
+            effects_of_outputs = effects_of_columns(fitted, sets, table, evidence_of_outputs)
         columns = {}
         for j, evidence in enumerate(evidence_of_outputs):
             suffix = ""
@@ -391,6 +395,10 @@ class _Work:
                 columns["evidence_against"] = evidence.others
             if evidence.extras.shape[1]:
                 columns[f"extras_evidence{suffix}"] = lists(evidence.extras)
+            if effects_of_outputs is not None:
+                for column, effects in zip(table, effects_of_outputs[j].T, strict=True):
+                    of_query = "query_" if column.of == "query" else ""
+                    columns[f"effect_{of_query}{column.name}{suffix}"] = effects
         return columns
 
 

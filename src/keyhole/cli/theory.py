@@ -11,7 +11,6 @@ from rich.console import Console
 
 from keyhole.cli._app import MAX_COUNT, answer_or_exit, app, check_folder, read_n_heads
 from keyhole.cli._output import echo, echo_json, refuse, say, show_table
-from keyhole.lab.report.html import number
 
 if TYPE_CHECKING:
     from keyhole.lab.theory_report import TheoryQuestion
@@ -169,7 +168,7 @@ def _print_report(console: Console, report: dict[str, Any], settings: str) -> No
 
     target = report["target"]
     say(console, f"target  {target['expanded']}    (averaged over the keys)")
-    say(console, f"        {settings}; Var f* = {number(target['variance'])}")
+    say(console, f"        {settings}; Var f* = {target['variance']:.4g}")
     for table in tables(report):
         show_table(console, table.title, table.rows)
         for line in table.note.splitlines():

@@ -563,8 +563,7 @@ def _refuse_unknown_categories(
     raise SchemaError(
         f"column {coding.column!r} must hold categories that were there before: {place.row(row)} "
         f"says {different[rows[row]]!r:.60}, known are {categories}. "
-        "Correct it, or have it read as none of them with unknown='ignore' "
-        "(--unknown ignore)."
+        "Correct it, or have it read as none of them with unknown='ignore' (in Python)."
     )
 
 

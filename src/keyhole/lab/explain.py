@@ -1,252 +1,285 @@
-"""One prediction taken apart.
+"""One prediction taken apart: which columns of the table made it, and which rows of the set.
 
-A page with its keys as bars, its query, its interval and how novel it is.
+The effect of a column, and what a row adds, are those of `keyhole.estimators.evidence`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-import platform
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from keyhole import __version__
-from keyhole.estimators.evidence import Evidence, evidence_of_predictions
-from keyhole.lab.report.document import Chart, Report, Row, Scalar, Section, Series, Table, Verdict
+from keyhole._files import write_whole
+from keyhole.data.schema import Schema
+from keyhole.estimators.evidence import (
+    NOVEL,
+    Evidence,
+    effects_of_columns,
+    evidence_of_predictions,
+    table_columns,
+)
+from keyhole.lab.written import MISSING, WrittenSet, as_text
 
-MAX_KEYS_LISTED = 200
-"""Keys in the table of a page, those that add most first; the chart and its rows have all."""
-MAX_COORDINATES_LISTED = 12
-NOVEL = 0.99
-"""Novelty above which a sample is named. By construction one in a hundred ordinary samples is as
-far out, so that a single one proves no extrapolation.
-"""
-
-
-def steps(name: str, values: Sequence[float], role: str, hover: Sequence[str]) -> list[Series]:
-    """Values as bars of width 0.8 around 1, 2, …: an area with its outline.
-
-    >>> [series.look for series in steps("adds", [1.0, -0.5], "attention", ["a", "b"])]
-    ['band', 'thin']
-    >>> steps("adds", [1.0], "attention", ["a"])[1].x
-    [0.6, 0.6, 1.4, 1.4]
-    """
-    x = [k + side for k in range(1, len(values) + 1) for side in (-0.4, -0.4, 0.4, 0.4)]
-    y = [level for value in values for level in (0.0, float(value), float(value), 0.0)]
-    words = [text for text in hover for _ in range(4)]
-    area = Series(
-        name, x, y, [min(v, 0.0) for v in y], [max(v, 0.0) for v in y], "band", role, words
-    )
-    return [area, Series(name, x, y, look="thin", role=role, hover=words)]
-
-
-def explanation(
-    model: Any, sample: Any, name: str, names: Sequence[str], truth: Any, coverage: float
-) -> Report:
-    """The report on one sample, a batch of one, under a fitted attention or norm-ball estimator.
-
-    ``names`` are those of coordinates, ``truth`` is the outcome, None where nobody knows it.
-    """
-    # what every key says, a section for each output
-    keys = sample.sets.tokens
-    coordinates = list(names)
-    if len(coordinates) != keys.shape[1]:
-        coordinates = [f"x{j}" for j in range(keys.shape[1])]
-    evidence_of_outputs = evidence_of_predictions(model, sample)
-    sections = []
-    for number, evidence in enumerate(evidence_of_outputs):
-        if evidence.labels is not None:
-            words = _words_of_labels(evidence)
-        else:
-            words = _words_of_numbers(evidence, number, len(evidence_of_outputs))
-        sections.append(_section(words, evidence, keys, coordinates))
-
-    # the prediction, and how sure it is
-    sureness, numbers = _sureness(model, sample, coverage)
-    lead = f"The model predicts {_text(model.predict(sample)[0])}."
-    if truth is not None:
-        lead += f" It was {_text(truth)}."
-    lead += f" {sureness}"
-
-    # the query
-    if sample.query is not None:
-        rows: list[Row] = [
-            {"set": i, **{f"x{j}": float(v) for j, v in enumerate(q[:MAX_COORDINATES_LISTED])}}
-            for i, q in enumerate(sample.query)
-        ]
-        table = Table("query", "The query", rows, note=_more(sample.query.shape[1], "coordinates"))
-        sections.append(
-            Section("query", "What was asked", "The scores of keys depend on the query.", [table])
-        )
-    provenance = {
-        "keyhole": __version__,
-        "Python": platform.python_version(),
-        "model": type(model).__name__,
-        **numbers,
-    }
-    return Report(f"Why {name} is predicted so", lead, sections, provenance)
+MAX_ROWS = 10
+"""Rows that are listed, those of largest contribution; `keyhole predict --explain` writes all."""
+MAX_CATEGORIES = 3
+MAX_NUMBERS = 3
+MAX_LABEL = 50
+"""Characters of a label in a picture, which has room for no more."""
 
 
 @dataclass(frozen=True)
-class _Words:
-    """How a section speaks of its numbers: its titles, and the sentence that sums it up."""
+class ColumnEffect:
+    """A column of the table, what the set has in it, and its effect."""
 
-    title: str
-    of_chart: str
-    of_positive: str
-    of_negative: str
+    name: str
+    values: str
+    effect: float
+
+
+@dataclass(frozen=True)
+class RowPart:
+    """A row of the set, what it adds, and its values, by the names of columns."""
+
+    row: str
+    adds: float
+    values: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one output of a prediction is made of: columns and rows, the largest first.
+
+    Attributes
+    ----------
+    speaks : str
+        What a number is added to: "for left, against stayed", or "to the prediction".
+    of_rows : str
+        What the rows are rows of, and how many there are.
+    columns : list of ColumnEffect
+        Empty where the model has no training samples, whose means effects are measured from.
+    """
+
+    speaks: str
+    of_rows: str
+    columns: list[ColumnEffect]
+    rows: list[RowPart]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A prediction in words, and an account for each of its outputs."""
+
+    name: str
     sentence: str
+    accounts: list[Account] = field(default_factory=list)
 
 
-def _words_of_labels(evidence: Evidence) -> _Words:
-    """Positive numbers speak for the label that was predicted, negative ones for another."""
-    assert evidence.labels is not None
-    assert evidence.others is not None
-    label = _text(evidence.labels[0])
-    other = _text(evidence.others[0])
-    parts = evidence.keys[0]
-    best = int(np.argmax(parts))
-    worst = int(np.argmin(parts))
-    n_for = int((parts > 0).sum())
-    n_against = int((parts < 0).sum())
+def explain_prediction(
+    model: Any,
+    sample: Any,
+    schema: Schema,
+    written: WrittenSet | None,
+    name: str,
+    truth: Any,
+    coverage: float,
+) -> Explanation:
+    """Take apart the prediction of one sample, a batch of one, under a fitted estimator.
 
-    # counts, then the one key that says most on either side
-    sentence = (
-        f"{n_for} of {len(parts)} keys speak for {label} ({parts[parts > 0].sum():.4g} in all), "
-        f"{n_against} for {other} ({parts[parts < 0].sum():.4g}){_sum_of_extras(evidence)}: "
-        f"{_total(evidence):.4g} for {label}."
-    )
-    if n_for:
-        sentence += f" Key {best + 1} speaks most for it, {parts[best]:.4g}."
-    if n_against:
-        sentence += f" Key {worst + 1} speaks most against it, {parts[worst]:.4g}."
-    return _Words(
-        title=f"What speaks for {label}, and what for {other}",
-        of_chart=f"How much each key speaks for {label}",
-        of_positive=f"The keys that speak for {label}",
-        of_negative=f"The keys that speak for {other}",
-        sentence=sentence,
-    )
+    ``written`` is the set as its file writes it, None for data without columns; ``truth`` is the
+    outcome, None where nobody knows it.
+    """
+    # the prediction, and how sure it is
+    sentence = f"The model predicts {_words(model.predict(sample)[0])} for {name}."
+    if truth is not None:
+        sentence += f" It was {_words(truth)}."
+    sentence += _sureness(model, sample, coverage)
+
+    # its columns and its rows
+    columns = table_columns(schema, sample)
+    if written is None:
+        written = _numbers_as_written(sample, columns)
+    evidence_of_outputs = evidence_of_predictions(model, sample)
+    effects_of_outputs = effects_of_columns(model, sample, columns, evidence_of_outputs)
+    accounts = []
+    for number, evidence in enumerate(evidence_of_outputs):
+        effects: list[ColumnEffect] = []
+        if effects_of_outputs is not None:
+            for column, effect in zip(columns, effects_of_outputs[number][0], strict=True):
+                label = column.name if column.of != "query" else f"{column.name} (query)"
+                if column.of == "rows":
+                    values = summary(written.rows.get(column.name, []))
+                else:
+                    values = written.sample.get(column.name, "")
+                effects.append(ColumnEffect(name=label, values=values, effect=float(effect)))
+        effects.sort(key=lambda one: -abs(one.effect))
+        accounts.append(
+            Account(
+                speaks=_speaks(evidence, number, len(evidence_of_outputs)),
+                of_rows=f"{len(written.numbers)} rows, of {written.source}",
+                columns=effects,
+                rows=_strongest_rows(evidence, written, [one.name for one in effects]),
+            )
+        )
+    return Explanation(name=name, sentence=sentence, accounts=accounts)
 
 
-def _words_of_numbers(evidence: Evidence, output: int, n_outputs: int) -> _Words:
-    """Numbers add up to the prediction."""
-    title = "What the keys add"
+def _numbers_as_written(sample: Any, columns: Sequence[Any]) -> WrittenSet:
+    """Data without columns: its keys and their coordinates, as numbers."""
+    sets = sample.sets
+    rows = {}
+    values = {}
+    for column in columns:
+        if column.of == "rows":
+            rows[column.name] = [_list_words(key[column.coordinates]) for key in sets.tokens]
+        elif column.of == "query":
+            values[column.name] = _list_words(sets.query[0, column.coordinates])
+        else:
+            values[column.name] = _list_words(sample.extras[0, column.coordinates])
+    return WrittenSet("the set", list(range(len(sets.tokens))), rows, values)
+
+
+def _list_words(numbers: np.ndarray) -> str:
+    """The numbers of a column of lists in one row, the first of them."""
+    words = ", ".join(as_text(float(number)) for number in numbers[:MAX_NUMBERS])
+    return words if len(numbers) <= MAX_NUMBERS else f"{words}, …"
+
+
+def summary(cells: Sequence[str]) -> str:
+    """What the rows of a set have in one column: a range of numbers or dates, or counts of text.
+
+    >>> summary(["3", "12", "-1"]), summary(["web", "app", "web"]), summary(["–", "2.5"])
+    ('-1 to 12', 'web 2×, app', '2.5, – 1×')
+    >>> summary(["2024-11-05", "2024-02-01"])
+    '2024-02-01 to 2024-11-05'
+    """
+    present = [cell for cell in cells if cell != MISSING]
+    ordered = _in_order(present)
+    if ordered is None or not present:
+        counts = Counter(cells).most_common()
+        words = ", ".join(
+            cell if count == 1 else f"{cell} {count}×" for cell, count in counts[:MAX_CATEGORIES]
+        )
+        return words if len(counts) <= MAX_CATEGORIES else f"{words}, …"
+    words = ordered[0]
+    if ordered[-1] != ordered[0]:
+        words += f" to {ordered[-1]}"
+    n_missing = len(cells) - len(present)
+    return words if not n_missing else f"{words}, {MISSING} {n_missing}×"
+
+
+def _in_order(cells: Sequence[str]) -> list[str] | None:
+    """Numbers, or dates, by size; None of other texts."""
+    kinds: tuple[Callable[[str], Any], ...] = (float, datetime.fromisoformat)
+    for kind in kinds:
+        with contextlib.suppress(ValueError):
+            return sorted(cells, key=kind)
+    return None
+
+
+def _speaks(evidence: Evidence, output: int, n_outputs: int) -> str:
+    """What positive numbers do."""
+    if evidence.labels is not None and evidence.others is not None:
+        return f"for {_words(evidence.labels[0])}, against {_words(evidence.others[0])}"
     if n_outputs > 1:
-        title += f" to output {output}"
+        return f"to output {output}"
+    return "to the prediction"
+
+
+def _strongest_rows(
+    evidence: Evidence, written: WrittenSet, order_of_columns: Sequence[str]
+) -> list[RowPart]:
+    """The rows of largest contribution, their columns by the effects of these."""
     parts = evidence.keys[0]
-    best = int(np.argmax(parts))
-    worst = int(np.argmin(parts))
-    sentence = (
-        f"The {len(parts)} keys add {parts.sum():.4g}{_sum_of_extras(evidence)}: "
-        f"{_total(evidence):.4g} in all. Key {best + 1} adds most, {parts[best]:.4g}; "
-        f"key {worst + 1} least, {parts[worst]:.4g}."
+    names = sorted(
+        written.rows,
+        key=lambda name: order_of_columns.index(name) if name in order_of_columns else 0,
     )
-    return _Words(
-        title=title,
-        of_chart="What each key adds to the prediction",
-        of_positive="The keys that raise the prediction",
-        of_negative="The keys that lower the prediction",
-        sentence=sentence,
-    )
-
-
-def _sum_of_extras(evidence: Evidence) -> str:
-    """What all extras add, in words; nothing where there are none."""
-    if evidence.extras.shape[1] == 0:
-        return ""
-    return f", its extras add {evidence.extras[0].sum():.4g}"
-
-
-def _total(evidence: Evidence) -> float:
-    """What all keys and extras say together."""
-    return float(evidence.keys[0].sum() + evidence.extras[0].sum())
-
-
-def _section(words: _Words, evidence: Evidence, keys: np.ndarray, names: list[str]) -> Section:
-    """A chart of all keys, and tables of those on either side, the strongest first."""
-    parts = evidence.keys[0]
-    rows: list[dict[str, Scalar]] = [
-        {"key": k + 1, "adds": float(c), **{n: float(v) for n, v in zip(names, key, strict=True)}}
-        for k, (c, key) in enumerate(zip(parts, keys, strict=True))
+    strongest = np.argsort(-np.abs(parts), kind="stable")[:MAX_ROWS]
+    return [
+        RowPart(
+            row=str(written.numbers[k]),
+            adds=float(parts[k]),
+            values={name: written.rows[name][k] for name in names},
+        )
+        for k in strongest
     ]
-    shown = [
-        ", ".join(f"{n} {v:.3g}" for n, v in list(zip(names, key, strict=True))[:4]) for key in keys
-    ]
-    chart = Chart(
-        name="keys",
-        title=words.of_chart,
-        x_label="key",
-        y_label="adds",
-        series=steps("keys", parts.tolist(), "attention", shown),
-        rows=rows,
-    )
-    blocks: list[Chart | Table] = [chart]
-
-    # the keys on either side
-    strongest_first = np.argsort(-np.abs(parts), kind="stable")
-    positive = [k for k in strongest_first if parts[k] >= 0][:MAX_KEYS_LISTED]
-    negative = [k for k in strongest_first if parts[k] < 0][:MAX_KEYS_LISTED]
-    sides = (("positive", words.of_positive, positive), ("negative", words.of_negative, negative))
-    for slug, title, numbers in sides:
-        listed: list[Row] = [
-            dict(list(rows[k].items())[: 2 + MAX_COORDINATES_LISTED]) for k in numbers
-        ]
-        if listed:
-            blocks.append(Table(slug, title, listed, note=_more(len(names), "coordinates")))
-    if evidence.extras.shape[1]:
-        columns: list[Row] = [
-            {"column": j, "adds": float(v)} for j, v in enumerate(evidence.extras[0])
-        ]
-        blocks.append(Table("extras", "What its extras add", columns))
-    claim = (
-        "A layer is a sum over keys, so that these numbers add up exactly; every key has an equal "
-        "share of the intercept. They say how this model made this prediction, and nothing about "
-        "causes; whether one is also what would be missing without its key depends on the pooling "
-        "(see model.contributions, which leaves the intercept out)."
-    )
-    return Section("keys", words.title, claim, blocks, Verdict("information", words.sentence))
 
 
-def _sureness(model: Any, sample: Any, coverage: float) -> tuple[str, dict[str, str]]:
-    """Interval or set, and novelty, in words; nothing where a model has neither."""
+def _sureness(model: Any, sample: Any, coverage: float) -> str:
+    """Interval or set of labels, and novelty, in words; nothing where a model has neither."""
     method = getattr(model, "interval_method", None)
     if method is None:
-        return "", {}
+        return ""
     if hasattr(model, "classes_"):
         labels = model.classes_[model.predict_set(sample, coverage)[0]]
-        says = (
-            f"Labels that are plausible at {coverage:.0%}: "
-            f"{', '.join(map(_text, labels)) or 'none'} ({method})."
-        )
+        plausible = ", ".join(_words(label) for label in labels) or "none"
+        words = f" Labels that are plausible at {coverage:.0%}: {plausible} ({method})."
     else:
         ends = model.predict_interval(sample, coverage).reshape(-1, 2)
         spans = "; ".join(f"from {low:.4g} to {high:.4g}" for low, high in ends)
-        says = f"At {coverage:.0%} coverage the outcome is expected {spans} ({method})."
+        words = f" At {coverage:.0%} coverage the outcome is expected {spans} ({method})."
     if hasattr(model, "training_"):
         novelty = float(model.novelty(sample)[0])
-        says += f" Its novelty is {novelty:.2f}, a rank among the training sets"
-        says += (
-            ": one in a hundred ordinary sets is as far out; the model may extrapolate."
-            if novelty > NOVEL
-            else "."
-        )
-    return says, {"coverage": f"{coverage:g}", "intervals": method}
+        words += f" Its novelty is {novelty:.2f}, a rank among the training sets"
+        if novelty > NOVEL:
+            words += ": one in a hundred ordinary sets is as far out; the model may extrapolate."
+        else:
+            words += "."
+    return words
 
 
-def _text(value: Any) -> str:
+def _words(value: Any) -> str:
+    """A label, or numbers to four digits."""
     numbers = np.ravel(value)
     if numbers.dtype.kind == "f":
         return ", ".join(f"{v:.4g}" if math.isfinite(v) else str(v) for v in numbers)
     return ", ".join(str(v) for v in numbers)
 
 
-def _more(count: int, what: str) -> str:
-    return (
-        f"The first {MAX_COORDINATES_LISTED} of {count} {what}."
-        if count > MAX_COORDINATES_LISTED
-        else ""
+def save_picture(explanation: Explanation, path: Path, *, overwrite: bool) -> None:
+    """Draw the columns and the rows as bars, into a file whose ending says the format."""
+    from matplotlib.figure import Figure
+
+    # a row of two panels for each output: columns on the left, rows on the right
+    accounts = explanation.accounts
+    height = max(max(len(account.columns), len(account.rows)) for account in accounts)
+    figure = Figure(figsize=(11, (0.32 * height + 1.1) * len(accounts) + 0.4), layout="constrained")
+    figure.suptitle(_label(explanation.name))
+    panels = figure.subplots(len(accounts), 2, squeeze=False)
+    for (of_columns, of_rows), account in zip(panels, accounts, strict=True):
+        labels = [f"{one.name}: {one.values}" for one in account.columns]
+        _draw_bars(of_columns, labels, [one.effect for one in account.columns])
+        of_columns.set(title="columns", xlabel=_label(f"effect {account.speaks}"))
+        labels = [f"{one.row}: {', '.join(list(one.values.values())[:4])}" for one in account.rows]
+        _draw_bars(of_rows, labels, [one.adds for one in account.rows])
+        of_rows.set(title=_label(account.of_rows), xlabel=_label(f"adds {account.speaks}"))
+
+    # the whole file or none
+    file_format = path.suffix.lower().removeprefix(".")
+    write_whole(
+        lambda draft: figure.savefig(draft, format=file_format, dpi=150), path, overwrite=overwrite
     )
+
+
+def _draw_bars(ax: Any, labels: Sequence[str], values: Sequence[float]) -> None:
+    """Bars from zero, the first on top."""
+    colours = ["tab:blue" if value >= 0 else "tab:red" for value in values]
+    ax.barh(range(len(values)), values, color=colours)
+    ax.set_yticks(range(len(values)), [_label(label) for label in labels])
+    ax.axvline(0.0, color="0.6", lw=0.8)
+    ax.invert_yaxis()
+
+
+def _label(text: str) -> str:
+    """A text that can be drawn: of one line, without control characters; $ starts no formula."""
+    if not text.isprintable():
+        text = text.encode("unicode_escape").decode("ascii")
+    return text[:MAX_LABEL].replace("$", r"\$")

@@ -820,8 +820,9 @@ def looked(content: bytes, query: dict[str, str]) -> Report:
         )
 
     # what is expensive to import waits until there is something to look at
+    from keyhole.estimators.classes import likely_task
     from keyhole.lab.lens.findings import LensConfig
-    from keyhole.lab.lens.look import likely_task, look
+    from keyhole.lab.lens.look import look
     from keyhole.lab.lens.page import report_of
 
     config = LensConfig(
