@@ -70,7 +70,7 @@ ACTIVATIONS: dict[str, Activation] = {
             is_pointwise=True,
             has_moment=True,
             power=1,
-            help="max(s, 0): the paper's",
+            help="each row weighs its score where that is positive",
         ),
         Activation(
             name="linear",
@@ -79,7 +79,7 @@ ACTIVATIONS: dict[str, Activation] = {
             is_pointwise=True,
             has_moment=True,
             power=1,
-            help="s itself",
+            help="each row weighs its score",
         ),
         Activation(
             name="square",
@@ -88,7 +88,7 @@ ACTIVATIONS: dict[str, Activation] = {
             is_pointwise=True,
             has_moment=True,
             power=2,
-            help="s²",
+            help="each row weighs the square of its score",
         ),
         Activation(
             name="step",
@@ -97,7 +97,7 @@ ACTIVATIONS: dict[str, Activation] = {
             is_pointwise=True,
             has_moment=True,
             power=0,
-            help="1 where s > 0",
+            help="each row of positive score weighs the same",
         ),
         Activation(
             name="exp",
@@ -106,7 +106,7 @@ ACTIVATIONS: dict[str, Activation] = {
             is_pointwise=True,
             has_moment=True,
             power=0,
-            help="e^s",
+            help="each row weighs the exponential of its score",
         ),
         Activation(
             name="softmax",
@@ -115,7 +115,7 @@ ACTIVATIONS: dict[str, Activation] = {
             is_pointwise=False,
             has_moment=False,
             power=0,
-            help="weights that add up to one over the set",
+            help="the weights of the rows of a set sum to one",
         ),
     )
 }
@@ -153,11 +153,26 @@ class Pooling:
 POOLINGS: dict[str, Pooling] = {
     pooling.name: pooling
     for pooling in (
-        Pooling("mean", False, True, "", "averages the rows"),
-        Pooling("mean+size", False, True, "size", "averages, and has the number of rows"),
-        Pooling("mean+statistics", False, True, "statistics", "averages, and has spread and range"),
-        Pooling("sum", True, True, "", "adds the rows up: for targets that grow with the set"),
+        Pooling("mean", False, True, "", "the mean over rows"),
+        Pooling("mean+size", False, True, "size", "the mean over rows, and their number"),
+        Pooling("mean+statistics", False, True, "statistics", "the mean over rows, their spread and range"),
+        Pooling("sum", True, True, "", "the sum over rows, for targets that grow with the set"),
         Pooling("statistics", False, False, "quantiles", "statistics of the rows, without heads"),
         Pooling("extras", False, False, "", "the sample-level features alone"),
     )
 }
+
+
+SCALINGS: dict[str, str] = {
+    "none": "rows as they are",
+    "sphere": "each row divided by its length",
+    "standard": "each column centred and divided by its spread",
+}
+"""Settings of ``scaling``: what is done to rows first."""
+
+QUERIES: dict[str, str] = {
+    "given": "the query of the set, or a constant where it has none",
+    "mean": "the mean of its rows",
+    "each": "each row in turn",
+}
+"""Settings of ``query``: what scores compare a row with."""

@@ -7,7 +7,7 @@ import math
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -16,9 +16,9 @@ import numpy as np
 import typer
 from typer.core import TyperGroup
 
-from keyhole import vocabulary
 from keyhole._files import behind_links
 from keyhole.cli._output import echo, printable, refuse
+from keyhole.registry import ACTIVATIONS, POOLINGS, QUERIES, SCALINGS
 
 if TYPE_CHECKING:
     from keyhole.data.layout import Dataset, TableOptions
@@ -248,7 +248,26 @@ def check_folder(folder: Path, *, overwrite: bool = True) -> None:
         )
 
 
-_AUTO = f"By default {vocabulary.AUTO}."
+_AUTO = "By default several are tried and combined."
+HEADS = {
+    "zero-mean": "drawn at random around zero",
+    "biased": "drawn around the identity: rows like the query score high",
+    "learned": "drawn around matrices that are learned from the training sets",
+}
+"""Settings of --heads: what the query-key matrices, which score rows, are drawn from."""
+
+
+def _choices(values: Mapping[str, Any]) -> str:
+    """Values and their words, for the help of an option.
+
+    >>> _choices({"none": "rows as they are"})
+    'none (rows as they are)'
+    """
+    words = {name: getattr(value, "help", value) for name, value in values.items()}
+    return ", ".join(f"{name} ({text})" for name, text in words.items())
+
+
+
 KEYS_HELP = (
     "Columns that are the coordinates of a key, separated by commas [default: the column keys, or "
     "all columns that no other option names]."
@@ -337,7 +356,7 @@ Heads = Annotated[
     typer.Option(
         help=(
             "What the query-key matrices, which score rows, are drawn from: "
-            f"{vocabulary.choices(vocabulary.HEADS)}. {_AUTO}"
+            f"{_choices(HEADS)}. {_AUTO}"
         )
     ),
 ]
@@ -353,7 +372,7 @@ Alpha = Annotated[
 Activation = Annotated[
     str | None,
     typer.Option(
-        help=f"How scores become weights: {vocabulary.choices(vocabulary.ACTIVATIONS)}. {_AUTO}"
+        help=f"How scores become weights: {_choices(ACTIVATIONS)}. {_AUTO}"
     ),
 ]
 Pooling = Annotated[
@@ -361,20 +380,20 @@ Pooling = Annotated[
     typer.Option(
         help=(
             "How the rows of a set are put together: "
-            f"{vocabulary.choices(vocabulary.POOLINGS)}. {_AUTO}"
+            f"{_choices(POOLINGS)}. {_AUTO}"
         )
     ),
 ]
 Scaling = Annotated[
     str | None,
     typer.Option(
-        help=f"What is done to rows first: {vocabulary.choices(vocabulary.SCALINGS)}. {_AUTO}"
+        help=f"What is done to rows first: {_choices(SCALINGS)}. {_AUTO}"
     ),
 ]
 MakeQuery = Annotated[
     str | None,
     typer.Option(
-        help=f"What rows are compared with: {vocabulary.choices(vocabulary.QUERIES)}. {_AUTO}"
+        help=f"What rows are compared with: {_choices(QUERIES)}. {_AUTO}"
     ),
 ]
 Task = Annotated[str, typer.Option(help="What to fit: auto, regression or classification.")]

@@ -11,7 +11,6 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from keyhole import vocabulary
 from keyhole.cli._app import (
     MAX_SEED,
     Activation,
@@ -24,6 +23,7 @@ from keyhole.cli._app import (
     Keys,
     MakeQuery,
     Missing,
+    HEADS,
     NHeads,
     Pooling,
     Query,
@@ -44,13 +44,14 @@ from keyhole.cli._app import (
     task_of,
 )
 from keyhole.cli._output import refuse, say
+from keyhole.registry import ACTIVATIONS, POOLINGS, QUERIES, SCALINGS
 
-_HELP = """Fit one attention layer to a table of sets and save it.
+_HELP = """Fit attention layers to a table of sets and save them.
 
 DATA is a table with one row per token, or with one row per set and list columns. Text, dates and
 booleans become numbers. MODEL is the file to write, for kh.load and keyhole predict. It also stores
-how the table was read. Settings that you do not pass are chosen on the training samples. The
-command prints the leave-one-out error, and the error on the samples that --time or --split holds
+how the table was read. Layers with the settings that you leave open are fitted and combined. The
+command prints the error on samples that were left out, and the error on the samples that --time or --split holds
 out.
 """
 
@@ -178,7 +179,6 @@ def head_distribution(name: str) -> Any:
         "auto": None,
         "zero-mean": kh.GaussianHeads(),
         "biased": kh.GaussianHeads(mean=1.0),
-        "identity": kh.IdentityHeads(),
         "learned": kh.LearnedHeads(),
     }
     if name not in distributions:
@@ -187,7 +187,7 @@ def head_distribution(name: str) -> Any:
             remedy = f" For the number of heads use --n-heads {name}."
         refuse(
             "--heads is the head distribution, one of auto, "
-            f"{', '.join(vocabulary.HEADS)}: got {name!r}.{remedy}"
+            f"{', '.join(HEADS)}: got {name!r}.{remedy}"
         )
     return distributions[name]
 
@@ -202,7 +202,7 @@ def _alpha(text: str) -> Any:
 
 
 def _save(estimator: Any, path: Path, data: Any, overwrite: bool) -> None:
-    from keyhole.models import save
+    from keyhole.state import save
 
     try:
         save(estimator, path, schema=data.schema, overwrite=overwrite)
@@ -234,46 +234,35 @@ def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: floa
         say(console, line)
 
     # its errors
-    say(console, _leave_one_out_line(estimator, data, kind))
-    if getattr(estimator.heads_, "chosen", "") == "learned":
-        say(
-            console,
-            "(the head distribution was learned from the same samples, so this leave-one-out error "
-            "is slightly too low; --split or --time gives an error on samples it has not seen)",
-        )
+    say(console, _held_out_line(estimator, data, kind))
     if data.split is not None and len(data.test):
         say(console, _test_line(estimator, data, kind))
     say(console, f"{len(data.train)} sets in {seconds:.1f} s")
 
 
 def _model_lines(estimator: Any) -> list[str]:
-    """The settings of the fit, each with what it means."""
-    rule = estimator.tokens_
-    activation = estimator.layer_.activation
-    penalty = f"α {estimator.alpha_:.3g}, the larger the smoother"
+    """The layers of the fit, or the settings of its only one, each with what it means."""
+    from keyhole.estimators.report import heads_words, table_lines
+
+    rows = estimator.members_
+    if len(rows) > 1:
+        kept = [row for row in rows if row.weight]
+        lines = [f"{len(kept)} of {len(rows)} layers, combined by their leave-one-out predictions:"]
+        return [*lines, *(f"  {line}" for line in table_lines(kept))]
+    (row,) = rows
+    params = row.params
+    penalty = f"α {row.alpha:.3g}, the larger the smoother"
     if estimator.alpha == "loo":
         penalty += " (chosen by leave-one-out)"
-    heads = f"{estimator.n_heads_} query-key matrices, which score rows"
-    if estimator.solver_ == "kernel":
-        heads = "infinitely many query-key matrices, which score rows (the exact kernel)"
     settings = {
-        "heads": f"{heads}, {_heads_words(estimator.heads_)}",
-        "activation": f"{activation}: {vocabulary.ACTIVATIONS[activation]}",
-        "pooling": f"{rule.pooling}: {vocabulary.POOLINGS[rule.pooling]}",
-        "scaling": f"{rule.scaling}: {vocabulary.SCALINGS[rule.scaling]}",
-        "query": f"{rule.query}: {vocabulary.QUERIES[rule.query]}",
+        "heads": f"{heads_words(row)} query-key matrices, which score rows, of {row.heads}",
+        "activation": f"{params['activation']}: {ACTIVATIONS[params['activation']].help}",
+        "pooling": f"{params['pooling']}: {POOLINGS[params['pooling']].help}",
+        "scaling": f"{params['scaling']}: {SCALINGS[params['scaling']]}",
+        "query": f"{params['query']}: {QUERIES[params['query']]}",
         "penalty": penalty,
     }
     return [f"  {name:<10} {words}" for name, words in settings.items()]
-
-
-def _heads_words(distribution: Any) -> str:
-    """What heads are drawn from, in words and as Python writes it."""
-    if hasattr(distribution, "chosen"):
-        return vocabulary.HEADS[distribution.chosen]
-    has_mean = bool(np.any(np.asarray(distribution.mean) != 0.0))
-    kind = "biased" if has_mean else "zero-mean"
-    return f"{vocabulary.HEADS[kind]} ({distribution})"
 
 
 def _date_lines(data: Any) -> list[str]:
@@ -294,29 +283,28 @@ def _date_lines(data: Any) -> list[str]:
     return lines
 
 
-def _leave_one_out_line(estimator: Any, data: Any, kind: str) -> str:
-    """How well samples, or groups, are predicted that were left out; beside a constant guess."""
+def _held_out_line(estimator: Any, data: Any, kind: str) -> str:
+    """How well samples that were held out are predicted; beside a constant guess."""
     from keyhole.estimators import scores
 
     train = data.train
-    method = "leave-one-out" if data.groups is None else "leave-one-group-out"
-    n_held_out = getattr(estimator, "n_held_out_", 0)
-    if n_held_out:
-        method = "held-out"
+    method = "held out of the whole procedure (ten folds):"
+    if estimator.held_out_words_.startswith(("On samples left", "On groups left")):
+        method = "leave-one-out" if data.groups is None else "leave-one-group-out"
     if kind == "regression":
-        predictions = estimator.loo_predictions_
+        predictions = estimator.held_out_predictions_
         is_known = np.isfinite(predictions.reshape(len(train), -1)).all(axis=1)
         target = train.target[is_known]
         measures = scores.number_measures(target, predictions[is_known])
         return (
             f"{method} RMSE {measures.rmse:.4g}, R² {measures.r2:.3f}"
-            f"{_constant_rmse(target, train.target)}{_uncounted(is_known, n_held_out)}"
+            f"{_constant_rmse(target, train.target)}{_uncounted(is_known)}"
         )
 
     # the standard error of a share e of n samples is √(e (1 − e) / n)
     classes = estimator.classes_
     labels = np.searchsorted(classes, train.target)
-    probabilities = scores.probabilities_of(estimator.loo_decision_, estimator.temperature_)
+    probabilities = estimator.held_out_predictions_
     is_known = np.isfinite(probabilities).all(axis=1)
     measures_of_classes = scores.class_measures(labels[is_known], probabilities[is_known])
     accuracy = measures_of_classes.accuracy
@@ -324,7 +312,7 @@ def _leave_one_out_line(estimator: Any, data: Any, kind: str) -> str:
     guess = scores.constant_class_guess(labels[is_known], labels, len(classes))
     return (
         f"{method} {measures_of_classes.words(len(classes), standard_error)}, {len(classes)} "
-        f"classes; a constant guess: {guess.words()}{_uncounted(is_known, n_held_out)}"
+        f"classes; a constant guess: {guess.words()}{_uncounted(is_known)}"
     )
 
 
@@ -334,13 +322,8 @@ def _constant_rmse(target: np.ndarray, training_target: np.ndarray) -> str:
     return f"; a constant guess: RMSE {rmse:.4g}"
 
 
-def _uncounted(is_known: np.ndarray, n_held_out: int) -> str:
-    """Samples of which nothing is known left out: fitted exactly within rounding, or learned from.
-
-    Where heads were learned, only samples that were held out from learning count.
-    """
-    if n_held_out:
-        return f" ({n_held_out} samples that learned heads have not seen)"
+def _uncounted(is_known: np.ndarray) -> str:
+    """Samples that are not counted: they are fitted exactly within rounding."""
     count = int((~is_known).sum())
     return f" ({count} samples that are fitted exactly are not counted)" if count else ""
 

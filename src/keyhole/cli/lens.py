@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from keyhole.cli._app import (
     MAX_SEED,
-    Activation,
     Data,
     Dim,
     Extras,
     Groups,
     Keys,
     Missing,
-    Pooling,
     Query,
     ReferenceDate,
     SetId,
@@ -35,15 +31,14 @@ from keyhole.cli._app import (
     read_data,
     task_of,
 )
-from keyhole.cli._output import echo, echo_json, refuse, say, show_table
-from keyhole.vocabulary import ACTIVATIONS, POOLINGS
+from keyhole.cli._output import echo, echo_json, say
 
-_HELP = """What can one attention layer learn from this data?
+_HELP = """What can attention layers learn from this data?
 
 DATA is a table of sets (Parquet, Arrow, CSV with one row per token, npz), or the name digits, which
-comes with keyhole. The command fits learners on pooled input and attention layers side by side, as
-many as take a minute, by estimate. It says whether attention pays, whether the query matters, and
-whether more data or more heads would help.
+comes with keyhole. The command fits learners on pooled input, default settings, and each of their
+layers by itself, on the same folds. It says whether attention pays, whether the query matters, and
+whether more samples or more heads would help.
 """
 
 
@@ -63,12 +58,6 @@ def lens(
     split: Split = None,
     reference_date: ReferenceDate = None,
     task: Task = "auto",
-    n_heads: Annotated[
-        int,
-        typer.Option(help="Number of heads of the layers with finitely many.", min=1, max=100_000),
-    ] = 256,
-    activation: Activation = None,
-    pooling: Pooling = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for the report [default: out/lens/NAME, a new one each time]."),
@@ -83,10 +72,6 @@ def lens(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Look, print, write."""
-    settings = {"activation": (activation, ACTIVATIONS), "pooling": (pooling, POOLINGS)}
-    for name, (value, known) in settings.items():
-        if value not in (None, "auto", *known):
-            refuse(f"--{name} must be auto or one of {', '.join(known)}: got {value!r}.")
     folder = _folder(data, out, overwrite) if report else None
 
     # read
@@ -108,33 +93,23 @@ def lens(
     dataset = read_data(data, tokens, options)
     assert dataset.target is not None
     kind = task_of(dataset.target, task)
-    from keyhole.lab.lens.findings import LensConfig
-    from keyhole.lab.lens.look import look
-    from keyhole.lab.report.html import as_json as plain
+    from keyhole.lab.lens import lens as look
 
     # fit learners side by side, and write the report
-    config = LensConfig(
-        kind=kind,
-        n_heads=n_heads,
-        activation=activation or "auto",
-        pooling=pooling or "auto",
-        seed=seed,
-    )
     console = Console(stderr=True)
     with console.status("starting …") as status:
-        findings = answer_or_exit(lambda: look(dataset, config, status.update))
+        findings = answer_or_exit(lambda: look(dataset, task=kind, seed=seed, tell=status.update))
         files = []
         if folder is not None:
-            status.update("drawing the report")
             files = findings.save(folder, overwrite=overwrite)
 
     # print
     if as_json:
-        echo_json(json.loads(plain(findings.as_data())))
+        echo_json(findings.as_data())
     else:
-        _print(Console(), findings)
+        say(Console(), str(findings))
     if files:
-        echo(f"wrote {files[0]} and the charts beside it", err=as_json)
+        echo(f"wrote {files[0]}, and the data beside it", err=as_json)
 
 
 def _folder(data: str, out: Path | None, overwrite: bool) -> Path:
@@ -151,31 +126,3 @@ def _folder(data: str, out: Path | None, overwrite: bool) -> Path:
         folder = Path("out/lens") / f"{stem}-{number}"
     check_folder(folder)
     return folder
-
-
-def _print(console: Console, findings: Any) -> None:
-    from keyhole.lab.lens.findings import percent
-
-    rows = []
-    for row in findings.table:
-        shown = {
-            "learner": row["learner"],
-            "error": percent(row["error, %"] / 100),
-            "±": percent(row["±"] / 100),
-        }
-        for measure in ("R²", "AUC", "log-loss"):
-            if measure in row:
-                value = row[measure]
-                shown[measure] = f"{value:.3f}" if math.isfinite(value) else "–"
-        shown["sets"] = str(row["sets"])
-        shown["folds"] = str(row["folds"])
-        rows.append(shown)
-    # the table first, then the questions that it decides, then what the budget did not allow
-    say(console, f"{findings.description}; {findings.config.kind}")
-    show_table(console, f"held-out error: {findings.measure}", rows)
-    for answer in findings.answers.values():
-        say(console, f"{answer.question} {answer.sentence}")
-    for note in findings.skipped:
-        say(console, f"(skipped) {note}")
-    say(console, findings.settings)
-    say(console, f"Start from {findings.recommendation}")

@@ -27,10 +27,8 @@ from keyhole.data.sets import (
 )
 from keyhole.registry import POOLINGS
 
-SCALINGS = ("none", "sphere", "standard")
 CLIP = 0.1
 """Share of the training range of a coordinate by which it is widened on either side for clipping."""
-QUERIES = ("given", "mean", "each")
 MEASURES = ("cosine", "dot", "euclidean")
 
 

@@ -25,7 +25,6 @@ from keyhole._checks import as_groups, check_choice, check_count, check_seed
 from keyhole.attention.activations import Activation
 from keyhole.attention.devices import pick_device, placed
 from keyhole.attention.heads import HeadDistribution
-from keyhole.data.tokens import QUERIES, SCALINGS
 from keyhole.estimators import batches as in_batches
 from keyhole.estimators.base import memory_budget, without_output_axis
 from keyhole.estimators.classes import check_weighted_classes, number_labels, one_vs_rest
@@ -73,7 +72,7 @@ from keyhole.fit.member import Member
 from keyhole.fit.members import Given, Plan, Shape, plan_layers
 from keyhole.fit.samples import TrainingSet
 from keyhole.fit.settings import FitOptions, Landmarks, LayerSettings
-from keyhole.registry import ACTIVATIONS, POOLINGS
+from keyhole.registry import ACTIVATIONS, POOLINGS, QUERIES, SCALINGS
 
 OF_ONE_LAYER = (
     "alpha_",

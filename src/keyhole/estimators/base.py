@@ -46,22 +46,42 @@ class SetModel(BaseEstimator):
         """f of every sample, all outputs."""
         return np.asarray(self.layer_.predict(self._prepared(X)))
 
-    def contributions(self, X: Any) -> list[Float[np.ndarray, "k ..."]]:
+    def contributions(self, X: Any, *, return_rest: bool = False) -> Any:
         """Return what each row adds to the prediction of its sample.
 
-        They add up to the prediction less ``intercept_`` and what sample-level features add.
+        They add up to the prediction less what is left: the intercept, and what sample-level
+        features add (``return_rest``).
 
         Returns
         -------
         list of n arrays (N_i,) or (N_i, outputs)
             In the order of the rows.
+        array (n,) or (n, outputs)
+            With ``return_rest``.
         """
         check_is_fitted(self)
         given = as_samples(self, X, reset=False).numpy()
         parts = self.layer_.contributions(self.tokens_.apply(given))
-        parts = without_output_axis(parts, self._has_one_output())
+        single = self._has_one_output()
         ends = np.cumsum(given.token_counts)
-        return np.split(parts, ends[:-1])
+        per_sample = np.split(without_output_axis(parts, single), ends[:-1])
+        if not return_rest:
+            return per_sample
+        of_extras = self.extras_contributions(X)
+        rest = np.reshape(self.layer_.intercept, (1, -1)) + np.reshape(
+            of_extras.sum(axis=1), (len(given), -1)
+        )
+        return per_sample, without_output_axis(rest, single)
+
+    def extras_contributions(self, X: Any) -> Float[np.ndarray, "n c ..."]:
+        """Return what each sample-level feature adds: (n, features) or (n, features, outputs)."""
+        prepared = self._prepared(X)
+        values = self.layer_.extras_values
+        if values is None:
+            parts = np.zeros((len(prepared), 0, len(self.layer_.intercept)))
+        else:
+            parts = prepared.extras[:, :, None] * values
+        return without_output_axis(parts, self._has_one_output())
 
 
 def memory_budget() -> int:

@@ -15,6 +15,29 @@ from keyhole._checks import check_labels, check_lengths
 from keyhole.estimators.validation import check_target_given
 from keyhole.solve import calibration
 
+TASKS = ("auto", "regression", "classification")
+
+
+def likely_task(target: np.ndarray) -> str:
+    """Classification where the target is text, yes or no, or a few whole numbers.
+
+    >>> (
+    ...     likely_task(np.array([0.5, 1.0])),
+    ...     likely_task(np.array(["a", "b"])),
+    ...     likely_task(np.arange(100)),
+    ... )
+    ('regression', 'classification', 'regression')
+    """
+    kind = target.dtype.kind
+    if kind in "UbO":
+        return "classification"
+    if kind in "iu":
+        most_classes = min(20, max(2, len(target) // 5))
+        if len(np.unique(target)) <= most_classes:
+            return "classification"
+    return "regression"
+
+
 def number_labels(
     estimator: BaseEstimator, y: Any, samples: Any
 ) -> tuple[np.ndarray, Int[np.ndarray, " n"]]:

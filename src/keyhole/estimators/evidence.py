@@ -1,12 +1,11 @@
 """What speaks for a prediction and what against it: contributions as displays show them.
 
-`keyhole.estimators.base.SetModel.contributions` compares a prediction with the intercept, the
-model's answer to a set without keys. That is no set anybody has, and where one label is rare its
-score is far below zero: the key of largest contribution then often argues against the label that
-was predicted. Displays therefore
+Contributions compare a prediction with what is left of it, such as the intercept. That is the answer
+to no set anybody has, and where one label is rare its score is far below zero: the key of largest
+contribution then often argues against the label that was predicted. Displays therefore
 
-- give every key an equal share of the intercept, c_i + b/N, which for ``pooling="mean"`` and a
-  given query is f({x_i})/N, the prediction for the key alone divided by the number of keys; and
+- give every key an equal share of what is left, c_i + b/N, which for one layer with
+  ``pooling="mean"`` and a given query is f({x_i})/N; and
 - take the side of the label that was predicted, so that positive numbers speak for it.
 
 With extras they add up to the prediction: to f(x) of a regressor, to ±decision_function of two
@@ -30,7 +29,7 @@ from jaxtyping import Float
 
 from keyhole.data.schema import Schema
 from keyhole.data.tokens import SetStatistics
-from keyhole.estimators.classes import scores_per_class, without_weightless
+from keyhole.estimators.classes import scores_per_class
 
 _POSITION = re.compile(r"\[\d+\]$")
 NOVEL = 0.99
@@ -78,14 +77,14 @@ def evidence_of_predictions(model: Any, X: Any) -> list[Evidence]:
     True
     """
     # contributions (N_i, t) of keys and (n, c, t) of extras, always with an axis of outputs
-    intercept = np.atleast_1d(model.intercept_)
-    n_outputs = len(intercept)
+    parts, rest = model.contributions(X, return_rest=True)
+    rest = rest.reshape(len(parts), -1)
+    n_outputs = rest.shape[1]
+    of_extras = _extras_contributions(model, X, n_outputs)
+    rest = rest - of_extras.sum(axis=1)
     of_keys = []
-    for part in model.contributions(X):
-        part = part.reshape(len(part), n_outputs)
-        of_keys.append(part + intercept / len(part))
-    extras = model.extras_contributions(X)
-    of_extras = extras.reshape(*extras.shape[:2], n_outputs)
+    for part, left in zip(parts, rest, strict=True):
+        of_keys.append(part.reshape(len(part), n_outputs) + left / len(part))
 
     # numbers: every output as it is
     if not hasattr(model, "classes_"):
@@ -101,7 +100,6 @@ def evidence_of_predictions(model: Any, X: Any) -> list[Evidence]:
 
     # labels: the one predicted, and the one it is compared with
     scores = scores_per_class(model.decision_function(X))
-    scores = without_weightless(scores, getattr(model, "class_has_weight_", None))
     best = scores.argmax(axis=1)
     rows = np.arange(len(scores))
     scores[rows, best] = -np.inf
@@ -123,6 +121,18 @@ def evidence_of_predictions(model: Any, X: Any) -> list[Evidence]:
             others=model.classes_[second],
         )
     ]
+
+
+def _extras_contributions(model: Any, X: Any, n_outputs: int) -> Float[np.ndarray, "n c t"]:
+    """What each sample-level feature adds; nothing where a second kernel has no parts of them.
+
+    What they add together is then shared among the rows, as the intercept is.
+    """
+    try:
+        extras = model.extras_contributions(X)
+    except ValueError:
+        return np.zeros((len(X), model.n_extras_in_, n_outputs))
+    return np.reshape(extras, (*extras.shape[:2], n_outputs))
 
 
 @dataclass(frozen=True)
@@ -207,10 +217,10 @@ def effects_of_columns(
     >>> bool(abs(effects[0, 0]) > 10 * abs(effects[0, 1]))
     True
     """
-    training = getattr(model, "training_", None)
+    training = getattr(model, "_training", None)
     if training is None:
         return None
-    means = _training_means(training.data.samples)
+    means = _training_means(training.samples.numpy())
     usual = _outputs(model, X)
     effects = [np.empty((len(usual), len(columns))) for _ in evidence_of_outputs]
     for c, column in enumerate(columns):

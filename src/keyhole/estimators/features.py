@@ -15,7 +15,7 @@ from keyhole.attention.activations import Activation
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDistribution, HeadDraw
 from keyhole.data.sets import PooledSets, SetBatch
-from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
+from keyhole.data.tokens import TokenRule
 from keyhole.estimators.validation import (
     as_distribution,
     as_dtype,
@@ -23,7 +23,7 @@ from keyhole.estimators.validation import (
     as_seed,
     as_sets,
 )
-from keyhole.registry import ACTIVATIONS
+from keyhole.registry import ACTIVATIONS, QUERIES, SCALINGS
 
 
 class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):

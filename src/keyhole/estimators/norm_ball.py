@@ -26,7 +26,7 @@ from keyhole.attention.activations import Activation
 from keyhole.attention.features import apply_values, attention_features, key_contributions
 from keyhole.attention.heads import HeadDistribution, HeadDraw
 from keyhole.data.sets import SampleBatch
-from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
+from keyhole.data.tokens import TokenRule
 from keyhole.estimators.base import SetModel, without_output_axis
 from keyhole.estimators.classes import check_weighted_classes, number_labels, one_vs_rest
 from keyhole.estimators.radii import Theory, candidate_paths, choose_ball, tabulate
@@ -40,7 +40,7 @@ from keyhole.estimators.validation import (
     as_weights,
 )
 from keyhole.fit.samples import TrainingSet
-from keyhole.registry import ACTIVATIONS
+from keyhole.registry import ACTIVATIONS, QUERIES, SCALINGS
 from keyhole.solve.ball import LOSSES, BallProblem, NormBall, Solution, minimise
 
 

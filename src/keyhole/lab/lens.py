@@ -28,6 +28,7 @@ from keyhole._checks import check_choice, check_float_array, check_no_mask, chec
 from keyhole._files import write_whole
 from keyhole.data.statistics import set_statistics
 from keyhole.estimators.attention import AttentionClassifier, AttentionRegressor
+from keyhole.estimators.classes import TASKS, likely_task
 from keyhole.estimators.report import MemberRow
 from keyhole.estimators.validation import as_samples
 
@@ -40,8 +41,6 @@ LEAST_SHARE = 0.03
 
 FEW_HEADS = 32
 """Heads that are compared with as many as default settings take."""
-
-TASKS = ("auto", "regression", "classification")
 
 CONSTANT = "a constant guess"
 LINEAR = "pooled statistics, linear"
@@ -366,16 +365,6 @@ class _Problem:
             values = np.bincount(number, weights=values) / np.bincount(number)
         spread = float(values.std(ddof=1)) if len(values) > 1 else math.inf
         return float(losses[is_known].mean()), spread / math.sqrt(len(values))
-
-
-def likely_task(target: np.ndarray) -> str:
-    """Classification for text, booleans, and few different whole numbers; else regression."""
-    if target.dtype.kind in "UOSb":
-        return "classification"
-    values = np.unique(target)
-    is_whole = bool(np.all(values == np.round(values)))
-    few = len(values) <= min(20, max(2, len(target) // 10))
-    return "classification" if is_whole and few else "regression"
 
 
 def _per_sample(values: Any, name: str, n: int) -> np.ndarray | None:
