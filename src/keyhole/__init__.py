@@ -31,9 +31,10 @@ _MODULES = {
     "AttentionFeatures": "estimators.features",
     "NormBallRegressor": "estimators.norm_ball",
     "NormBallClassifier": "estimators.norm_ball",
+    "ridge": "solve.ridge",
     "lens": "lab.lens",
-    "save": "models",
-    "load": "models",
+    "save": "state",
+    "load": "state",
 }
 _SUBMODULES = {
     "textbook": "textbook",
@@ -76,8 +77,9 @@ if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole.estimators import NormBallRegressor as NormBallRegressor
     from keyhole.fit.settings import Landmarks as Landmarks
     from keyhole.lab.lens import lens as lens
-    from keyhole.models import load as load
-    from keyhole.models import save as save
+    from keyhole.state import load as load
+    from keyhole.state import save as save
+    from keyhole.solve.ridge import ridge as ridge
     from keyhole.theory import targets as targets
 
 

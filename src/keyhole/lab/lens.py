@@ -178,15 +178,14 @@ class Findings:
     def save(self, folder: str | Path, *, overwrite: bool = False) -> list[Path]:
         """Write the report as one HTML page, and the data beside it; return both paths."""
         folder = Path(folder)
-        page = folder / "lens.html"
+        page = folder / "report.html"
         if page.exists() and not overwrite:
             raise FileExistsError(
                 f"{page} is there already: pass another folder, or overwrite=True."
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(page, report_page(self).encode())
-        data = folder / "lens.json"
-        write_whole(data, json.dumps(self.as_data(), indent=1).encode())
+        write_whole(report_page(self).encode(), page, overwrite=overwrite)
+        data = folder / "report.json"
+        write_whole(json.dumps(self.as_data(), indent=1).encode(), data)
         return [page, data]
 
 
