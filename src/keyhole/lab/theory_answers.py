@@ -42,7 +42,7 @@ REFUSALS = (ValueError, ArithmeticError, MemoryError)
 QUESTION_SECONDS = 5.0
 """That one question of a report may take."""
 
-LATER_SECONDS = 1.0
+LATER_SECONDS = 0.5
 """The same once a question has taken longer: others about the same target mostly do so too."""
 
 SHARE = 0.1

@@ -1,0 +1,111 @@
+"""A process that works for the server, one piece of work at a time, and can be ended at any moment.
+
+Whatever the work does (it computes for minutes, or a damaged file ends its process), the server
+goes on.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+MEMORY = 2**32
+"""Bytes of address space of a process, where the system has such a limit."""
+
+
+class WorkerEndedError(RuntimeError):
+    """The process has ended before its work was done."""
+
+
+def _serve(connection: Connection) -> None:
+    """What the process does: work until nobody asks any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the business of the server
+    with suppress(ImportError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    with suppress(EOFError, OSError):
+        while True:
+            function, arguments = connection.recv()
+            try:
+                answer = function(*arguments)
+            except (ValueError, ArithmeticError, MemoryError, OSError) as error:
+                answer = error
+            connection.send(answer)
+
+
+class Worker:
+    """A process with a pipe to it. It is started by the first work, and again after `stop`."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()  # held while the process works
+        self._state = threading.Lock()  # of what follows
+        self._process: Any = None
+        self._connection: Connection | None = None
+        self._is_closed = False
+
+    def ask(
+        self, function: Callable[..., Any], *arguments: Any, seconds: float | None = None
+    ) -> Any:
+        """What a function of a module returns there; an error of it is raised here.
+
+        After so many seconds the process is ended.
+        """
+        with self._turn:
+            connection = self._started()
+            try:
+                connection.send((function, arguments))
+                if not connection.poll(seconds):
+                    raise WorkerEndedError(f"it took more than {seconds:g} s.")
+                answer = connection.recv()
+            except (EOFError, OSError):
+                self._end()
+                raise WorkerEndedError("its process has ended.") from None
+            except WorkerEndedError:
+                self._end()
+                raise
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def stop(self) -> None:
+        """End what is being worked on: whoever asked for it gets a `WorkerEndedError`."""
+        with self._state:
+            if self._process is not None:
+                self._process.kill()
+
+    def close(self) -> None:
+        """End the process, and start no other."""
+        with self._state:
+            self._is_closed = True
+        self.stop()
+
+    def _started(self) -> Connection:
+        """The pipe to a process that lives."""
+        with self._state:
+            if self._is_closed:
+                raise WorkerEndedError("the server has ended.")
+            is_running = self._process is not None and self._process.is_alive()
+            if self._connection is None or not is_running:
+                context = get_context("spawn")
+                self._connection, other_end = context.Pipe()
+                self._process = context.Process(target=_serve, args=(other_end,), daemon=True)
+                self._process.start()
+                other_end.close()
+            return self._connection
+
+    def _end(self) -> None:
+        """Forget a process whose pipe is not to be used again."""
+        self.stop()
+        with self._state:
+            if self._process is not None:
+                self._process.join()
+            if self._connection is not None:
+                self._connection.close()
+            self._process = None
+            self._connection = None
