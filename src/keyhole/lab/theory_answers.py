@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any
 
@@ -22,12 +22,13 @@ import numpy as np
 from jaxtyping import Float
 
 from keyhole import theory
+from keyhole._checks import check_number
 from keyhole.attention.activations import POINTWISE
 from keyhole.attention.heads import GaussianHeads
 from keyhole.lab.report.document import Chart, Row, Series, Table
 from keyhole.lab.report.html import number
 from keyhole.theory.blocks import bias_of
-from keyhole.theory.curves import BestRidge, Learner, TheoryLayer, target_levels
+from keyhole.theory.curves import Learner, TheoryLayer, target_levels
 from keyhole.theory.harmonics import pair_powers, target_variance
 from keyhole.theory.notation import Notation, parse_target
 from keyhole.theory.spectrum import MAX_BIASED_DEGREE
@@ -118,6 +119,10 @@ class Question:
     query: bool = True
     fit_intercept: bool = False
 
+    def __post_init__(self) -> None:
+        check_number(self.ridge, "ridge", minimum=0.0)
+        check_number(self.noise, "noise", minimum=0.0)
+
     @property
     def notation(self) -> Notation:
         """The target, read."""
@@ -135,15 +140,27 @@ class Question:
 
     @property
     def heads(self) -> GaussianHeads | None:
-        """The head distribution; None for zero mean and for the MLP."""
-        if self.model != "attention" or not self.mean:
-            return None
-        return GaussianHeads(mean=self.mean)
+        """The head distribution; None for zero mean."""
+        return GaussianHeads(mean=self.mean) if self.mean else None
 
     @property
-    def heads_activation(self) -> str:
-        """The activation of the model; the MLP has ReLU units."""
-        return self.activation if self.model == "attention" else "relu"
+    def learner(self) -> Learner:
+        """What the theory makes of target and layer."""
+        layer = TheoryLayer(
+            n_keys=self.n_keys,
+            model=self.model,
+            heads=self.heads,
+            activation=self.activation,
+            query=self.query,
+            fit_intercept=self.fit_intercept,
+        )
+        return Learner(self.polynomial, layer, self.n_heads)
+
+    def to(self, model: str) -> Question:
+        """The same question to a model; the MLP has ReLU units and no head distribution."""
+        if model == "mlp":
+            return replace(self, model="mlp", mean=0.0, activation="relu")
+        return self
 
     def describe(self) -> str:
         """The settings in a line."""
@@ -165,39 +182,16 @@ class Question:
     def curve(self, samples: Sequence[int]) -> Float[np.ndarray, " sizes"]:
         """The predicted test error at every n, noise included."""
         with np.errstate(all="ignore"):
-            errors = theory.learning_curve(
-                self.polynomial,
-                samples,
-                self.n_keys,
-                self.ridge,
-                noise=self.noise,
-                n_heads=self.n_heads,
-                model=self.model,
-                heads=self.heads,
-                activation=self.heads_activation,
-                query=self.query,
-                fit_intercept=self.fit_intercept,
-            )
-        return np.asarray(errors)
+            return self.learner.errors(np.array(samples, dtype=np.float64), self.ridge, self.noise)
 
-    def best_ridge(self, n: int) -> BestRidge:
+    def best_ridge(self, n: int) -> tuple[float, float]:
         """The penalty with the least predicted error at one n, and that error."""
         with np.errstate(all="ignore"):
-            return theory.best_ridge_curve(
-                self.polynomial,
-                n,
-                self.n_keys,
-                noise=self.noise,
-                n_heads=self.n_heads,
-                model=self.model,
-                heads=self.heads,
-                activation=self.heads_activation,
-                query=self.query,
-                fit_intercept=self.fit_intercept,
-            )
+            return self.learner.best(float(n), self.noise)
 
-    def samples_needed(self, error: float) -> int:
+    def samples_needed(self, error: float | None) -> int:
         """Samples that bring the error there, with the best penalty."""
+        error = _given(error)
         with np.errstate(all="ignore"):
             return theory.samples_needed(
                 self.polynomial,
@@ -207,13 +201,14 @@ class Question:
                 noise=self.noise,
                 n_heads=self.n_heads,
                 heads=self.heads,
-                activation=self.heads_activation,
+                activation=self.activation,
                 query=self.query,
                 fit_intercept=self.fit_intercept,
             )
 
-    def heads_predicted(self, error: float) -> int:
+    def heads_predicted(self, error: float | None) -> int:
         """Heads that bring the error there, with any number of samples."""
+        error = _given(error)
         with np.errstate(all="ignore"):
             return theory.heads_predicted(
                 self.polynomial, self.n_keys, error, heads=self.heads, activation=self.activation
@@ -240,10 +235,8 @@ class Question:
 
     def learned(self, samples: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """γ of the theory, and the share of the target that is learned, at every n."""
-        layer = TheoryLayer(self.n_keys, heads=self.heads, activation=self.activation)
         with np.errstate(all="ignore"):
-            learner = Learner(self.polynomial, layer, math.inf)
-            return learner.learned(samples, self.ridge, self.noise)
+            return self.learner.learned(samples, self.ridge, self.noise)
 
     def levels(self) -> tuple[float, list[dict[str, Any]]]:
         """The trace of the kernel and its levels, largest first, with the target's power in each.
@@ -315,7 +308,7 @@ def report(
     None.
     """
     sheet = _Sheet()
-    questions = {name: replace(question, model=name) for name in MODELS[model]}
+    questions = {name: question.to(name) for name in MODELS[model]}
     target = question.polynomial
 
     # mean and variance of the target; where they take too long, so does all the rest
@@ -404,13 +397,13 @@ def _given(error: float | None) -> float:
 def _curve_row(question: Question, n: int, sheet: _Sheet) -> dict[str, Any]:
     """The predicted error at one n, with the penalty of the question and with the best one."""
     name = f"learning_curve.{question.model}.{n}"
-    best = sheet.ask(f"{name}.best_ridge", lambda: question.best_ridge(n))
+    best = sheet.ask(f"{name}.best_ridge", partial(question.best_ridge, n)) or (None, None)
     error = sheet.ask(name, lambda: float(question.curve([n])[0]))
     return {
         "n": n,
         "error": error,
-        "best_ridge": None if best is None else float(best.ridge),
-        "error_at_best_ridge": None if best is None else float(best.error),
+        "best_ridge": best[0],
+        "error_at_best_ridge": best[1],
     }
 
 
@@ -418,7 +411,7 @@ def _bound_rows(question: Question, samples: Sequence[int], sheet: _Sheet) -> li
     """Both bounds at every n, where they exist."""
     rows = []
     for n, kind in product(samples, ("paper", "kernel")):
-        bound = sheet.ask(f"risk_bound.{kind}", lambda kind=kind, n=n: question.bound(kind, n))
+        bound = sheet.ask(f"risk_bound.{kind}", partial(question.bound, kind, n))
         if bound is None:
             continue
         rows.append(
@@ -443,7 +436,7 @@ def _needed(
     for name, of_model in questions.items():
         samples[name] = sheet.ask(
             f"needed.samples.{name}",
-            lambda of_model=of_model: of_model.samples_needed(_given(error)),
+            partial(of_model.samples_needed, error),
         )
     ratio = None
     if samples.get("attention") and samples.get("mlp"):
@@ -451,9 +444,7 @@ def _needed(
     heads_bound = sheet.ask(
         "needed.heads_bound", lambda: theory.heads_needed(question.polynomial, _given(error))
     )
-    heads_predicted = sheet.ask(
-        "needed.heads_predicted", lambda: question.heads_predicted(_given(error))
-    )
+    heads_predicted = sheet.ask("needed.heads_predicted", partial(question.heads_predicted, error))
     return {
         "error": error,
         "samples": samples,
@@ -664,11 +655,10 @@ def activation_rows(question: Question, samples: Sequence[int]) -> list[dict[str
         errors: dict[str, float | None] = {}
         for name in POINTWISE:
             asked = replace(of_target, activation=name)
-            best = sheet.ask(name, lambda asked=asked, n=n: asked.best_ridge(n))
-            if best is None:
-                errors[name] = None
-            else:
-                errors[name] = max(float(best.error) - question.noise, 0.0) / variance
+            best = sheet.ask(name, partial(asked.best_ridge, n))
+            errors[name] = None
+            if best is not None:
+                errors[name] = max(best[1] - question.noise, 0.0) / variance
         answered = {name: error for name, error in errors.items() if error is not None}
         smallest = min(answered.values(), default=0.0)
         winners = [name for name, error in answered.items() if error <= 1.1 * smallest + 1e-12]
@@ -687,7 +677,7 @@ def curve_chart(
     series = []
     rows: list[Row] = []
     for name in MODELS[model]:
-        errors = replace(question, model=name).curve(sizes).tolist()
+        errors = question.to(name).curve(sizes).tolist()
         series.append(Series(name=name, x=sizes, y=errors, look="line", role=name))
         for n, error in zip(sizes, errors, strict=True):
             rows.append({"target": text, "model": name, "n": n, "error": error})

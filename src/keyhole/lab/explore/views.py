@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -87,7 +87,7 @@ class Ask:
         heads = []
         if question.mean:
             heads.append(f"heads=kh.GaussianHeads(mean={question.mean!r})")
-        if question.activation != "relu" and question.model == "attention":
+        if question.activation != "relu":
             heads.append(f"activation={question.activation!r}")
         n_keys = f"n_keys={question.n_keys}"
         if self.kind in ("paper bound", "kernel bound"):  # samples enter as 1/√n
@@ -101,8 +101,7 @@ class Ask:
             return f"kh.theory.heads_predicted({', '.join(parts)})"
         model = [] if question.model == "attention" else [f"model={question.model!r}"]
         if self.kind == "samples":
-            error = "error=variance / 10 + noise"
-            parts = ["target", n_keys, error, "noise=noise", *model, *heads]
+            parts = ["target", n_keys, "error=variance / 10", "noise=noise", *model, *heads]
             return f"kh.theory.samples_needed({', '.join(parts)})"
         n_heads = []
         if math.isfinite(question.n_heads):
@@ -190,14 +189,17 @@ class View:
         self, state: ExploreState, asks: Iterable[Ask], samples: tuple[int, ...]
     ) -> dict[str, Series]:
         """What the theory says, as series by their names; the lines for it are added."""
+        # heads with a mean come last: they may take all the time there is
+        asks = list(asks)
+        answers = {}
+        for ask in sorted(asks, key=lambda ask: ask.question.mean != 0):
+            answers[ask] = self.within(ask.name, partial(answered, ask, samples))
+
         self.begin(state, samples)
         series = {}
         target = state.target  # that the lines have defined last
         for ask in asks:
-            numbers, refusal = self.within(ask.name, lambda ask=ask: answered(ask, samples)) or (
-                (),
-                "",
-            )
+            numbers, refusal = answers[ask] or ((), "")
             if refusal:
                 self.note(f"{ask.name}: {refusal}")
             if not numbers:
@@ -454,7 +456,7 @@ def _curve_asks(state: ExploreState) -> list[Ask]:
     zero_mean = state.question
     asks = pair("attention", "attention", zero_mean, "heads", state.n_heads)
     # an MLP with as many features as the attention layer
-    of_mlp = replace(zero_mean, model="mlp")
+    of_mlp = zero_mean.to("mlp")
     of_mlp_pair = pair("mlp", "MLP", of_mlp, "wide", state.n_heads * (state.dim + 1))
     if state.bias:
         biased = replace(zero_mean, mean=state.bias)
@@ -526,16 +528,14 @@ def _drawn_spectrum(
 
 def needs(state: ExploreState, results: Results, view: View) -> None:
     """Samples and heads that suffice for a tenth of Var f*."""
-    # samples are counted with the noise, heads without samples or noise
     tenth = state.variance / 10
-    error = tenth + state.noise_variance
     zero_mean = state.question
-    asks = [Ask("samples, attention, ∞ heads", "samples", zero_mean, error)]
+    asks = [Ask("samples, attention, ∞ heads", "samples", zero_mean, tenth)]
     if state.bias:
         biased = replace(zero_mean, mean=state.bias)
-        asks.append(Ask(f"samples, biased, c = {state.bias:g}", "samples", biased, error))
-    of_mlp = replace(zero_mean, model="mlp")
-    asks.append(Ask("samples, MLP, ∞ wide", "samples", of_mlp, error))
+        asks.append(Ask(f"samples, biased, c = {state.bias:g}", "samples", biased, tenth))
+    of_mlp = zero_mean.to("mlp")
+    asks.append(Ask("samples, MLP, ∞ wide", "samples", of_mlp, tenth))
     asks.append(Ask("heads, any number of samples", "heads", zero_mean, tenth))
 
     # one number each, so one "size" is asked for
@@ -642,7 +642,7 @@ def spectrum(state: ExploreState, results: Results, view: View) -> None:
     tables = []
     for name, mean in distributions.items():
         question = replace(state.question, mean=mean)
-        answer = view.within(name, lambda question=question: _spectral(question, state.sizes))
+        answer = view.within(name, partial(_spectral, question, state.sizes))
         if answer is None:
             continue
         gammas, shares, all_rows = answer
