@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from keyhole.lab.explore.fits import Results, Run
-from keyhole.lab.explore.worker import MEMORY, Worker, WorkerEndedError
+from keyhole.lab.explore.worker import Worker, WorkerEndedError
 
 MEASURE_SECONDS = 600.0  # of a measurement
 
@@ -63,9 +63,7 @@ class Measurement:
                 with self._lock:
                     self._done += 1
                     self._finished += 1
-        except MemoryError:
-            message = f"a fit does not fit into {MEMORY >> 30} GiB: lower d, N or M"
-        except (ValueError, ArithmeticError, OSError, WorkerEndedError) as error:
+        except (ValueError, WorkerEndedError) as error:
             message = f"a fit has failed: {error}"
         with self._lock:
             self._message = "stopped" if self._is_stopped else message

@@ -287,10 +287,8 @@ class Explorer:
         async def respond(request: Request) -> Response:
             try:
                 answer = await work(request)
-            except (ValueError, ArithmeticError, OSError) as error:
-                return JSONResponse({"error": str(error) or type(error).__name__}, 422)
-            except MemoryError:
-                return JSONResponse({"error": "this needs more memory than is allowed."}, 422)
+            except ValueError as error:
+                return JSONResponse({"error": str(error)}, 422)
             except WorkerEndedError as error:
                 return JSONResponse({"error": f"this was not computed: {error}"}, 503)
             except ClientDisconnect:

@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
@@ -20,6 +21,13 @@ MEMORY = 2**32
 
 class WorkerEndedError(RuntimeError):
     """The process has ended before its work was done."""
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """Instead of an answer: why there is none. Only its words leave the process."""
+
+    words: str
 
 
 def _serve(connection: Connection) -> None:
@@ -34,8 +42,10 @@ def _serve(connection: Connection) -> None:
             function, arguments = connection.recv()
             try:
                 answer = function(*arguments)
-            except (ValueError, ArithmeticError, MemoryError, OSError) as error:
-                answer = error
+            except MemoryError:
+                answer = _Refusal(f"this needs more than the {MEMORY >> 30} GiB that are allowed.")
+            except (ValueError, ArithmeticError, OSError) as error:
+                answer = _Refusal(str(error) or type(error).__name__)
             connection.send(answer)
 
 
@@ -52,7 +62,7 @@ class Worker:
     def ask(
         self, function: Callable[..., Any], *arguments: Any, seconds: float | None = None
     ) -> Any:
-        """What a function of a module returns there; an error of it is raised here.
+        """What a function of a module returns there; a ValueError where it refuses.
 
         After so many seconds the process is ended.
         """
@@ -69,8 +79,8 @@ class Worker:
             except WorkerEndedError:
                 self._end()
                 raise
-        if isinstance(answer, Exception):
-            raise answer
+        if isinstance(answer, _Refusal):
+            raise ValueError(answer.words)
         return answer
 
     def stop(self) -> None:
