@@ -182,7 +182,7 @@ def soak(seconds: float, n_samples: int) -> list[Sample]:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        server = ExploreServer(folder / "store" / "cells.sqlite")
+        server = ExploreServer(folder / "store")
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         while not server.server.started:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import choices
-import explorer
 import frozen
 import one_by_one
 import samples
@@ -30,9 +29,6 @@ READERS: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "fitted model": frozen.read_frozen,
     "one by one": one_by_one.read_one_by_one,
 }
-if explorer.IS_THERE:
-    SEQUENCES["explorer"] = explorer.EXPLORER
-    READERS["explorer"] = explorer.read_explorer
 
 WRITES: dict[str, tuple[str, ...]] = {
     "stream": ("model ",),
@@ -47,4 +43,3 @@ LOADS_PICKLES = ("stream", "fitted model")
 def warm() -> None:
     """Compile what sequences need, before children are forked."""
     samples.warm()
-    explorer.warm()

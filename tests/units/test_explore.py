@@ -105,7 +105,7 @@ def test_the_lines_give_what_the_page_shows(seed, states, results):
 def test_what_takes_too_long_is_left_out_with_a_note(view, results):
     """rotated(0.5)^6 with a mean takes minutes: the rest of the view is shown in its time."""
     answer = show(ExploreState(view=view, target="rotated(0.5)^6"), results, seconds=0.5)
-    assert any("takes more than" in note for note in answer.notes)
+    assert any("takes more than" in note for note in answer.late)
     names = [str(series.name) for block in answer.blocks for series in getattr(block, "series", ())]
     rows = [row for block in answer.blocks for row in getattr(block, "rows", ())]
     assert names or rows

@@ -279,7 +279,7 @@ class Question:
 class _Sheet:
     """The answers to many questions: None for what the theory refuses, and the reason is kept."""
 
-    seconds: float = QUESTION_SECONDS
+    seconds: float = field(default_factory=lambda: QUESTION_SECONDS)
     unavailable: dict[str, str] = field(default_factory=dict)
 
     def ask(self, name: str, answer: Callable[[], Any]) -> Any:

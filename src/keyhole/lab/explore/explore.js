@@ -62,6 +62,12 @@
     if (!Object.values(lanes).some((other) => other.busy)) $$("working").hidden = true;
   }
 
+  // what takes longer than a moment comes once the settings rest
+  function patient(place, answer, more) {
+    const settings = query();
+    if (answer.late.length) setTimeout(() => { if (query() === settings) ask(place, "view", more); }, 300);
+  }
+
   async function show(place, answer) {
     Object.assign(charts, answer.charts);
     Object.assign(inks, answer.inks);
@@ -96,12 +102,14 @@
       offered = answer;
       measureButton();
       await show($$("shown"), answer);
+      patient("shown", answer);
     },
     async more(answer) {
       if (answer.error) return;
       const said = [...$$("notes").children].map((note) => note.textContent);
       $$("notes").append(...listed(answer.notes.filter((text) => !said.includes(text))));
       await show($$("more"), answer);
+      patient("more", answer, { view: state.view === "heads" ? "rotation" : "needs" });
     },
   };
 
@@ -111,12 +119,12 @@
     summarise();
     touched = performance.now();
     if (state.view === "data") return;
-    ask("shown", "view");
+    ask("shown", "quick");
     clearTimeout(later);
     later = setTimeout(() => { // what is slower waits until the settings rest
       document.querySelectorAll("#shown .plot").forEach((plot) => draw(plot));
-      if (state.view === "curves") ask("more", "view", { view: "needs" });
-      if (state.view === "heads") ask("more", "view", { view: "rotation" });
+      if (state.view === "curves") ask("more", "quick", { view: "needs" });
+      if (state.view === "heads") ask("more", "quick", { view: "rotation" });
     }, 300);
   }
 

@@ -33,7 +33,6 @@ from keyhole.lab.explore.fits import Results, Run
 from keyhole.lab.explore.measurement import Measurement
 from keyhole.lab.explore.state import ExploreState
 from keyhole.lab.explore.views import (
-    VIEW_SECONDS,
     View,
     refusal_to_measure,
     runs_of_view,
@@ -48,6 +47,8 @@ MOST_BYTES = 2**25  # of an upload
 ANSWER_SECONDS = 60.0  # of a view, beyond which its process is ended; it ends by itself far before
 DATA_SECONDS = 60.0  # of a look at an uploaded table
 DATA_BUDGET = 15.0  # of which it plans to use so much
+QUICK_SECONDS = 0.3  # of the answers of a view that is shown at once
+VIEW_SECONDS = 6.0  # of all its answers
 LAST_SECONDS = 0.5  # that clients have to read their answers when the server ends
 
 HEADERS = {
@@ -101,15 +102,27 @@ def _results(folder: Path) -> Results:
     return Results(folder)
 
 
+def quick_answer(query: dict[str, str], folder: Path) -> dict[str, Any]:
+    """What the page shows at once of the state in an address."""
+    return _shown(query, folder, QUICK_SECONDS)
+
+
 def view_answer(query: dict[str, str], folder: Path) -> dict[str, Any]:
-    """What the page shows of the state in an address."""
+    """All that the page shows of it."""
+    answer = _shown(query, folder, VIEW_SECONDS)
+    return {**answer, "notes": answer["notes"] + answer["late"], "late": []}
+
+
+def _shown(query: dict[str, str], folder: Path, seconds: float) -> dict[str, Any]:
+    """A view with so much time for the theory; what is late may be there the next time."""
     state = ExploreState.read(query)
     results = _results(folder)
-    view = show(state, results, VIEW_SECONDS)
+    view = show(state, results, seconds)
     runs = runs_of_view(state)
     return {
         **fragment(view.blocks),
         "notes": view.notes,
+        "late": view.late,
         "python": "\n".join(view.lines),
         "expanded": state.text,
         "fits": len(runs),
@@ -183,7 +196,7 @@ def saved_page(state: ExploreState, view: View) -> str:
         claim="",
         blocks=view.blocks,
         settings=state.describe(),
-        text=view.notes,
+        text=view.notes + view.late,
     )
     lines = ["`" + line.replace("`", "'") + "`" for line in view.lines if line]
     python_section = Section(slug="python", title="The same in Python", claim="", text=lines)
@@ -262,6 +275,7 @@ class Explorer:
         self._turn = asyncio.Lock()  # of requests for the process of the theory
         routes = [
             Route("/", self.page),
+            Route("/quick", self._answer(self.quick)),
             Route("/view", self._answer(self.view)),
             Route("/save", self._answer(self.save)),
             Route("/news", self._answer(self.news)),
@@ -346,8 +360,13 @@ class Explorer:
         )
         return Response(page, media_type="text/html")
 
+    async def quick(self, request: Request) -> dict[str, Any]:
+        """What is known at once of a view of the state in the address."""
+        answer: dict[str, Any] = await self._ask_theory(request, quick_answer)
+        return {**answer, "finished": self.measurement.news()["finished"]}
+
     async def view(self, request: Request) -> dict[str, Any]:
-        """A view of the state in the address."""
+        """All of a view of the state in the address."""
         answer: dict[str, Any] = await self._ask_theory(request, view_answer)
         return {**answer, "finished": self.measurement.news()["finished"]}
 

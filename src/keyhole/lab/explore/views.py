@@ -50,8 +50,6 @@ LEAST_RIDGE = 1e-9
 """Of a layer that is fitted: a smaller penalty is lost in rounding."""
 MATTERS = 1.1
 """Heads have stopped to matter where the error is below this many times that of infinitely many."""
-VIEW_SECONDS = 6.0
-"""That the answers of one view may take together while a page waits."""
 TASK_SIZES = (50, 100, 200, 400)
 TASK_REPETITIONS = 3
 TASK_LEVEL = 0.1
@@ -151,6 +149,8 @@ class View:
     """When the answers of the theory have to be there, by the monotonic clock."""
     blocks: list[Chart | HeatMap | Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    """Notes on what was left out because time was up."""
     lines: list[str] = field(default_factory=list)
 
     def begin(self, state: ExploreState, samples: Iterable[int], *imports: str) -> None:
@@ -173,9 +173,12 @@ class View:
         left = self.end - time.monotonic()
         try:
             if left <= 0:
-                raise OutOfTimeError(f"not known within {VIEW_SECONDS:g} s: ask again.")
+                raise OutOfTimeError("the time was up before it was asked. Look again.")
             with time_limit(left), np.errstate(all="ignore"):
                 return answer()
+        except OutOfTimeError as error:
+            self.late.append(f"{name}: {error}")
+            return None
         except REFUSALS as error:
             self.note(f"{name}: {reason_of(error)}")
             return None
