@@ -452,7 +452,7 @@ def test_stop_while_a_measurement_starts(server, monkeypatch):
 
 def test_a_fit_that_fails_is_told_in_words(tmp_path):
     measurement = Measurement(tmp_path)
-    layer = fits.Layer("attention", "corr * token", 8, 4, None, 0.0, ridge=-1.0, noise=0.0)
+    layer = fits.MeasuredLayer("attention", "corr * token", 8, 4, None, 0.0, ridge=-1.0, noise=0.0)
     measurement.start([fits.Run(layer, (50,), 0)])
     wait_until(lambda: not measurement.news()["running"])
     assert "a fit has failed" in measurement.news()["message"]

@@ -12,10 +12,10 @@ import pytest
 from keyhole.lab.explore import views
 from keyhole.lab.explore.fits import (
     REPETITIONS,
-    Layer,
+    MeasuredLayer,
+    MeasuredTask,
     Results,
     Run,
-    TaskLearner,
     reproduced_points,
 )
 from keyhole.lab.explore.state import VIEWS, ExploreState
@@ -203,7 +203,7 @@ def test_measured_errors_are_those_predicted(setting):
         "mlp": {"model": "mlp"},
         "noise": {"noise": 0.5, "ridge": 1e-3},
     }
-    layer = Layer(
+    layer = MeasuredLayer(
         model="attention",
         target="corr * token",
         dim=8,
@@ -324,7 +324,7 @@ def test_tasks_that_are_measured_are_drawn_and_the_others_say_so(results):
 
 
 def test_a_learner_of_a_task_is_fitted():
-    errors = Run(TaskLearner("lookup", "relu-biased"), (50, 400), 0).errors()
+    errors = Run(MeasuredTask("lookup", "relu-biased"), (50, 400), 0).errors()
     assert errors[1] < 1e-4 < errors[0] < 0.1
 
 

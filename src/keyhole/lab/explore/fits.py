@@ -48,7 +48,7 @@ HEAD_BLOCK = 256
 
 
 @dataclass(frozen=True)
-class Layer:
+class MeasuredLayer:
     """Ridge without intercept on sphere sets: what the theory describes, and nothing else."""
 
     model: str
@@ -67,7 +67,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class TaskLearner:
+class MeasuredTask:
     """A learner on a task of the literature, by their names in `keyhole.lab.task_learners`."""
 
     task: str
@@ -78,7 +78,7 @@ class TaskLearner:
 class Run:
     """One repetition: its sets, noise and heads serve all sizes."""
 
-    subject: Layer | TaskLearner
+    subject: MeasuredLayer | MeasuredTask
     sizes: tuple[int, ...]
     repetition: int
 
@@ -91,13 +91,13 @@ class Run:
 
     def errors(self) -> list[float]:
         """Mean squared error at every size; of a task as a share of Var y."""
-        if isinstance(self.subject, TaskLearner):
+        if isinstance(self.subject, MeasuredTask):
             return _task_errors(self.subject, self.sizes, self.repetition)
         return _layer_errors(self.subject, self.sizes, self.repetition)
 
 
 @dataclass(frozen=True)
-class Point:
+class MeasuredPoint:
     """What was measured at one size."""
 
     n: int
@@ -108,7 +108,7 @@ class Point:
 
 
 def runs_of(
-    subject: Layer | TaskLearner, repetitions: dict[int, int], n_keys: int = 1
+    subject: MeasuredLayer | MeasuredTask, repetitions: dict[int, int], n_keys: int = 1
 ) -> list[Run]:
     """The runs of a curve; a repetition has the sizes that are measured so often."""
     runs = []
@@ -155,7 +155,7 @@ class Results:
             and any((run.subject, n) not in reproduced for n in run.sizes)
         ]
 
-    def points(self, runs: list[Run]) -> list[Point]:
+    def points(self, runs: list[Run]) -> list[MeasuredPoint]:
         """The sizes of a curve that are measured twice at least, smallest first."""
         # the errors at each size
         errors_at: dict[int, list[float]] = {}
@@ -168,7 +168,7 @@ class Results:
             if len(errors) < 2:
                 continue
             spread = float(np.std(errors, ddof=1))
-            points[n] = Point(
+            points[n] = MeasuredPoint(
                 n=n,
                 error=float(np.mean(errors)),
                 standard_error=spread / math.sqrt(len(errors)),
@@ -204,7 +204,9 @@ def _read_errors(path: Path, count: int) -> list[float]:
     return list(errors)
 
 
-def reproduced_points(folder: Path) -> dict[tuple[Layer | TaskLearner, int], Point]:
+def reproduced_points(
+    folder: Path,
+) -> dict[tuple[MeasuredLayer | MeasuredTask, int], MeasuredPoint]:
     """The points of a run of `keyhole reproduce` in a folder, by what was fitted and n.
 
     They are read from the table of the figure "prediction", which has a row for every setting.
@@ -221,9 +223,9 @@ TARGETS = {"f_{1,2}": "token^2", "f_{2,1}": "corr * token", "f_{2,3}": "corr^3 *
 @lru_cache(maxsize=2)
 def _points_of_tables(
     stamps: tuple[tuple[str, int], ...],
-) -> dict[tuple[Layer | TaskLearner, int], Point]:
+) -> dict[tuple[MeasuredLayer | MeasuredTask, int], MeasuredPoint]:
     """The points of tables as they are now, which their times of change stand for."""
-    points: dict[tuple[Layer | TaskLearner, int], Point] = {}
+    points: dict[tuple[MeasuredLayer | MeasuredTask, int], MeasuredPoint] = {}
     for path, _ in stamps:
         with open(path, newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
@@ -235,14 +237,14 @@ def _points_of_tables(
     return points
 
 
-def _read_row(row: dict[str, Any]) -> tuple[Layer, Point]:
+def _read_row(row: dict[str, Any]) -> tuple[MeasuredLayer, MeasuredPoint]:
     """What was fitted, and the point; the errors of the table have the noise in them."""
     dim = int(row["d"])
     n_keys = int(row["N"])
     target = TARGETS[row["target"]]
     variance = Question(target=target, dim=dim, n_keys=n_keys).variance
     noise = float(row["noise"])
-    layer = Layer(
+    layer = MeasuredLayer(
         model="attention",
         target=target,
         dim=dim,
@@ -252,7 +254,7 @@ def _read_row(row: dict[str, Any]) -> tuple[Layer, Point]:
         ridge=float(row["ridge"]),
         noise=round(noise / variance, 12),
     )
-    point = Point(
+    point = MeasuredPoint(
         n=int(row["n"]),
         error=float(row["measured"]) - noise,
         standard_error=float(row["standard_error"]),
@@ -264,7 +266,7 @@ def _read_row(row: dict[str, Any]) -> tuple[Layer, Point]:
 # ---- fitting -------------------------------------------------------------------------------------
 
 
-def _layer_errors(layer: Layer, sizes: tuple[int, ...], repetition: int) -> list[float]:
+def _layer_errors(layer: MeasuredLayer, sizes: tuple[int, ...], repetition: int) -> list[float]:
     """Mean squared errors against f* on test sets; smaller sizes are the first training sets."""
     # sets and labels: one draw for all layers, so that they are compared on the same sets
     words = [layer.dim, layer.n_keys, repetition]
@@ -293,7 +295,7 @@ def _layer_errors(layer: Layer, sizes: tuple[int, ...], repetition: int) -> list
 
 
 def _kernels(
-    layer: Layer, train: SetBatch, test: SetBatch, seed: int
+    layer: MeasuredLayer, train: SetBatch, test: SetBatch, seed: int
 ) -> tuple[Float[np.ndarray, "n n"], Float[np.ndarray, "test n"]]:
     """The kernel of a layer among training sets, and of test sets against these."""
     if layer.model == "mlp":
@@ -316,7 +318,7 @@ def _kernels(
     return gram, of_test
 
 
-def _task_errors(subject: TaskLearner, sizes: tuple[int, ...], repetition: int) -> list[float]:
+def _task_errors(subject: MeasuredTask, sizes: tuple[int, ...], repetition: int) -> list[float]:
     """Errors of a learner on a task of the literature."""
     from keyhole.lab.task_learners import LEARNERS, TaskDraw, find_task
 

@@ -19,11 +19,11 @@ from keyhole.attention.features import attention_features
 from keyhole.attention.heads import GaussianHeads
 from keyhole.lab.explore.fits import (
     REPETITIONS,
-    Layer,
-    Point,
+    MeasuredLayer,
+    MeasuredPoint,
+    MeasuredTask,
     Results,
     Run,
-    TaskLearner,
     runs_of,
 )
 from keyhole.lab.explore.state import ExploreState, spaced
@@ -246,7 +246,7 @@ def measured_curves(state: ExploreState) -> dict[Any, tuple[str, list[Run]]]:
     def runs(
         repetitions: dict[int, int], model: str, n_heads: int | None, mean: float
     ) -> list[Run]:
-        layer = Layer(
+        layer = MeasuredLayer(
             model=model,
             target=state.text,
             dim=state.dim,
@@ -297,7 +297,7 @@ def _task_curves(tasks: Sequence[str]) -> dict[Any, tuple[str, list[Run]]]:
     for task in tasks:
         for learner in CLOSED_FORM:
             if is_defined(learner, task):
-                runs = runs_of(TaskLearner(task, learner), repetitions)
+                runs = runs_of(MeasuredTask(task, learner), repetitions)
                 by_name[task, learner] = (roles.get(learner, learner), runs)
     return by_name
 
@@ -330,7 +330,11 @@ def refusal_to_measure(state: ExploreState) -> str:
 
 
 def _drawn_points(
-    name: str, role: str, points: Sequence[Point], noise: float, x: Sequence[float] | None = None
+    name: str,
+    role: str,
+    points: Sequence[MeasuredPoint],
+    noise: float,
+    x: Sequence[float] | None = None,
 ) -> Series | None:
     """Points with error bars, at n or at other places; None where there are none."""
     if not points:
@@ -879,7 +883,7 @@ def tasks(state: ExploreState, results: Results, view: View) -> None:
             view.note(f"{name}: nothing is measured yet. Press measure.")
 
 
-def _task_series(name: str, role: str, points: Sequence[Point]) -> Series:
+def _task_series(name: str, role: str, points: Sequence[MeasuredPoint]) -> Series:
     """The curve of a learner; errors too small to be drawn stand at the lower end."""
     return bars(
         name,
