@@ -520,7 +520,22 @@ def test_a_client_that_leaves_is_no_error(server, logged_errors):
 
 def start(*arguments):
     command = [sys.executable, "-m", "keyhole", "explore", "--no-browser", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def press_ctrl_c(process):
+    """Exit code, output and errors; a terminal sends the signal to all processes of a command."""
+    os.killpg(process.pid, signal.SIGINT)
+    start_of_end = time.monotonic()
+    out, err = process.communicate(timeout=30)
+    assert time.monotonic() - start_of_end < 5
+    return process.returncode, out, err
 
 
 def test_a_port_that_is_taken_is_named(tmp_path, server):
@@ -551,15 +566,31 @@ def test_the_first_line_is_the_address_and_ctrl_c_ends_what_is_computed(tmp_path
             connections.append(socket.create_connection(("127.0.0.1", port), timeout=30))
             connections[-1].sendall(text.encode())
             time.sleep(1.0)  # all are being answered
-        process.send_signal(signal.SIGINT)
-        start_of_end = time.monotonic()
-        out, err = process.communicate(timeout=30)
-        assert time.monotonic() - start_of_end < 5
-        assert (process.returncode, out) == (130, "")
+        code, out, err = press_ctrl_c(process)
+        assert (code, out) == (130, "")
         assert err.splitlines()[0] == "Open it in a browser on this machine; Ctrl-C stops."
         assert err.splitlines()[-1] == f"stopped; what was measured is in {tmp_path / 'explore'}."
         assert "Traceback" not in err
         for connection in connections:
             connection.close()
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.3])
+def test_ctrl_c_while_the_process_of_the_theory_starts(tmp_path, delay):
+    process = start("--out", str(tmp_path))
+    try:
+        address = process.stdout.readline().strip()
+        connection = http.client.HTTPConnection(address.split("/")[2], timeout=30)
+        connection.request("GET", f"/{address.split('/')[3]}/quick")
+        time.sleep(delay)
+        code, out, err = press_ctrl_c(process)
+        assert (code, out) == (130, "")
+        assert err.splitlines() == [
+            "Open it in a browser on this machine; Ctrl-C stops.",
+            f"stopped; what was measured is in {tmp_path / 'explore'}.",
+        ]
+        connection.close()
     finally:
         process.kill()

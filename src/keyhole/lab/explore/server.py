@@ -29,6 +29,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keyhole import __version__
+from keyhole.attention.activations import POINTWISE
 from keyhole.lab.explore.fits import Results, Run
 from keyhole.lab.explore.measurement import Measurement
 from keyhole.lab.explore.state import ExploreState
@@ -346,8 +347,9 @@ class Explorer:
 
         # the template has the header, an empty line, and the body
         boxes = [f'<label><input type="checkbox" value="{name}"> {name}</label>' for name in TASKS]
+        options = [f'<option value="{name}">{name}</option>' for name in POINTWISE]
         template = Template(_own("explore.html")).substitute(
-            version=__version__, tasks="\n".join(boxes)
+            version=__version__, tasks="\n".join(boxes), activations="\n".join(options)
         )
         header, _, body = template.partition("\n\n")
         page = page_of(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -32,7 +32,6 @@ class _Refusal:
 
 def _serve(connection: Connection) -> None:
     """What the process does: work until nobody asks any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the business of the server
     with suppress(ImportError):
         import resource
 
@@ -47,6 +46,21 @@ def _serve(connection: Connection) -> None:
             except (ValueError, ArithmeticError, OSError) as error:
                 answer = _Refusal(str(error) or type(error).__name__)
             connection.send(answer)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """A process that is started within never hears of Ctrl-C, which is the server's business."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    # the process that multiprocessing starts along with the first one lets the signal through again
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Worker:
@@ -105,7 +119,8 @@ class Worker:
                 context = get_context("spawn")
                 self._connection, other_end = context.Pipe()
                 self._process = context.Process(target=_serve, args=(other_end,), daemon=True)
-                self._process.start()
+                with _interrupts_held():
+                    self._process.start()
                 other_end.close()
             return self._connection
 
