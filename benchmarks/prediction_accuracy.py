@@ -40,8 +40,8 @@ import numpy as np
 
 import keyhole as kh
 from keyhole import theory
-from keyhole.lab.jobs import target_variance
-from keyhole.theory.limits import CostError, limits
+from keyhole.lab.theory_answers import OutOfTimeError, time_limit
+from keyhole.theory.harmonics import target_variance
 from keyhole.theory.targets import Polynomial
 
 KINDS = ("infinite", "finite", "activations")
@@ -217,7 +217,7 @@ def computed(setting: Setting, seed: int, budget: float) -> Row:
         else:
             predicted, gram_of = formula_prediction(setting)
         measured, standard_error = measure(setting, gram_of, seed, budget)
-    except CostError as error:
+    except OutOfTimeError as error:
         refusal = f"cost: {error}"
     except ValueError as error:
         refusal = str(error)
@@ -235,7 +235,7 @@ def computed(setting: Setting, seed: int, budget: float) -> Row:
 
 def formula_prediction(setting: Setting) -> tuple[float, Callable[[kh.SetBatch], np.ndarray]]:
     """The error by `learning_curve`, and the kernel of its layer."""
-    with limits(seconds=SPECTRUM_SECONDS):
+    with time_limit(SPECTRUM_SECONDS):
         predicted = theory.learning_curve(
             setting.polynomial(),
             setting.n_samples,
@@ -365,7 +365,7 @@ def print_formula(rows: list[Row], seed: int) -> None:
             continue
         setting = draw_setting("finite", row.number, seed)
         try:
-            with limits(seconds=SPECTRUM_SECONDS):
+            with time_limit(SPECTRUM_SECONDS):
                 predicted = theory.learning_curve(
                     setting.polynomial(),
                     setting.n_samples,

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import parse_qsl
 
+from keyhole.lab.explore.fits import Results
 from keyhole.lab.explore.server import saved_page
-from keyhole.lab.explore.views import ExploreState, cells_of, show
-from keyhole.lab.jobs import compute, group
+from keyhole.lab.explore.state import ExploreState
+from keyhole.lab.explore.views import runs_of_view, show
 from keyhole.lab.report.document import Chart
 from keyhole.lab.report.html import write_chart
 
@@ -25,12 +27,17 @@ SHOWN = {
 
 
 def main(figures: Path, views: Path) -> None:
-    """Write them all."""
+    """Write them all; what is measured is kept in a folder that goes."""
+    with TemporaryDirectory() as folder:
+        write(figures, views, Results(Path(folder)))
+
+
+def write(figures: Path, views: Path, results: Results) -> None:
+    """Measure what is missing, and write charts and pages."""
     for name, (address, which) in SHOWN.items():
         state = ExploreState.read(dict(parse_qsl(address)))
-        results = {
-            cell: values for job in group(cells_of(state)) for cell, values, _ in compute(job)
-        }
+        for run in results.missing(runs_of_view(state)):
+            results.keep(run, run.errors())
         view = show(state, results)
         [chart] = [
             block for block in view.blocks if isinstance(block, Chart) and block.name == which

@@ -144,11 +144,11 @@ def test_json_keeps_what_it_escapes(capsys):
 def test_warnings_and_tracebacks_are_escaped(tmp_path):
     """What Python itself prints of a warning, or of an error that nobody expected."""
     code = (
-        "import sys, warnings, keyhole.cli.theory, keyhole.lab.theory_report as report\n"
-        "def run(config):\n"
+        "import sys, warnings, keyhole.cli.theory, keyhole.lab.theory_answers as answers\n"
+        "def report(*arguments):\n"
         "    warnings.warn('odd \\x1b[31m column')\n"
         "    raise RuntimeError('broken \\x1b[31m column')\n"
-        "report.run = run\n"
+        "answers.report = report\n"
         "from keyhole.__main__ import main\n"
         "sys.argv = ['keyhole', 'theory']\n"
         "main()\n"

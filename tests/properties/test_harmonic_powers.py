@@ -1,12 +1,10 @@
 """Pair powers |P_kl F|² add up to E F² and are the kernel averages N_k N_l E[F F' P_k P_l]."""
 
 import math
-from contextlib import suppress
 
 import numpy as np
 import pytest
 
-from keyhole.theory import targets
 from keyhole.theory.harmonics import (
     _closed_products,
     _harmonic_transform,
@@ -14,9 +12,7 @@ from keyhole.theory.harmonics import (
     gegenbauer,
     harmonic_count,
     pair_powers,
-    pair_powers_seconds,
 )
-from keyhole.theory.notation import parse_target
 from keyhole.theory.targets import (
     Correlation,
     QueryPower,
@@ -189,49 +185,3 @@ def test_rounding_is_reported_not_returned():
     )
     with pytest.raises(ValueError, match=r"cannot be told from rounding.*rkhs_norm_bound"):
         pair_powers(target)
-
-
-def test_the_cost_adds_up_over_pairs_of_terms():
-    """Terms of other parities do not meet, several matrices cost more than one, closed forms cost
-    nothing.
-    """
-    b = np.array([0.0, 1.0, 0.0])
-    stretch = np.diag([1.0, 2.0, 3.0])
-    plain = monomial(3, 1.0, [(None, 2)], [(b, 1)], [(b, 1)])  # degrees (3, 3)
-    even = monomial(3, 1.0, [(stretch, 1)], [(b, 1)], [(b, 2)])  # degrees (3, 2)
-    odd = monomial(3, 1.0, [(stretch, 2)], [(b, 1)], [(b, 1)])  # degrees (3, 3)
-    cost = pair_powers_seconds
-    assert math.isclose(cost(plain + even), cost(plain) + cost(even))
-    assert math.isclose(cost(plain), cost(odd))
-    assert cost(plain + odd) > 3 * cost(plain)
-    assert cost(TokenPower(3, 3) + QueryPower(2, 3) + Correlation(3, 3)) == 0.0
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "corr^10",
-        "corr^16",
-        "corr^20",
-        "rotated(0.5)^10",
-        "corr^4 * token^3 * query^2",
-        "corr^8 * token^4",
-    ],
-)
-def test_the_cost_follows_the_work(text, monkeypatch):
-    """Products of numbers in the exponential, at 6 µs each, and calls of it at 15 µs: within a
-    factor of three.
-    """
-    seconds = 0.0
-    product = targets._shifted_product
-
-    def counted(a, b):
-        nonlocal seconds
-        seconds += 15e-6 + 6e-6 * np.count_nonzero(a)
-        return product(a, b)
-
-    monkeypatch.setattr(targets, "_shifted_product", counted)
-    target = parse_target(text, dim=5).target
-    with suppress(ValueError):  # where rounding is in the way, the work was done all the same
-        pair_powers.__wrapped__(target)
-    assert 1 / 3 < pair_powers_seconds(target) / seconds < 3

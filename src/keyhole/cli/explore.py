@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from keyhole.cli._app import INTERRUPTED, answer_or_exit, app, check_folder
+from keyhole.cli._app import INTERRUPTED, app, check_folder
 from keyhole.cli._output import echo, refuse
 
 
@@ -21,7 +21,8 @@ def explore(
     ] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
     out: Annotated[
-        Path, typer.Option(help="Folder of the finished results, shared with keyhole reproduce.")
+        Path,
+        typer.Option(help="Folder of measured points; the points of keyhole reproduce there show."),
     ] = Path("out/reproduce"),
 ) -> None:
     """Theory and experiment on one page.
@@ -29,7 +30,7 @@ def explore(
     Change sizes, head distribution and target, see the predicted curves, and measure them.
 
     The first line of output is the address of the page. Only programs on this machine that know
-    the address can open it. Measured points are kept in OUT/cells.sqlite. Stop with Ctrl-C.
+    the address can open it. Measured points are kept in OUT/explore. Stop with Ctrl-C.
     """
     # refuse before any work; the server needs packages that the rest of keyhole does not
     check_folder(out)
@@ -41,7 +42,7 @@ def explore(
             "'keyhole-ml[lab]', or in a clone pip install '.[lab]'."
         )
     try:
-        server = answer_or_exit(lambda: ExploreServer(out / "cells.sqlite", port))
+        server = ExploreServer(out, port)
     except PortTakenError as error:
         refuse(str(error))
     # the address is the first line of standard output, for programs that start this one
@@ -53,5 +54,5 @@ def explore(
     try:
         server.run()
     except KeyboardInterrupt:
-        echo(f"stopped; what was measured is in {out / 'cells.sqlite'}.", err=True)
+        echo(f"stopped; what was measured is in {out / 'explore'}.", err=True)
         raise typer.Exit(INTERRUPTED) from None

@@ -11,9 +11,10 @@ from rich.console import Console
 
 from keyhole.cli._app import MAX_COUNT, answer_or_exit, app, check_folder, read_n_heads
 from keyhole.cli._output import echo, echo_json, refuse, say, show_table
+from keyhole.lab.report.html import number
 
 if TYPE_CHECKING:
-    from keyhole.lab.theory_report import TheoryQuestion
+    from keyhole.lab.theory_answers import Question
 
 _THEORY_HELP = """What the theory says about a target, before any data.
 
@@ -71,69 +72,70 @@ def theory(
             help="Compare all activations at the same n; separate several targets by semicolons.",
         ),
     ] = False,
-    time_limit: Annotated[
-        float, typer.Option(help="Seconds that one answer may take, by estimate.", min=0.0)
-    ] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Draw the predicted curves into this folder.")
     ] = None,
 ) -> None:
     """Print complexity, spectrum, learning curve, bounds and sizes needed."""
-    from keyhole.lab import theory_report as experiment
+    from keyhole.lab.report.html import write_chart
+    from keyhole.lab.theory_answers import (
+        MODELS,
+        Question,
+        activation_rows,
+        curve_chart,
+        report,
+    )
     from keyhole.theory.blocks import bias_of
 
     # refuse before any work
-    if model not in experiment.MODELS:
-        refuse(f"--model must be one of {', '.join(experiment.MODELS)}: got {model!r}.")
+    if model not in MODELS:
+        refuse(f"--model must be one of {', '.join(MODELS)}: got {model!r}.")
     if error is not None and not (error > 0 and math.isfinite(error)):
         refuse(f"--error must be a positive number: got {error:g}.")
     if out is not None:
         check_folder(out)
-    config = experiment.TheoryQuestion(
+    sizes = _read_sizes(samples)
+    question = Question(
         target=target,
         dim=dim,
         n_keys=keys,
-        samples=_read_sizes(samples),
         n_heads=read_n_heads(n_heads),
         ridge=ridge,
         noise=noise,
-        model=model,
-        error=error,
-        time_limit=time_limit,
-        bias=bias,
+        mean=bias,
         activation=activation,
         query=query,
         fit_intercept=intercept,
     )
-    answer_or_exit(lambda: bias_of(config.distribution(), dim, activation))
+    answer_or_exit(lambda: bias_of(question.heads, dim, activation))
     if activations:
-        rows = answer_or_exit(lambda: experiment.activation_rows(config))
-        _print_activations(rows, config, as_json=as_json)
+        rows = answer_or_exit(lambda: activation_rows(question, sizes))
+        if as_json:
+            echo_json(rows)
+        else:
+            _print_activations(rows, question, sizes)
         return
 
     # compute, print, draw
-    report = answer_or_exit(lambda: experiment.run(config))
+    answer = answer_or_exit(lambda: report(question, sizes, model, error))
     if as_json:
-        echo_json(report)
+        echo_json(answer)
     else:
-        _print_report(Console(), report, config.describe())
+        _print_report(Console(), answer, question)
     if out is not None:
-        rows = answer_or_exit(lambda: experiment.curve_rows(config))
-        for path in experiment.plot(rows, config, out):
+        chart = answer_or_exit(lambda: curve_chart(question, sizes, model))
+        for path in write_chart(chart, out):
             echo(f"wrote {path}", err=as_json)
 
 
 def _print_activations(
-    rows: list[dict[str, Any]], config: TheoryQuestion, *, as_json: bool
+    rows: list[dict[str, Any]], question: Question, sizes: tuple[int, ...]
 ) -> None:
     """A table for every n: errors as shares of Var f*, at the best ridge."""
-    if as_json:
-        echo_json(rows)
-        return
     console = Console()
-    say(console, f"        {config.describe()}")
-    for n in config.samples:
+    say(console, f"        {question.describe()}")
+    for n in sizes:
         table = [_written(row) for row in rows if row["n"] == n]
         show_table(console, f"predicted error over Var f* at n = {n:,}, best ridge", table)
 
@@ -163,15 +165,19 @@ def _read_sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def _print_report(console: Console, report: dict[str, Any], settings: str) -> None:
-    from keyhole.lab.theory_report import tables
+def _print_report(console: Console, answer: dict[str, Any], question: Question) -> None:
+    """The answer in three sentences, then the tables behind it."""
+    from keyhole.lab.theory_answers import sentences, tables
 
-    target = report["target"]
+    for sentence in sentences(answer):
+        say(console, sentence)
+    target = answer["target"]
+    say(console, "")
     say(console, f"target  {target['expanded']}    (averaged over the keys)")
-    say(console, f"        {settings}; Var f* = {target['variance']:.4g}")
-    for table in tables(report):
+    say(console, f"        {question.describe()}; Var f* = {number(target['variance'])}")
+    for table in tables(answer):
         show_table(console, table.title, table.rows)
         for line in table.note.splitlines():
             say(console, f"  {line}")
-    for name, reason in report["unavailable"].items():
+    for name, reason in answer["unavailable"].items():
         say(console, f"not available: {name}: {reason}")

@@ -31,7 +31,6 @@ give.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -115,29 +114,6 @@ def biased_norm_bound(
     group_error = error / max(len(groups), 1) ** 2
     fits = [_fit(group, target.dim, group_error, mean) for group in groups]
     return BiasedNorm(norm=_squared_norm(groups, fits, target.dim), error=error, mean=mean)
-
-
-_SECONDS = 1e-4
-"""Seconds of a symmetric product for each pair of states of its two terms: a fifth to twice that
-was measured.
-"""
-
-
-def biased_norm_seconds(target: Polynomial) -> float:
-    """Seconds that `biased_norm_bound` takes, roughly, from counting states; takes far less.
-
-    >>> from keyhole.theory.notation import parse_target
-    >>> short, long = (parse_target(f"token * rotated(0.5)^{p}", dim=8).target for p in (3, 12))
-    >>> biased_norm_seconds(short) < 1, biased_norm_seconds(long) > 20
-    (True, True)
-    """
-    # terms of one degree are multiplied with each other: half of all pairs of their states
-    states: Counter[tuple[int, int]] = Counter()
-    for group in _groups(target):
-        for a in range(group.extra + 1):
-            term = group.raised(a)
-            states[term.degrees] += math.prod(power + 1 for _, power in term.powers)
-    return _SECONDS * sum(count**2 for count in states.values()) / 2
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ full accuracy.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -44,7 +43,6 @@ from keyhole._array import blocks as row_slices
 from keyhole.attention.heads import GaussianHeads
 from keyhole.theory.activations import RELU, ScoreActivation, score_activation
 from keyhole.theory.harmonics import gegenbauer, harmonic_count, power_moment
-from keyhole.theory.limits import check_cost, check_limits
 from keyhole.theory.moments import harmonic_ratios, log_moment
 from keyhole.theory.pairs import pair_eigenvalues
 from keyhole.theory.targets import PAIR, QUERY, Polynomial, Term, crossed_joinings, monomial
@@ -601,15 +599,6 @@ def _computed_blocks(
         if sizes:
             plans.append(_Plan.of(dim, sizes, step, top))
 
-    # refuse what takes too long
-    costs = [_blocks_cost(series, plan, allowed) for plan in plans]
-    check_cost(
-        seconds=sum(cost.seconds for cost in costs),
-        memory=max(cost.memory for cost in costs),
-        step=(
-            f"the spectrum of heads with mean {bias.slope:g} to degree {highest} in dimension {dim}"
-        ),
-    )
     for plan in plans:
         yield from _planned_blocks(dim, bias, plan, series, highest, allowed, keep_smallest)
 
@@ -682,7 +671,6 @@ def _planned_blocks(
     shells = _state_roots(dim, series, plan.degree_pairs, plan.step, first_even, highest, allowed)
     n_polynomials = shells[0].roots.shape[2]
     for group in _block_groups(plan.n_states, plan.n_listed, n_polynomials):
-        check_limits()
         block_sizes = plan.block_sizes[group]
         factors = _block_factors(
             dim,
@@ -723,42 +711,6 @@ def _block_groups(n_states: list[int], n_listed: list[int], n_degrees: int) -> I
     yield slice(first, len(n_states))
 
 
-@dataclass(frozen=True)
-class _Cost:
-    """What a step takes, roughly: seconds on one core, and bytes of its largest array."""
-
-    seconds: float
-    memory: float
-
-
-def _blocks_cost(series: _Series, plan: _Plan, allowed: float) -> _Cost:
-    """What `_planned_blocks` takes once the series is known, from the sizes of its arrays.
-
-    Measured on one core for 15 combinations of d = 2 … 512, c = 1 … 4 and degrees 8 … 16, and for
-    single blocks to degree 40: what takes more than 0.2 s is right within a factor of two, but for
-    single blocks in three dimensions, which the series itself makes four times as slow.
-    """
-    # the terms and polynomials of one parity
-    terms = math.ceil(series.coefficients.shape[0] / plan.step)
-    polynomials = math.ceil(series.coefficients.shape[1] / plan.step)
-    rank = min(terms, polynomials)
-    # `_roots_of_sums` and `_reflected_roots`: sums over the terms and their roots, or reflections
-    if allowed < ROUNDING:
-        root = terms * polynomials * (5e-9 + 2.5e-10 * rank)
-    else:
-        n_squares = min(terms, SINGLE_TERMS // plan.step + 2 * INTERPOLATION_NODES)
-        root = 1e-5 + 3e-11 * polynomials**2 * (n_squares + 150)
-    # `_block_factors`: all states times the listed states, by polynomials and by columns of roots
-    products = sum(
-        states * listed * (polynomials * (rank + 40) + rank * listed / plan.step)
-        for states, listed in zip(plan.n_states, plan.n_listed, strict=True)
-    )
-    n_roots = plan.step * len(plan.degree_pairs)
-    seconds = 3e-4 * len(plan.n_listed) + n_roots * root + 3e-11 * products
-    memory = 8.0 * n_roots * polynomials * rank
-    return _Cost(seconds=seconds, memory=memory)
-
-
 def _truncation(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, int]:
     """Where the sums of a block end: the series, and the highest degree of states between h_k(cJ).
 
@@ -770,7 +722,6 @@ def _truncation(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Ser
     series = None
     margin = 0
     while True:
-        check_limits()
         top = degree + margin
 
         # the series must cover all values that u takes between these states; the reach grows with
@@ -862,7 +813,6 @@ def _state_roots(
 
     shells = []
     for shell in range(int(distance.max()) // SHELL + 1):
-        check_limits()
         members = degree_pairs[distance // SHELL == shell]
         first = min(shell * SHELL // step, n_polynomials - 1)
         numbers = np.full((highest + 1, highest + 1), -1)
@@ -979,7 +929,6 @@ def _roots_of_sums(
     # all sums at once, as one product of matrices, some pairs at a time
     roots = np.empty((len(degree_pairs), n_degrees, n_degrees))
     for rows in row_slices(len(degree_pairs), block_size(16 * n_degrees**2, 2**26)):
-        check_limits()
         p, q = degree_pairs[rows].T
         sums = (query_ratios[p] * key_ratios[q]) @ flat_matrices
         sums = sums.reshape(-1, n_degrees, n_degrees)
@@ -1000,7 +949,6 @@ def _reflected_roots(
     weighted = terms.weighted[:, first:]
     roots = np.empty((len(degree_pairs), weighted.shape[1], min(weighted.shape)))
     for rows in row_slices(len(degree_pairs), block_size(8 * weighted.size, 2**26)):
-        check_limits()
         p, q = degree_pairs[rows].T
         scaled = np.sqrt(query_ratios[p] * key_ratios[q])[:, :, None] * weighted
         roots[rows] = np.asarray(np.linalg.qr(scaled, mode="r")).swapaxes(1, 2)
@@ -1337,11 +1285,6 @@ def _part_products(target: Polynomial) -> dict[tuple[int, int], tuple[np.ndarray
             "solved for at most. Lower its degree, or use kh.theory.empirical_curve on a Gram "
             "matrix."
         )
-    check_cost(
-        seconds=_part_products_seconds(target),
-        memory=0.0,
-        step=f"taking {target!r} apart for heads with a mean",
-    )
 
     # the left-hand sides [O F, O' F], from joinings; an equation is named (n, k, e, i, j)
     raised = [target]
@@ -1358,7 +1301,6 @@ def _part_products(target: Polynomial) -> dict[tuple[int, int], tuple[np.ndarray
     rows = {equation: np.zeros(n_unknowns) for equation in equations}
     offset = 0
     for label, states in part_states.items():
-        check_limits()
         end = offset + _triangle_size(states)
         for equation, row in _block_products(target, label, states, equations).items():
             rows[equation][offset:end] = row
@@ -1415,90 +1357,6 @@ def _triangle_size(states: Int[np.ndarray, "states 2"]) -> int:
     return len(states) * (len(states) + 1) // 2
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """What the cost of joining a term depends on: the powers of its factors."""
-
-    correlation: int  # the power of <x_0, x_i>
-    matrices: tuple[int, ...]  # the powers of other matrices
-    vectors: tuple[int, ...]
-
-    @classmethod
-    def of(cls, term: Term) -> _Shape:
-        """The shape of a term; terms of one shape cost the same."""
-        correlation = 0
-        matrices = []
-        vectors = []
-        for factor, power in term.powers:
-            if factor.kind != PAIR:
-                vectors.append(power)
-            elif factor.array is None:
-                correlation = power
-            else:
-                matrices.append(power)
-        return cls(
-            correlation=correlation,
-            matrices=tuple(sorted(matrices)),
-            vectors=tuple(sorted(vectors)),
-        )
-
-    def pairs(self, raised: int) -> list[int]:
-        """The powers of all matrices of the term times <x_0, x_i>^raised."""
-        powers = list(self.matrices)
-        correlation = self.correlation + raised
-        if correlation:
-            powers.append(correlation)
-        return powers
-
-
-def _part_products_seconds(target: Polynomial) -> float:
-    """Seconds that `_part_products` takes, roughly, nearly all of them in `crossed_joinings`.
-
-    It joins every two terms of F (x·y)^n and F (x·y)^k. The sizes of its sums follow from the
-    powers in the terms alone. Measured on one core for 19 targets in dimensions 3, 8, 64 and 200:
-    those above 0.2 s are right within a factor of three.
-    """
-    r, s = target.degrees
-    shapes = Counter(_Shape.of(term) for term in target.terms)
-    seconds = 0.0
-    for n in range(min(r, s) + 1):
-        # joints inside the first term, of key slots and of query slots
-        joints = ((r + n) // 2 + 1) * ((s + n) // 2 + 1)
-        for k in range(n, min(r, s) + 1, 2):
-            for first, first_count in shapes.items():
-                for second, second_count in shapes.items():
-                    count = first_count * second_count
-                    pairs = first.pairs(n) + second.pairs(k)
-                    vectors = [*first.vectors, *second.vectors]
-                    is_dense = bool(first.matrices or second.matrices)
-                    seconds += count * _joining_seconds(
-                        pairs, vectors, joints, target.dim, is_dense
-                    )
-    return seconds
-
-
-def _joining_seconds(
-    pairs: list[int],
-    vectors: list[int],
-    joints: int,
-    dim: int,
-    is_dense: bool,
-) -> float:
-    """Seconds of one sum over joinings, from the powers of matrices and vectors in both terms."""
-    # walks along chains and rings of matrices, d³ operations a step where matrices are multiplied
-    walked = math.prod(power + 1 for power in pairs)
-    rings = len(pairs) ** 2 * walked * joints**1.6
-    chains = len(pairs) * len(vectors) * walked * joints**1.6
-    walks = 8e-7 * (rings + chains)
-    if is_dense:
-        walks += 7e-12 * rings * dim**3
-    # the exponential: every content m of a joining is made of a connected part c and the rest m − c
-    ends = 1 + len(vectors) * (len(vectors) + 1) / 2
-    contents = walked * math.prod(power + 1 for power in vectors)
-    splits = contents * math.prod((power + 2) / 2 for power in pairs)
-    return walks + 6e-7 * splits * joints + 2.5e-7 * contents * walked * ends
-
-
 def _contracted_vectors(
     target: Polynomial, degree: int
 ) -> dict[tuple[int, int], Float[np.ndarray, "states v"]]:
@@ -1528,7 +1386,6 @@ def _fischer_products(first: Polynomial, second: Polynomial) -> dict[tuple[int, 
     sums = np.zeros((2, s // 2 + 1, r // 2 + 1))
     for one in first.terms:
         for other in second.terms:
-            check_limits()
             sums += one.coefficient * other.coefficient * crossed_joinings(one, other, first.dim)
     plain_sums, crossed_sums = sums
 

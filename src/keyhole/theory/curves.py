@@ -39,7 +39,6 @@ from keyhole.attention.activations import SOFTMAX, check_activation
 from keyhole.attention.heads import GaussianHeads
 from keyhole.theory.blocks import LARGEST_MEAN, Bias, bias_of, biased_blocks, target_vectors
 from keyhole.theory.harmonics import pair_powers
-from keyhole.theory.limits import check_limits
 from keyhole.theory.mlp import (
     highest_total_degree,
     mlp_eigenvalue,
@@ -189,7 +188,6 @@ def problems(target: Polynomial, layer: TheoryLayer) -> Iterator[EigenProblem]:
     # the multilayer perceptron: its levels up to a total degree that rises by one
     if layer.model == "mlp":
         for degree in range(2, highest_total_degree(target.dim, layer.n_keys) - 1):
-            check_limits()
             yield _mlp_problem(target, layer.n_keys, degree, layer.fit_intercept)
         return
 
@@ -214,7 +212,6 @@ def problems(target: Polynomial, layer: TheoryLayer) -> Iterator[EigenProblem]:
             f"with a mean end at {MAX_BIASED_DEGREE}. Lower the degree, or use zero-mean heads."
         )
     for degree in degree_ladder(bias, lowest_degree):
-        check_limits()
         make_problem = _large_problem if degree > LARGE_DEGREE else _small_problem
         yield make_problem(target, layer.n_keys, bias, degree, layer.query, layer.fit_intercept)
 
@@ -812,8 +809,6 @@ def _newton_roots(
     x = high
     is_settled = np.zeros(len(n), dtype=bool)
     for _ in range(200):
-        check_limits()
-
         # degrees of freedom at the present γ
         gamma = np.exp(x)
         learned = eigenvalues / (eigenvalues + gamma[:, None])
@@ -854,7 +849,6 @@ def _saturation(problem: EigenProblem, fewest: float) -> float:
 
     def excess(log_gamma: float) -> float:
         """z(γ)/min(n, k) − 1, which falls with γ."""
-        check_limits()
         return problem.freedom(math.exp(log_gamma))[0] / fewest - 1
 
     # z(γ) ≤ trace/γ gives the upper end; the lower end goes down until z exceeds min(n, k)
@@ -894,7 +888,6 @@ def predicted_errors(
     unlearned = np.empty(len(gammas))  # Σ c² (1−L)²
     crossed = np.empty(len(gammas))  # Σ c² L (1−L)
     for block in blocks(len(gammas), block_size(8 * len(problem.eigenvalues), _BLOCK)):
-        check_limits()
         gamma = gammas[block, None]
         learned = problem.eigenvalues / (problem.eigenvalues + gamma)
         remainder_freedom = problem.remainder / gammas[block]

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from scipy.special import gammaln
 
 from keyhole._checks import check_count
-from keyhole.theory.targets import KEY, PAIR, QUERY, Factor, Polynomial, Term, joinings
+from keyhole.theory.targets import KEY, PAIR, QUERY, Polynomial, Term, joinings
 
 
 def harmonic_count(dim: int, degree: int) -> int:
@@ -136,77 +136,15 @@ def pair_powers(target: Polynomial) -> Float[np.ndarray, "r s"]:
     return total
 
 
-def pair_powers_seconds(target: Polynomial) -> float:
-    """Seconds that `pair_powers` takes, roughly, from the states of its sums over joinings.
+def target_variance(target: Polynomial, n_keys: int) -> float:
+    """Var f* under the sphere distribution.
 
-    Counting them takes far less. Measured on one core for 20 targets in dimensions 3, 8 and 100:
-    those above 0.01 s are right within a factor of two, but for products of high powers of
-    directions alone, which take a quarter of it.
-
-    >>> from keyhole.theory.notation import parse_target
-    >>> short, long = (
-    ...     parse_target(f"(corr + token + query + 1)^{p}", dim=64).target for p in (2, 8)
-    ... )
-    >>> pair_powers_seconds(short) < 0.01, pair_powers_seconds(long) > 10
-    (True, True)
+    >>> from keyhole.theory.targets import TokenPower
+    >>> round(target_variance(TokenPower(1, dim=8), n_keys=4), 6)    # 1/(dN)
+    0.03125
     """
-    shapes = [_TermShape.of(term) for term in target.terms]
-    seconds_of_shapes: dict[tuple[_TermShape, _TermShape], float] = {}
-    seconds = 0.0
-    for a, (first, first_shape) in enumerate(zip(target.terms, shapes, strict=True)):
-        for second, second_shape in zip(target.terms[a:], shapes[a:], strict=True):
-            # products that are zero or have a closed form take no time
-            if first_shape.parity != second_shape.parity:
-                continue
-            has_few_factors = len(first.powers) <= 2 and len(second.powers) <= 2
-            if has_few_factors and _closed_products(first, second, target.dim) is not None:
-                continue
-            # terms of the same shapes take the same time
-            both_shapes = (first_shape, second_shape)
-            if both_shapes not in seconds_of_shapes:
-                estimate = _joining_seconds(first_shape, second_shape, target.dim)
-                seconds_of_shapes[both_shapes] = estimate
-            seconds += seconds_of_shapes[both_shapes]
-    return seconds
-
-
-@dataclass(frozen=True)
-class _TermShape:
-    """What the cost of joining a term depends on."""
-
-    parity: tuple[int, int]  # of its degrees
-    pairs: tuple[int, ...]  # the powers of its matrices
-    vectors: tuple[int, ...]  # the powers of its directions
-    matrices: frozenset[Factor]
-
-    @classmethod
-    def of(cls, term: Term) -> _TermShape:
-        query, key = term.degrees
-        return cls(
-            parity=(query % 2, key % 2),
-            pairs=tuple(power for factor, power in term.powers if factor.kind == PAIR),
-            vectors=tuple(power for factor, power in term.powers if factor.kind != PAIR),
-            matrices=frozenset(factor for factor, _ in term.powers if factor.kind == PAIR),
-        )
-
-
-def _joining_seconds(first: _TermShape, second: _TermShape, dim: int) -> float:
-    """Seconds of `joinings` of two terms."""
-    pairs = (*first.pairs, *second.pairs)
-    vectors = (*first.vectors, *second.vectors)
-    # joints inside the first term, of key slots and of query slots, that a chain or ring may have
-    joints = (sum(first.pairs) // 2 + 1) ** 2
-    # walks along chains and rings of matrices, d³ operations a step where several are multiplied
-    walked = math.prod(power + 1 for power in pairs)
-    steps = len(pairs) * walked * joints**0.8
-    walks = 2e-6 * steps * (len(pairs) + len(vectors))
-    if len(first.matrices | second.matrices) > 1:
-        walks += 2e-11 * steps * len(pairs) * dim**3
-    # the exponential: every content of a joining is split into a connected part and the rest
-    contents = walked * math.prod(power + 1 for power in vectors)
-    splits = contents * math.prod((power + 2) / 2 for power in pairs)
-    ends = 1 + len(vectors) * (len(vectors) + 1) / 2
-    return walks + 1.4e-7 * splits * joints + 1e-7 * contents * walked * ends
+    powers = pair_powers(target)
+    return float(powers[1:, 0].sum() + powers[:, 1:].sum() / n_keys)
 
 
 def _check_rounding(target: Polynomial, total: np.ndarray, size: np.ndarray) -> None:

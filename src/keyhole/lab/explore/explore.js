@@ -32,14 +32,7 @@
   }
 
   // ---- asking: in each place one request on the way, then the newest; what is stale is dropped ----------------------------
-  const lanes = {}, pending = new Set();
-  // what takes seconds comes later: ask again as long as the settings are the same
-  function again(place, answer, more) {
-    pending[answer.pending ? "add" : "delete"](place);
-    const settings = query();
-    if (answer.pending) setTimeout(() => { if (query() === settings) ask(place, "view", more); else pending.delete(place); }, 500);
-    if (pending.size) $$("working").hidden = false;
-  }
+  const lanes = {};
   async function ask(place, path, more = {}) {
     const lane = (lanes[place] ??= { wanted: null, busy: false, stop: null, since: 0 });
     lane.wanted = { path, query: query(more), view: state.view };
@@ -66,7 +59,13 @@
       else if (!lane.wanted && mine.view === state.view) lane.wanted = mine; // aborted for one that is gone by now
     }
     lane.busy = false;
-    if (!pending.size && !Object.values(lanes).some((other) => other.busy)) $$("working").hidden = true;
+    if (!Object.values(lanes).some((other) => other.busy)) $$("working").hidden = true;
+  }
+
+  // what takes longer than a moment comes once the settings rest
+  function patient(place, answer, more) {
+    const settings = query();
+    if (answer.late.length) setTimeout(() => { if (query() === settings) ask(place, "view", more); }, 300);
   }
 
   async function show(place, answer) {
@@ -100,38 +99,46 @@
       $$("notes").replaceChildren(...listed(answer.notes));
       $$("python").querySelector("code").textContent = answer.python;
       finished = answer.finished;
+      offered = answer;
+      measureButton();
       await show($$("shown"), answer);
-      again("shown", answer);
+      patient("shown", answer);
     },
     async more(answer) {
       if (answer.error) return;
       const said = [...$$("notes").children].map((note) => note.textContent);
       $$("notes").append(...listed(answer.notes.filter((text) => !said.includes(text))));
       await show($$("more"), answer);
-      again("more", answer, { view: state.view === "heads" ? "rotation" : "needs" });
-    },
-    async offer(answer) {
-      offered = answer;
-      measureButton();
+      patient("more", answer, { view: state.view === "heads" ? "rotation" : "needs" });
     },
   };
 
   let later = 0, touched = -Infinity;
   function refresh() {
     remember();
+    summarise();
     touched = performance.now();
     if (state.view === "data") return;
-    ask("shown", "view");
+    ask("shown", "quick");
     clearTimeout(later);
     later = setTimeout(() => { // what is slower waits until the settings rest
       document.querySelectorAll("#shown .plot").forEach((plot) => draw(plot));
-      if (MEASURED.includes(state.view)) ask("offer", "offer");
-      if (state.view === "curves") ask("more", "view", { view: "needs" });
-      if (state.view === "heads") ask("more", "view", { view: "rotation" });
+      if (state.view === "curves") ask("more", "quick", { view: "needs" });
+      if (state.view === "heads") ask("more", "quick", { view: "rotation" });
     }, 300);
   }
 
   // ---- settings ------------------------------------------------------------------------------------------------------
+  // where there is little room the settings fold away, and a line says what they are
+  const narrow = matchMedia("(max-width: 34rem)");
+  const fold = () => { $$("fold").open = !narrow.matches; };
+  narrow.addEventListener("change", fold);
+  fold();
+  function summarise() {
+    const { target, n, M, d, N, c, tasks } = state;
+    $$("settings-line").textContent = state.view === "tasks" ? tasks.split(",").join(", ") : `${target}, n = ${n}, M = ${M}, d = ${d}, N = ${N}, c = ${c}`;
+  }
+
   const setters = {};
   for (const { name, label, low, high, whole, step } of NUMBERS) {
     const linear = step !== undefined;
@@ -248,7 +255,7 @@
     if (running) text = done ? `${done} of ${total} fits${rest}` : `${total} fits: starting (the first on a machine compile their loops, up to a minute)`;
     else if (message) text = message;
     else if (offered?.refused && !here) text = offered.refused;
-    else if (offered && !here) text = offered.missing ? `${offered.missing} fits, about ${Math.max(1, Math.round(offered.seconds))} s on one core` : "all measured";
+    else if (offered && !here) text = offered.missing ? `${offered.missing} fits` : "all measured";
     $$("status").textContent = text;
   }
   const picked = () => (state.picks ? state.picks.split(",") : []);
@@ -257,33 +264,40 @@
       state.picks = [...picked(), `${state.n}x${state.M}`].slice(-12).join(",");
       remember();
     }
-    const answer = await (await fetch(`measure?${query()}`, { method: "POST" })).json();
+    const answer = await posted(`measure?${query()}`);
     $$("problem").textContent = answer.error ?? "";
     if (!answer.error) hear(answer);
   }
   $$("measure").addEventListener("click", measure);
-  $$("stop").addEventListener("click", async () => hear(await (await fetch("stop", { method: "POST" })).json()));
+  $$("stop").addEventListener("click", async () => {
+    const answer = await posted("stop");
+    if (!answer.error) hear(answer);
+  });
+  async function posted(path) {
+    try {
+      return await (await fetch(path, { method: "POST" })).json();
+    } catch {
+      return { error: "the server has gone: start `keyhole explore` again." };
+    }
+  }
   function hear(latest) {
     const more = latest.finished !== finished || (news.running && !latest.running);
     news = latest;
     if (more && finished !== null && state.view !== "data") {
       ask("shown", "view");
-      if (!latest.running) ask("offer", "offer");
     }
     measureButton();
   }
-  // browsers keep six connections to a host: a tab that nobody looks at gives its own back
-  let source = null;
-  function listen() {
-    if (document.hidden) {
-      source?.close();
-      source = null;
-    } else if (!source) {
-      source = new EventSource("events");
-      source.addEventListener("message", (event) => hear(JSON.parse(event.data)));
+  // every tab that is looked at asks how far the measurement is
+  async function listen() {
+    if (!document.hidden) {
+      try {
+        hear(await (await fetch("news")).json());
+      } catch { /* the server has gone, which the next view says */ }
     }
+    setTimeout(listen, news.running ? 300 : 2000);
   }
-  document.addEventListener("visibilitychange", listen);
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) ask("shown", "view"); });
   listen();
 
   function listenForClicks(plot) {
