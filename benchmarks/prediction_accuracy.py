@@ -40,7 +40,7 @@ import numpy as np
 
 import keyhole as kh
 from keyhole import theory
-from keyhole.lab.jobs import target_variance
+from keyhole.lab.cells import target_variance
 from keyhole.theory.limits import CostError, limits
 from keyhole.theory.targets import Polynomial
 

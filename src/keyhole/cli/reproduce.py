@@ -115,7 +115,11 @@ def reproduce(
         "verdicts": _verdicts(report),
     }
     rows = [
-        {"claim": section.title, "verdict": section.verdict.state, "in words": section.verdict.sentence}
+        {
+            "claim": section.title,
+            "verdict": section.verdict.state,
+            "in words": section.verdict.sentence,
+        }
         for section in report.sections
         if section.verdict is not None
     ]

@@ -1,7 +1,7 @@
 """From the rows of cells to curves, crossings and intervals.
 
-Nothing here fits a model. Every estimate has a 95 % interval, and a rule of a verdict asks where the
-whole interval lies: `above` and `below` say yes, no, or that it is not sure.
+Nothing here fits a model. Every estimate has a 95 % interval, and a rule of a verdict asks where
+the whole interval lies: `above` and `below` say yes, no, or that it is not sure.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def curve_rows(
     oracle: Curve | None = None,
 ) -> list[Row]:
     """A row for each point: what is common to all, what was measured, and what was predicted."""
-    errors = np.where(np.isfinite(curve.error), curve.error, None)
+    errors = [error if math.isfinite(error) else None for error in curve.error.tolist()]
     repetitions = np.isfinite(curve.runs).sum(axis=0)
     return [
         {
@@ -185,7 +185,7 @@ def curve_rows(
     ]
 
 
-def deviation_text(rows: Sequence[Row]) -> str:
+def deviation_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Median of |predicted/measured − 1| over rows that have both, with their number.
 
     >>> deviation_text([{"predicted": 1.1, "measured": 1.0}, {"predicted": None, "measured": 1.0}])

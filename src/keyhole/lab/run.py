@@ -19,7 +19,7 @@ from keyhole._files import write_whole
 from keyhole.lab.cells import Cell, Row
 
 
-class JsonStore(FileSystemStoreBackend):
+class JsonStore(FileSystemStoreBackend):  # type: ignore[misc]
     """joblib's folder of results with JSON in the place of pickles: nothing in it is executed."""
 
     def _path(self, call_id: Sequence[str]) -> Path:

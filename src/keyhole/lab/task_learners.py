@@ -309,9 +309,7 @@ class TaskCell:
 
     def rows(self) -> list[Row]:
         """See `keyhole.lab.cells.Cell`."""
-        draw = TaskDraw.of(
-            self.task, self.most_samples, self.n_test, self.seed, self.repetition
-        )
+        draw = TaskDraw.of(self.task, self.most_samples, self.n_test, self.seed, self.repetition)
         errors = LEARNERS[self.learner](draw, self.sizes, self.n_heads)
         return [
             {
@@ -388,9 +386,7 @@ class SensitivityCell:
         seed = int(np.random.SeedSequence([self.seed, self.repetition]).generate_state(1)[0])
 
         def flattened(batch: SetBatch) -> np.ndarray:
-            return mlp_features(
-                batch, sample_mlp_weights(FLAT_WIDTH, self.n_keys, self.dim, seed)
-            )
+            return mlp_features(batch, sample_mlp_weights(FLAT_WIDTH, self.n_keys, self.dim, seed))
 
         def attention(batch: SetBatch) -> np.ndarray:
             # heads with the mean 3·I stand for biased ones

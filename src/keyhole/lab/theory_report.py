@@ -21,7 +21,7 @@ import numpy as np
 from keyhole import theory
 from keyhole.attention.activations import POINTWISE
 from keyhole.attention.heads import GaussianHeads
-from keyhole.lab.jobs import target_variance
+from keyhole.lab.cells import target_variance
 from keyhole.lab.report.document import Chart, Series, Table
 from keyhole.lab.report.html import number
 from keyhole.theory.biased import BiasedNorm, biased_norm_seconds

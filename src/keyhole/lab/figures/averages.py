@@ -69,9 +69,7 @@ def section(config: Config, rows: Sequence[Row]) -> Section:
     charts = []
     for p in config.powers:
         title = f"f_{{1,{p}}}: mean of {power('⟨β, xᵢ⟩', p)}"
-        charts.append(
-            curve_chart(config, rows, notation(p), f"averages-p{p}", title, config.level)
-        )
+        charts.append(curve_chart(config, rows, notation(p), f"averages-p{p}", title, config.level))
     table = Table(
         name="averages-samples",
         title=f"Samples that bring the relative error to {config.level:.0%}",
@@ -121,9 +119,7 @@ def _samples_row(config: Config, rows: Sequence[Row], p: int) -> Row:
     return row
 
 
-def _ratio(
-    config: Config, rows: Sequence[Row], samples: dict[str, Estimate], p: int
-) -> Estimate:
+def _ratio(config: Config, rows: Sequence[Row], samples: dict[str, Estimate], p: int) -> Estimate:
     """Samples of the MLP over those of attention.
 
     Where the MLP does not arrive, the ratio at its largest n is a lower bound.
@@ -149,9 +145,7 @@ def verdict(config: Config, rows: Sequence[Row], deviation: str) -> Verdict:
     ratio = _ratio(config, rows, samples, p)
     numbers = {
         f"attention, samples for {level} on {name}": samples["attention"].text(),
-        f"MLP, samples for {level} on {name}": samples["mlp"].text(
-            missing=f"> {config.largest}"
-        ),
+        f"MLP, samples for {level} on {name}": samples["mlp"].text(missing=f"> {config.largest}"),
         "MLP / attention": ratio.text(),
         DEVIATION: deviation,
     }

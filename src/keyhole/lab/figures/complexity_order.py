@@ -164,9 +164,7 @@ def section(config: Config, rows: Sequence[Row]) -> Section:
     )
 
 
-def _target_row(
-    config: Config, rows: Sequence[Row], target: str, dim: int, n_keys: int
-) -> Row:
+def _target_row(config: Config, rows: Sequence[Row], target: str, dim: int, n_keys: int) -> Row:
     """Samples measured and predicted for a target, and its complexities over Var f*."""
     polynomial = read_target(target, dim)
     variance = target_variance(polynomial, n_keys)

@@ -125,7 +125,7 @@ def section(config: Config, rows: Sequence[Row]) -> Section:
 
 
 def _ratio(config: Config, rows: Sequence[Row], q: int) -> Estimate:
-    """Samples of zero-mean over those of biased heads, infinitely many of both, on the same sets."""
+    """Samples of zero-mean over those of biased heads, infinitely many, on the same sets."""
     zero_mean, biased = (config.curve(rows, model, notation(q), exact=True) for model in BOTH)
     return samples_ratio(zero_mean, biased, config.level, config.seed)
 
@@ -145,9 +145,7 @@ def _predicted_ratio(config: Config, q: int, dim: int) -> float | None:
     return zero_mean / biased
 
 
-def _samples_row(
-    config: Config, rows: Sequence[Row], dim: int, q: int, ratio: Estimate
-) -> Row:
+def _samples_row(config: Config, rows: Sequence[Row], dim: int, q: int, ratio: Estimate) -> Row:
     """A row of the table; measured is one dimension only."""
     is_measured = dim == config.dim
     row: Row = {"d": str(dim), "target": f"f_{{2,{q}}}"}

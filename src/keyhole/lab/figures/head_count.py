@@ -247,9 +247,7 @@ def _error_chart(config: Config, rows: Sequence[Row], target: str, n: int) -> Ch
                 **common,
                 "heads": "∞",
                 "measured": level,
-                "predicted": predicted_error(
-                    target, config.dim, config.n_keys, n, math.inf, model
-                ),
+                "predicted": predicted_error(target, config.dim, config.n_keys, n, math.inf, model),
             }
         )
     return Chart(
@@ -381,8 +379,7 @@ def verdict(
     )
     if state != "holds":
         sentence += (
-            " By theory it is steeper than −1 on every target from M = "
-            f"{_steep_from(config)} on."
+            f" By theory it is steeper than −1 on every target from M = {_steep_from(config)} on."
         )
     return Verdict(state, sentence, numbers)
 

@@ -237,29 +237,23 @@ def _ratio_cells(config: Config) -> list[Cell]:
 
 def grid_rows(config: Config, rows: Sequence[Row]) -> list[Row]:
     """A row for each setting and size of the grid: predicted, measured, and how far apart."""
-    groups: dict[tuple[object, ...], list[float]] = {}
+    names = ("model", "d", "N", "target", "M", "ridge", "noise", "n")
+    groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         if row["ridge"] in config.ridges and row["n"] in config.sizes:
-            names = ("model", "d", "N", "target", "M", "ridge", "noise", "n")
-            groups.setdefault(tuple(row[name] for name in names), []).append(row["mean_square"])
-    return [_grid_row(*key, np.array(squares)) for key, squares in groups.items()]  # type: ignore[arg-type]
+            groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return [_grid_row(group) for group in groups.values()]
 
 
-def _grid_row(
-    model: str,
-    dim: int,
-    n_keys: int,
-    target_text: str,
-    heads: int | None,
-    ridge: float,
-    noise_share: float,
-    n: int,
-    squares: Float[np.ndarray, " reps"],
-) -> Row:
+def _grid_row(group: Sequence[Row]) -> Row:
     """One setting: its repetitions beside the prediction."""
+    setting = group[0]
+    model, dim, n_keys, target_text = (setting[name] for name in ("model", "d", "N", "target"))
+    n, heads, ridge = (setting[name] for name in ("n", "M", "ridge"))
+    squares = np.array([row["mean_square"] for row in group])
     target = read_target(target_text, dim)
     variance = target_variance(target, n_keys)
-    noise = noise_share * variance
+    noise = setting["noise"] * variance
     predicted = float(
         learning_curve(
             target,
@@ -447,9 +441,7 @@ def section(config: Config, rows: Sequence[Row]) -> Section:
     """The figure and its verdict."""
     grid = grid_rows(config, rows)
     ratios = ratio_rows(config, rows)
-    charts = [
-        _chart(grid, name, MODELS[model]) for model, name in product(DISTRIBUTIONS, TARGETS)
-    ]
+    charts = [_chart(grid, name, MODELS[model]) for model, name in product(DISTRIBUTIONS, TARGETS)]
     tables = [
         Table(
             name="prediction-summary",

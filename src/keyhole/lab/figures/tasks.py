@@ -261,8 +261,7 @@ class TaskResults:
             curves={pair: curve_of(of_pair, "n") for pair, of_pair in errors.items()},
             predicted=predicted,
             sensitivities={
-                name: curve_of(of_map, "N", "sensitivity")
-                for name, of_map in sensitivities.items()
+                name: curve_of(of_map, "N", "sensitivity") for name, of_map in sensitivities.items()
             },
         )
 

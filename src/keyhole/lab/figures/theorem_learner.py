@@ -243,13 +243,11 @@ def _chart(config: Config, rows: Sequence[Row], panel: Panel) -> Chart:
     )
 
 
-def verdict(
-    n: int, ratios: Mapping[tuple[Panel, str], Estimate], deviation: str
-) -> Verdict:
+def verdict(n: int, ratios: Mapping[tuple[Panel, str], Estimate], deviation: str) -> Verdict:
     """The `RULE` on errors over that of ridge, by panel and constrained learner."""
     numbers = {}
-    clean = []
-    wild = []
+    clean: list[Estimate] = []
+    wild: list[Estimate] = []
     for (panel, learner), ratio in ratios.items():
         label, _ = LEARNERS[learner]
         numbers[f"{label} / ridge on `{panel.target}`, {panel.words}"] = ratio.text()
