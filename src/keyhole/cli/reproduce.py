@@ -74,6 +74,8 @@ def reproduce(
     cells = answer_or_exit(lambda: [cell for figure in chosen for cell in figure.cells()])
 
     # compute the cells that are not finished
+    from keyhole._files import write_whole
+    from keyhole.lab.report.document import csv_bytes
     from keyhole.lab.report.html import write_report
     from keyhole.lab.run import compute
 
@@ -104,6 +106,9 @@ def reproduce(
     report = answer_or_exit(
         lambda: build_report(chosen, results, transformer=transformer, provenance=provenance)
     )
+    for figure in chosen:
+        rows = [row for cell in figure.cells() for row in results[cell]]
+        write_whole(csv_bytes(rows), out / "tables" / f"{figure.name}.csv")
     files = write_report(report, out)
 
     # print verdicts
@@ -114,7 +119,7 @@ def reproduce(
         "report": str(files[0]),
         "verdicts": _verdicts(report),
     }
-    rows = [
+    verdicts = [
         {
             "claim": section.title,
             "verdict": section.verdict.state,
@@ -123,7 +128,7 @@ def reproduce(
         for section in report.sections
         if section.verdict is not None
     ]
-    show_table(console, "verdicts", rows)
+    show_table(console, "verdicts", verdicts)
     say(console, f"wrote {files[0]}, and charts and tables beside it")
     if as_json:
         echo_json(summary, indent=None)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -38,13 +39,15 @@ HEADS_DRAWN = 80
 averaged out."""
 
 
-class Cell(Protocol):
-    """What `keyhole.lab.run.compute` takes."""
+class Cell(ABC):
+    """What `keyhole.lab.run.compute` takes: a frozen dataclass of settings."""
 
     @property
+    @abstractmethod
     def cost(self) -> float:
         """Seconds on one core, roughly: the expensive ones start first."""
 
+    @abstractmethod
     def rows(self) -> list[Row]:
         """Draw, fit and measure."""
 
@@ -200,7 +203,7 @@ def ridge_path(
 
 
 @dataclass(frozen=True)
-class RidgeCell:
+class RidgeCell(Cell):
     """Ridge on one draw: every target, number of heads and size, penalties by leave-one-out."""
 
     model: str
@@ -266,7 +269,7 @@ class RidgeCell:
 
 
 @dataclass(frozen=True)
-class FixedCell:
+class FixedCell(Cell):
     """What the theory describes, on one draw: no intercept, α = nλ, the mean square of the error.
 
     Every target, penalty, noise and size of one model with one number of heads; the mean over
@@ -389,7 +392,7 @@ class FixedCell:
 
 
 @dataclass(frozen=True)
-class BallCell:
+class BallCell(Cell):
     """The learner of the theorems on one draw: a convex loss over a norm ball."""
 
     loss: str

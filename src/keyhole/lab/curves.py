@@ -43,21 +43,32 @@ class Estimate:
     low: float = math.nan
     high: float = math.nan
 
+    @property
+    def reach(self) -> float:
+        """Half of the interval."""
+        return (self.high - self.low) / 2
+
     def text(self, digits: int = 3, missing: str = "–") -> str:
         """Value and 95 % interval.
 
-        >>> Estimate(1.01234, 0.0012, 1.0099, 1.0147).text(), Estimate(674.2).text()
-        ('1.01 (1.01 to 1.015)', '674')
-        >>> Estimate(None).text()
-        '–'
+        >>> Estimate(1.01234, 0.0012, 1.0034, 1.0213).text(), Estimate(1674.2).text()
+        ('1.01 (1 to 1.02)', '1,674')
+        >>> Estimate(None).text(), Estimate(7.5, 1.0, 5.5, math.inf).text()
+        ('–', '7.5 (5.5 to ∞)')
         """
         if self.value is None:
             return missing
-        value = f"{self.value:.{digits}g}"
-        if not math.isfinite(self.low):
-            return value
-        high = "∞" if math.isinf(self.high) else f"{self.high:.{digits + 1}g}"
-        return f"{value} ({self.low:.{digits}g} to {high})"
+        if math.isnan(self.low):
+            return _short(self.value, digits)
+        ends = f"{_short(self.low, digits)} to {_short(self.high, digits)}"
+        return f"{_short(self.value, digits)} ({ends})"
+
+
+def _short(value: float, digits: int) -> str:
+    """A number to so many digits, without powers of ten up to a million."""
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.{digits}g}"
 
 
 def above(estimate: Estimate, level: float) -> bool | None:
@@ -330,13 +341,23 @@ def slope(curve: Curve, seed: int = 0) -> Estimate:
 
 
 def quotient(upper: Estimate, lower: Estimate) -> Estimate:
-    """The quotient of two independent estimates, with an interval of two standard errors."""
+    """The quotient of two independent estimates: relative errors add up in squares."""
     if upper.value is None or lower.value is None:
         return Estimate(None)
-    # relative errors add up in squares
     ratio = upper.value / lower.value
     spread = ratio * math.hypot(upper.spread / upper.value, lower.spread / lower.value)
-    return Estimate(ratio, spread, ratio - 2 * spread, ratio + 2 * spread)
+    reach = ratio * math.hypot(upper.reach / upper.value, lower.reach / lower.value)
+    return Estimate(ratio, spread, ratio - reach, ratio + reach)
+
+
+def difference(upper: Estimate, lower: Estimate) -> Estimate:
+    """The difference of two independent estimates: errors add up in squares."""
+    if upper.value is None or lower.value is None:
+        return Estimate(None)
+    value = upper.value - lower.value
+    spread = math.hypot(upper.spread, lower.spread)
+    reach = math.hypot(upper.reach, lower.reach)
+    return Estimate(value, spread, value - reach, value + reach)
 
 
 def missed_window(curve: Curve, level: float) -> str | None:

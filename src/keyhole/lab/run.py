@@ -85,7 +85,7 @@ def _show_progress(
         BarColumn(),
         TimeElapsedColumn(),
         TextColumn("left:"),
-        TimeRemainingColumn(elapsed_when_finished=True),
+        TimeRemainingColumn(),
     )
     total = sum(cell.cost for cell in cells)
     with Progress(*columns, console=console, disable=console is None) as progress:

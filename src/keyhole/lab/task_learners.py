@@ -21,7 +21,7 @@ from keyhole.attention.features import attention_features, mlp_features
 from keyhole.attention.heads import GaussianHeads, sample_mlp_weights
 from keyhole.attention.kernels import mlp_kernel
 from keyhole.data.sets import SetBatch
-from keyhole.lab.cells import Row, ridge_path
+from keyhole.lab.cells import Cell, Row, ridge_path
 from keyhole.theory.conditional import conditional_curve
 from keyhole.theory.tasks import TASKS, PositionAndMeaning, SetTask, word_sensitivity
 
@@ -285,7 +285,7 @@ def is_defined(learner: str, task: str) -> bool:
 
 
 @dataclass(frozen=True)
-class TaskCell:
+class TaskCell(Cell):
     """One learner on one task in one repetition, at several numbers of samples."""
 
     task: str
@@ -324,7 +324,7 @@ class TaskCell:
 
 
 @dataclass(frozen=True)
-class TaskTheoryCell:
+class TaskTheoryCell(Cell):
     """What theory predicts for frozen heads on a task: the error at the best ridge and setting.
 
     From fresh sets, by `kh.theory.conditional_curve`, as a share of Var y.
@@ -364,7 +364,7 @@ class TaskTheoryCell:
 
 
 @dataclass(frozen=True)
-class SensitivityCell:
+class SensitivityCell(Cell):
     """The word sensitivity of a feature map: its largest relative change when one key changes."""
 
     features: str

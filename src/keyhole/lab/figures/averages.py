@@ -14,8 +14,8 @@ from keyhole.lab.curves import (
     above,
     count_text,
     deviation_text,
-    quotient,
     samples_needed,
+    samples_ratio,
     state_of,
 )
 from keyhole.lab.figures.learning_curves import CurveConfig, curve_chart, power
@@ -126,7 +126,9 @@ def _ratio(config: Config, rows: Sequence[Row], samples: dict[str, Estimate], p:
     """
     attention = samples["attention"]
     if attention.value is None or samples["mlp"].value is not None:
-        return quotient(samples["mlp"], attention)
+        mlp_curve = config.curve(rows, "mlp", notation(p), exact=False)
+        attention_curve = config.curve(rows, "attention", notation(p), exact=False)
+        return samples_ratio(mlp_curve, attention_curve, config.level, config.seed)
     bound = config.largest / attention.value
     low = math.nan
     last = config.curve(rows, "mlp", notation(p), exact=False).at(config.largest)

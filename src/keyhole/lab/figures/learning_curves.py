@@ -156,8 +156,9 @@ def curve_chart(
         x_log=True,
         y_log=True,
         note=(
-            "Points: mean over repetitions, bars one standard error. Dashed: theory, nothing "
-            "fitted to the points."
+            "Points: mean over repetitions, bars one standard error. In the colour of each: "
+            "dashed, theory, nothing fitted to the points; line, infinitely many heads or units; "
+            "thin, the penalty that is best on the test sets."
         ),
         marks={f"{level:.0%} of Var f*": level},
     )

@@ -6,9 +6,9 @@ What one layer learns: the tasks of the literature against eleven learners, and 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float
@@ -287,15 +287,16 @@ class Check:
         return f"{sign} {self.words}"
 
 
-class Finding(Protocol):
+class Finding(ABC):
     """A statement about one task that measured curves can refute."""
 
+    @abstractmethod
     def check(self, task: str, measured: TaskResults) -> Check | None:
         """Compare it with what was measured; None where that is missing."""
 
 
 @dataclass(frozen=True)
-class Learns:
+class Learns(Finding):
     """The learner comes within a tenth of the variance of the floor at the largest n."""
 
     learner: str
@@ -310,7 +311,7 @@ class Learns:
 
 
 @dataclass(frozen=True)
-class Fails:
+class Fails(Finding):
     """The learner stays more than a tenth of the variance above the floor at the largest n."""
 
     learner: str
@@ -325,7 +326,7 @@ class Fails:
 
 
 @dataclass(frozen=True)
-class LearnsNothing:
+class LearnsNothing(Finding):
     """The learner's error at the largest n is the variance itself."""
 
     learner: str
@@ -339,7 +340,7 @@ class LearnsNothing:
 
 
 @dataclass(frozen=True)
-class Beats:
+class Beats(Finding):
     """One learner has less than ``factor`` times the error of another.
 
     At the largest n that both have, in the same repetitions.
@@ -380,7 +381,7 @@ def _negative(estimate: Estimate) -> Estimate:
 
 
 @dataclass(frozen=True)
-class IsLearnedBefore:
+class IsLearnedBefore(Finding):
     """A learner needs fewer samples for one task than for another.
 
     Where it learns neither, it has less error on the first at the largest n.
@@ -444,7 +445,7 @@ def _samples_of_runs(curve: Curve, level: float) -> Float[np.ndarray, " reps"]:
 
 
 @dataclass(frozen=True)
-class SensitivityFalls:
+class SensitivityFalls(Finding):
     """Word sensitivity is N to a power between two numbers."""
 
     features: str

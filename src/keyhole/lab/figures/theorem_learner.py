@@ -226,10 +226,10 @@ def _chart(config: Config, rows: Sequence[Row], panel: Panel) -> Chart:
     letters = "".join(c for c in panel.target if c.isalnum())
     if panel.outliers:
         suffix = "outliers"
-        note = "Outliers enter the prediction as noise of their variance."
+        note = "Dashed: theory for ridge; outliers enter it as noise of their variance."
     else:
         suffix = "noise"
-        note = "The prediction is that of ridge; theory has none for the norm ball."
+        note = "Dashed: theory for ridge; it has none for the norm ball."
     return Chart(
         name=f"learner-{letters}-{suffix}",
         title=f"`{panel.target}`, {panel.words}",

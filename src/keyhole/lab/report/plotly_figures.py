@@ -76,10 +76,15 @@ def _axis(label: str, **more: Any) -> dict[str, Any]:
 def _curves(chart: Chart) -> dict[str, Any]:
     """Curves on common axes."""
     inks = inks_of(chart.series)
+    measured = {role_of(series) for series in chart.series if series.look in ("points", "dots")}
     traces: list[dict[str, Any]] = []
     for series in sorted(chart.series, key=lambda series: PAINTED.index(series.look)):
         _check_sizes(series)
-        traces += _traces(series, inks[role_of(series)], chart)
+        # lines that go with measured points have their colour and their entry in the legend
+        has_entry = series.look in ("points", "dots") or role_of(series) not in measured
+        for trace in _traces(series, inks[role_of(series)], chart):
+            trace["showlegend"] &= has_entry
+            traces.append(trace)
     x_axis = _axis(chart.x_label, **_scale([series.x for series in chart.series], chart.x_log))
     heights = [series.y for series in chart.series] + [list(chart.marks.values())]
     y_axis = _axis(chart.y_label, **_scale(heights, chart.y_log))
@@ -91,7 +96,7 @@ def _curves(chart: Chart) -> dict[str, Any]:
     shapes, annotations = _marks(chart)
     layout = _layout(
         chart,
-        height=330 + 11 * n_entries,
+        height=320 + 18 * math.ceil(n_entries / 2),
         xaxis=x_axis,
         yaxis=y_axis,
         legend={"orientation": "h", "y": -0.2, "yanchor": "top", "font": {"size": 11}},
@@ -120,6 +125,7 @@ def _traces(series: Series, ink: Ink, chart: Chart) -> list[dict[str, Any]]:
         "y": list(series.y),
         "name": name,
         "showlegend": bool(series.name),
+        "legendgroup": as_chart_text(role_of(series)),
         "hovertext": _hover(series, chart),
         "hovertemplate": "%{hovertext}<extra></extra>",
         "line": {"color": ink.colour, **LINES.get(series.look, {})},
@@ -132,7 +138,6 @@ def _traces(series: Series, ink: Ink, chart: Chart) -> list[dict[str, Any]]:
             "line": {"width": 0},
             "hoverinfo": "skip",
             "hovertemplate": None,
-            "legendgroup": name,
         }
         low = {**edge, "y": list(series.low or series.y), "showlegend": False}
         high = {**edge, "y": list(series.high or series.y), "fill": "tonexty",
