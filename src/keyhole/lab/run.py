@@ -40,6 +40,9 @@ class JsonStore(FileSystemStoreBackend):  # type: ignore[misc]
 
 register_store_backend("keyhole-json", JsonStore)
 
+IDLE_SECONDS = 10
+"""After which a worker without work ends."""
+
 
 def rows_of(cell: Cell) -> list[Row]:
     """The rows of a cell, on one thread of BLAS: the other cores have cells of their own."""
@@ -62,7 +65,10 @@ def compute(
     # the expensive ones first, so that none is left over at the end
     missing.sort(key=lambda cell: -cell.cost)
     if missing:
-        with joblib.parallel_config("loky", n_jobs=n_jobs, inner_max_num_threads=1):
+        # so that the workers of a run that was killed do not stay
+        with joblib.parallel_config(
+            "loky", n_jobs=n_jobs, inner_max_num_threads=1, idle_worker_timeout=IDLE_SECONDS
+        ):
             finished = joblib.Parallel(return_as="generator_unordered")(
                 joblib.delayed(_cost_of)(kept, cell) for cell in missing
             )
