@@ -17,9 +17,8 @@ import numpy as np
 from real import babi
 
 import keyhole as kh
-from keyhole._files import write_whole
-from keyhole.lab.plots import draw_heat_map
 from keyhole.lab.report.document import HeatMap
+from keyhole.lab.report.html import write_chart
 
 SHOWN = 30
 """Coordinates shown on either side, those with the largest entries, in their order."""
@@ -32,7 +31,7 @@ def draw(mean: np.ndarray, names: list[str], path: Path, title: str) -> list[Pat
     )
     keys, queries = [labels[i] for i in columns], [labels[i] for i in rows]
     block = HeatMap(
-        "mean",
+        path.stem,
         title,
         "key",
         "query",
@@ -41,10 +40,7 @@ def draw(mean: np.ndarray, names: list[str], path: Path, title: str) -> list[Pat
         mean[np.ix_(rows, columns)].tolist(),
         centre=0.0,
     )
-    return [
-        write_whole(content, path.with_suffix(f".{suffix}"))
-        for suffix, content in draw_heat_map(block).items()
-    ]
+    return write_chart(block, path.parent)
 
 
 def main() -> None:

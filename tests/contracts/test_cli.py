@@ -410,23 +410,6 @@ def test_settings_are_checked_before_any_work(override, words, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("address", "words"),
-    [
-        ("nonsense", "takes the address"),
-        ("tcp://127.0.0.1:99999", "takes the address"),
-        ("http://127.0.0.1:80/x", "takes the address"),
-        ("tcp://127.0.0.1:9", "no Dask scheduler answers"),
-    ],
-)
-def test_a_wrong_scheduler_is_noticed_at_once(address, words, tmp_path):
-    assert (
-        words
-        in invoke("reproduce", "averages", "--scheduler", address, "--out", tmp_path, code=2).stderr
-    )
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_target_that_would_take_long_is_refused_with_its_cost():
     target = ("--target", "(corr + token + query + 1)^12", "--dim", 64)
     said = " ".join(invoke("theory", *target, code=2).stderr.split())

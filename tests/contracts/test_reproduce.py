@@ -28,9 +28,7 @@ def start(folder):
     folder.mkdir(exist_ok=True)
     # a file and no pipe: workers of a killed run would hold that open
     with (folder / "output").open("wb") as output:
-        return subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.DEVNULL
-        )
+        return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.DEVNULL)
 
 
 def finished(folder):

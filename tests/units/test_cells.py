@@ -94,9 +94,7 @@ def test_ridge_rows_are_fits_of_the_estimator(n_heads, target, seed):
 
 def test_a_target_does_not_depend_on_its_neighbours(seed):
     together = row_of(replace(RIDGE, seed=seed).rows(), M=30, target="token^2", n=40)
-    alone = row_of(
-        replace(RIDGE, seed=seed, targets=("token^2",), heads=(30,)).rows(), n=40
-    )
+    alone = row_of(replace(RIDGE, seed=seed, targets=("token^2",), heads=(30,)).rows(), n=40)
     assert together["error"] == pytest.approx(alone["error"], rel=1e-9)
     assert together["alpha"] == pytest.approx(alone["alpha"])
 

@@ -99,9 +99,7 @@ def test_networks_learn_and_repeat_themselves(learner, seed, monkeypatch):
     from keyhole.lab import trained_networks
 
     monkeypatch.setattr(trained_networks, "STEPS", 300)
-    cell = replace(
-        CELL, task="maximum", learner=learner, sizes=(300,), most_samples=300, seed=seed
-    )
+    cell = replace(CELL, task="maximum", learner=learner, sizes=(300,), most_samples=300, seed=seed)
     error = error_of(cell)
     assert error < 0.7
     assert error == error_of(cell)

@@ -53,7 +53,7 @@ def _layout(block: Chart | HeatMap, height: float, **more: Any) -> dict[str, Any
         "margin": {"l": 60, "r": 14, "t": 10, "b": 48},
         "hovermode": "closest",
         # curves that a reader hid stay hidden when the figure is drawn anew
-        "uirevision": block.name,
+        "uirevision": as_chart_text(block.name),
         **more,
     }
 
@@ -303,7 +303,10 @@ def _matrix(block: HeatMap) -> dict[str, Any]:
         ),
     )
     # a page that lets a reader click on places needs their names
-    names: Mapping[str, Any] = {"columns": list(block.columns), "index": list(block.index)}
+    names: Mapping[str, Any] = {
+        "columns": [as_chart_text(name) for name in block.columns],
+        "index": [as_chart_text(name) for name in block.index],
+    }
     return {"data": [trace, *_over(block)], "layout": layout, **names}
 
 
