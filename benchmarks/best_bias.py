@@ -17,7 +17,7 @@ import csv
 from pathlib import Path
 
 import keyhole as kh
-from keyhole.lab.jobs import target_variance
+from keyhole.lab.cells import target_variance
 from keyhole.theory import samples_needed
 from keyhole.theory.targets import Correlation
 

@@ -4,7 +4,7 @@
     python docs/task_panels.py OUT FIGURES
 
 writes FIGURES/tasks-matrix.svg, FIGURES/tasks-panels.png and their rows as CSV from the cells in
-OUT. Nothing is measured here.
+OUT. Cells that are not finished there are computed first.
 
 If some learners were measured anew, their rows replace those in the tables of FIGURES, and all
 other rows stay:
@@ -15,17 +15,16 @@ other rows stay:
 
 import argparse
 import csv
-import math
 from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from keyhole.lab.cells import Store
 from keyhole.lab.figures import tasks
-from keyhole.lab.plots import MARKERS, draw_heat_map
-from keyhole.lab.report.document import Chart, HeatMap, Report, Row, Series, bars, csv_bytes
-from keyhole.lab.report.html import inks_of
+from keyhole.lab.report.document import Chart, HeatMap, Row, Series, bars, csv_bytes
+from keyhole.lab.report.inks import Ink, inks_of, role_of
+from keyhole.lab.report.pictures import MARKERS, svg_of
+from keyhole.lab.run import compute
 from keyhole.lab.task_learners import NAMES
 
 COLUMNS = 4
@@ -49,9 +48,8 @@ def main() -> None:
     config = tasks.PRESETS["full"]
     if options.learners:
         config = replace(config, learners=tuple(options.learners))
-    with Store(options.out / "cells.sqlite") as store:
-        results = store.get(tasks.cells(config))
-    section = tasks.section(config, results)
+    results, _ = compute(tasks.cells(config), options.out / "cells", n_jobs=-1)
+    section = tasks.section(config, [row for rows in results.values() for row in rows])
     charts = [block for block in section.blocks if isinstance(block, Chart)]
     [matrix] = [block for block in section.blocks if isinstance(block, HeatMap)]
     matrix_rows = list(matrix.rows)
@@ -65,9 +63,8 @@ def main() -> None:
     # pictures of all rows
     matrix_table.write_bytes(csv_bytes(matrix_rows))
     panels_table.write_bytes(csv_bytes(panel_rows))
-    (options.figures / "tasks-matrix.svg").write_bytes(draw_heat_map(matrix)["svg"])
-    inks = inks_of(Report(title="", lead="", sections=[replace(section, blocks=charts)]))
-    figure = draw_panels(charts, {role: (ink.light, ink.marker) for role, ink in inks.items()})
+    (options.figures / "tasks-matrix.svg").write_bytes(svg_of(matrix))
+    figure = draw_panels(charts, inks_of([series for chart in charts for series in chart.series]))
     figure.savefig(options.figures / "tasks-panels.png", dpi=110, bbox_inches="tight")
 
 
@@ -109,30 +106,22 @@ def with_replaced(old: list[Row], new: list[Row]) -> list[Row]:
 def matrix_from(measured: HeatMap, rows: list[Row], panel_rows: list[Row]) -> HeatMap:
     """The matrix of all rows, in the order of tasks and learners that these have."""
     columns = [NAMES[key] for key in tasks.COLUMNS]
-    by_place = {(row["task"], row["learner"]): row for row in rows}
+    smallest: dict[tuple, int] = {}
+    for point in panel_rows:
+        pair = (point["task"], point["learner"])
+        smallest[pair] = min(point["n"], smallest.get(pair, point["n"]))
+    by_place = {
+        pair: {**row, "smallest_n": smallest[pair]}
+        for row in rows
+        if (pair := (row["task"], row["learner"])) in smallest
+    }
     values = []
     words = []
     for task in measured.index:
-        entries = [matrix_entry(by_place.get((task, learner)), panel_rows) for learner in columns]
+        entries = [tasks.matrix_entry(by_place.get((task, learner))) for learner in columns]
         values.append([value for value, _ in entries])
         words.append([text for _, text in entries])
     return replace(measured, columns=columns, values=values, words=words, rows=rows)
-
-
-def matrix_entry(row: Row | None, panel_rows: list[Row]) -> tuple[float, str]:
-    """Colour and words of a cell, as `keyhole.lab.figures.tasks` has them."""
-    if row is None:
-        return math.nan, ""
-    if row["samples"] is None:
-        return math.nan, f"✕ {row['error_there'] - row['floor']:.2f}"
-    smallest = min(
-        point["n"]
-        for point in panel_rows
-        if (point["task"], point["learner"]) == (row["task"], row["learner"])
-    )
-    if row["samples"] <= smallest:
-        return math.log10(row["samples"]), f"≤ {smallest:.0f}"
-    return math.log10(row["samples"]), f"{row['samples']:.0f}"
 
 
 def panel_from(measured: Chart, rows: list[Row]) -> Chart:
@@ -161,14 +150,14 @@ def panel_from(measured: Chart, rows: list[Row]) -> Chart:
 # ---------------------------------------------------------------- pictures
 
 
-def draw_panels(charts: list[Chart], style: dict[str, tuple[str, str]]) -> Figure:
+def draw_panels(charts: list[Chart], inks: dict[str, Ink]) -> Figure:
     """All charts on one sheet, with one legend for all of them."""
     n_rows = -(-len(charts) // COLUMNS)
     figure = Figure(figsize=(3.0 * COLUMNS, 2.3 * n_rows + 0.8))
     axes = figure.subplots(n_rows, COLUMNS, squeeze=False)
     handles = {}
     for axis, chart in zip(axes.ravel(), charts, strict=False):
-        draw_panel(axis, chart, style, handles)
+        draw_panel(axis, chart, inks, handles)
     for axis in axes.ravel()[len(charts) :]:
         axis.set_visible(False)
     figure.tight_layout(rect=(0, 0.06, 1, 1))
@@ -178,10 +167,10 @@ def draw_panels(charts: list[Chart], style: dict[str, tuple[str, str]]) -> Figur
     return figure
 
 
-def draw_panel(axis, chart: Chart, style: dict[str, tuple[str, str]], handles: dict) -> None:
+def draw_panel(axis, chart: Chart, inks: dict[str, Ink], handles: dict) -> None:
     """One chart: points with error bars, dashed predictions, and the level of "learned"."""
     for series in chart.series:
-        colour, marker = style[series.role or series.name]
+        colour, marker = inks[role_of(series)]
         if series.look == "dashed":
             axis.plot(series.x, series.y, color=colour, lw=1.0, ls=(0, (4, 2.5)))
             continue

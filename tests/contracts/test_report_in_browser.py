@@ -2,8 +2,6 @@
 and on a phone.
 """
 
-import time
-
 import pytest
 from chromium import NAMES, chromium, find_chromium
 from reports import EVIL, evil, not_finite, sample
@@ -80,57 +78,22 @@ def test_every_chart_is_drawn_in_silence(new_page, folders, name, width, shade):
     assert dark == (shade == "dark")
 
 
-def test_the_switch_changes_page_and_charts(new_page, folders):
+def test_a_legend_hides_its_curves_and_they_stay_hidden(new_page, folders):
     page = new_page()
     page.open(folders["sample"] / "report.html")
     settle(page)
-    ask = (
-        "[document.documentElement.dataset.shade, "
-        "document.querySelector('.plot').data.at(-2).line.color]"
-    )
-    seen = []
-    for _ in range(4):
-        seen.append(page.ask(ask))
-        page.ask("document.querySelector('header > button').click()")
-        settle(page)
-    assert [shade for shade, _ in seen] == ["light", "light", "dark", "light"]
-    assert seen[0] == seen[1] == seen[3]
-    assert seen[2][1] != seen[0][1]
-    assert page.complaints == []
-
-
-@pytest.fixture(scope="module")
-def sample_page(new_page, folders):
-    """One tab with the report of every kind of block, for tests that touch different charts."""
-    page = new_page()
-    page.open(folders["sample"] / "report.html")
-    settle(page)
-    return page
-
-
-def test_a_legend_switches_its_curve_in_every_chart_of_the_group(sample_page):
-    page = sample_page
     shown = (
-        "[...document.querySelectorAll('.group')[0].querySelectorAll('.plot')]"
-        ".map((plot) => plot.data.filter((trace) => trace.visible).length)"
+        "document.querySelector('.plot').data"
+        ".filter((trace) => trace.visible !== 'legendonly').length"
     )
     before = page.ask(shown)
-    page.ask("document.querySelector('.legend button').click()")
-    settle(page)
-    assert [one - other for one, other in zip(before, page.ask(shown), strict=True)] == [1, 1]
-    assert page.complaints == []
-
-
-def test_zooming_places_new_ticks(sample_page):
-    page = sample_page
-    page.ask(
-        "Plotly.relayout(document.querySelector('.plot'), {'xaxis.range': [2, 2.5], 'yaxis.range': "
-        "[-1, -0.5]}).then(() => 1)"
-    )
-    time.sleep(0.3)
-    ticks = page.ask("document.querySelector('.plot').layout.yaxis.tickvals")
-    assert len(ticks) > 2
-    assert all(0.0999 <= tick <= 0.3163 for tick in ticks)
+    toggle = "document.querySelector('.plot .legendtoggle')"
+    for event in ("mousedown", "mouseup"):
+        page.ask(f"{toggle}.dispatchEvent(new MouseEvent('{event}', {{bubbles: true}}))")
+    page.wait(f"{shown} < {before}")
+    hidden = page.ask(shown)
+    page.ask("keyhole.draw(document.querySelector('.plot')).then(() => 1)")
+    assert page.ask(shown) == hidden
     assert page.complaints == []
 
 

@@ -1,201 +1,149 @@
-"""Cells: keys that mean the same settings and the same arithmetic, and nothing else."""
+"""Cells of the experiments: pure functions of their settings, and fits of the library itself."""
 
-import csv
-import dataclasses
-import json
-import sqlite3
-import subprocess
-import sys
-from contextlib import closing
+import math
+from dataclasses import replace
 
-import pyarrow.parquet as pq
+import numpy as np
 import pytest
+from paper import paper_regressor
 
-from keyhole.lab import cells as module
-from keyhole.lab.cells import ARITHMETIC, Cell, Store, export
-from keyhole.lab.jobs import compute, group
+from keyhole.attention.features import attention_features
+from keyhole.attention.heads import GaussianHeads
+from keyhole.attention.kernels import attention_kernel
+from keyhole.lab.cells import BallCell, Draw, FixedCell, Labels, RidgeCell, read_target
+from keyhole.lab.figures import tasks
 
-CELL = Cell("attention", "token^2", 3, 2, 4, 12, 16, 20, seed=0, repetition=0)
-
-
-def test_a_key_is_of_the_settings_alone():
-    assert CELL.key == dataclasses.replace(CELL).key == Cell(**json.loads(CELL.config)).key
-    others = [
-        dataclasses.replace(CELL, **{field: value})
-        for field, value in [
-            ("model", "biased"),
-            ("target", "token"),
-            ("dim", 4),
-            ("n_keys", 3),
-            ("n_heads", None),
-            ("n_samples", 13),
-            ("most_samples", 17),
-            ("n_test", 21),
-            ("seed", 1),
-            ("repetition", 1),
-            ("learner", "huber"),
-            ("noise", 0.1),
-            ("outliers", 0.1),
-            ("outlier_size", 1.0),
-        ]
-    ]
-    fixed = {"learner": "fixed", "ridge": 0.1}
-    others += [
-        dataclasses.replace(CELL, **fixed),
-        dataclasses.replace(CELL, **fixed, model="biased", mean=0.5),
-    ]
-    assert len(others) == len(dataclasses.fields(Cell))
-    assert len({CELL.key, *(cell.key for cell in others)}) == 1 + len(others)
-
-
-def test_another_arithmetic_is_another_key(monkeypatch):
-    before = CELL.key
-    monkeypatch.setitem(module.ARITHMETIC, "huber", ARITHMETIC["huber"] + 1)
-    assert CELL.key == before
-    monkeypatch.setitem(module.ARITHMETIC, "ridge", ARITHMETIC["ridge"] + 1)
-    assert CELL.key != before
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"n_samples": 17}, "between 2 and `most_samples` = 16"),
-        ({"learner": "lasso"}, "must be one of ridge"),
-        ({"learner": "task"}, "its model one of relu"),
-        ({"ridge": 0.1}, "belongs to the learner fixed"),
-        ({"mean": 0.5}, "`mean` belongs to biased heads"),
-    ],
+RIDGE = RidgeCell(
+    model="attention",
+    targets=("token^2", "corr * token"),
+    dim=3,
+    n_keys=4,
+    heads=(5, 30, None),
+    sizes=(20, 40),
+    n_test=30,
+    seed=0,
+    repetition=0,
 )
-def test_an_impossible_cell_is_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(CELL, **changes)
-
-
-PINNED = {
-    Cell("attention", "corr * token", 3, 2, 70, 24, 32, 50, 0, 0): 0.474006886,
-    Cell("biased", "token^2", 3, 2, None, 24, 32, 50, 0, 0, noise=0.1): 0.785751882,
-    Cell("mlp", "token", 3, 2, 10, 24, 32, 50, 0, 0): 0.1516385,
-    Cell("attention", "token^2", 3, 2, 40, 24, 32, 50, 0, 0, "fixed", ridge=1e-3): 0.0351995374,
-    Cell("attention", "token", 3, 2, 6, 24, 24, 50, 0, 0, "huber", 0.1, 0.1, 5.0): 1.54354972,
-    Cell("softmax-biased", "nearest-key", 6, 10, 20, 24, 24, 50, 0, 0, "task"): 0.149952556,
-    Cell("relu", "average", 6, 10, 20, 24, 24, 50, 0, 0, "task-theory"): 1.03950808,
-}
-
-
-def test_the_numbers_behind_a_key_do_not_move():
-    """If this fails, a change moved what stored results mean: raise ARITHMETIC of the learner, then
-    pin anew.
-    """
-    found = {
-        cell: values.get("error", values.get("mean_square"))
-        for job in group(PINNED)
-        for cell, values, _ in compute(job)
-    }
-    for cell, error in PINNED.items():
-        assert found[cell] == pytest.approx(error, rel=1e-3 if cell.learner == "huber" else 1e-6), (
-            cell
-        )
-
-
-CELLS = [
-    Cell("mlp", "token", 3, 2, m, n, 32, 5, seed=0, repetition=0)
-    for m in (None, 4)
-    for n in (8, 16, 32)
-]
-
-
-def values_of(cell):
-    return {"error": 1 / 3 / cell.n_samples, "alpha": 1e-300}
-
-
-def test_results_come_back_to_the_last_bit(tmp_path):
-    with Store(tmp_path / "cells.sqlite") as store:
-        for cell in CELLS:
-            store.put(cell, values_of(cell), seconds=0.5)
-        store.put(CELLS[0], {"error": 9.0}, seconds=0.1)
-        last, keys = store.keys()
-        assert len(keys) == len(CELLS)
-        assert store.keys(last) == (last, [])
-    with Store(tmp_path / "cells.sqlite") as store:
-        assert store.get([*CELLS, Cell("mlp", "token", 3, 2, 5, 8, 8, 5, 0, 0)]) == {
-            c: values_of(c) for c in CELLS
-        }
-
-
-def test_exports_are_the_same_bytes_in_any_order(tmp_path):
-    forward = {cell: values_of(cell) for cell in CELLS}
-    backward = {cell: dict(reversed(values_of(cell).items())) for cell in reversed(CELLS)}
-    for name, results in (("a", forward), ("b", backward)):
-        export(results, tmp_path / name)
-    for file in ("cells.csv", "cells.parquet"):
-        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-    assert {p.name for p in (tmp_path / "a").iterdir()} == {"cells.csv", "cells.parquet"}
-    table = pq.read_table(tmp_path / "a" / "cells.parquet").to_pylist()
-    with (tmp_path / "a" / "cells.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["key"] for row in table] == [row["key"] for row in rows]
-    assert [row["error"] for row in table] == [float(row["error"]) for row in rows]
-    assert {row["n_heads"] for row in table} == {None, 4}
-
-
-WRITER = """
-import sys
-from pathlib import Path
-from keyhole.lab.cells import Cell
-from keyhole.lab.cells import Store
-with Store(Path(sys.argv[1])) as store:
-    for n in range(2, 52):
-        cell = Cell("mlp", "token", 3, 2, None, n, 64, 5, 0, 0)
-        store.put(cell, {"error": 1 / n}, seconds=float(sys.argv[2]))
-"""
-
-
-def test_processes_share_a_file(tmp_path):
-    path = tmp_path / "cells.sqlite"
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(i)]) for i in range(3)
-    ]
-    assert [writer.wait(timeout=120) for writer in writers] == [0, 0, 0]
-    cells = [Cell("mlp", "token", 3, 2, None, n, 64, 5, 0, 0) for n in range(2, 52)]
-    with Store(path) as store:
-        assert store.get(cells) == {cell: {"error": 1 / cell.n_samples} for cell in cells}
-        assert len(store.keys()[1]) == 50
-
-
-def test_another_file_is_refused(tmp_path):
-    path = tmp_path / "cells.sqlite"
-    path.write_text("not a database, and long enough that nobody takes it for an empty one" * 20)
-    with pytest.raises(ValueError, match="must be a store of cells"):
-        Store(path)
-
-
-def test_a_number_that_is_none_is_refused(tmp_path):
-    with Store(tmp_path / "cells.sqlite") as store:
-        with pytest.raises(ValueError, match="JSON"):
-            store.put(CELLS[0], {"error": float("nan")}, seconds=0.0)
-        assert store.get(CELLS) == {}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "UPDATE results SET result = '{\"error\": 1e999}'",
-        "UPDATE results SET result = '[]'",
-        "UPDATE results SET result = '{'",
-        "UPDATE results SET result = x'ff00'",
-        "DROP TABLE results; CREATE VIEW results AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL "
-        "SELECT x + 1 FROM c) SELECT x AS key, x AS config, x AS result FROM c",
-        "CREATE TRIGGER t AFTER INSERT ON results BEGIN DELETE FROM results; END",
-    ],
+FIXED = FixedCell(
+    model="biased",
+    targets=("token^2", "corr * token"),
+    dim=3,
+    n_keys=4,
+    heads=None,
+    sizes=(20, 40),
+    ridges=(1e-3, 1e-1),
+    noises=(0.0, 0.25),
+    n_test=30,
+    seed=0,
+    repetition=0,
+    mean=0.5,
 )
-def test_a_store_from_elsewhere_is_refused_in_words(change, tmp_path):
-    path = tmp_path / "cells.sqlite"
-    with Store(path) as store:
-        store.put(CELLS[0], {"error": 0.5}, seconds=0.1)
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript(change)
-    with (
-        pytest.raises(ValueError, match=r"must be a store of cells.*Move it away"),
-        Store(path) as store,
-    ):
-        store.get([CELLS[0]])
+BALL = BallCell(
+    loss="huber",
+    target="token",
+    dim=3,
+    n_keys=2,
+    n_heads=6,
+    n_samples=24,
+    most_samples=24,
+    n_test=50,
+    seed=0,
+    repetition=0,
+    labels=Labels(0.1, 0.1, 5.0),
+)
+
+
+def row_of(rows, **where):
+    [row] = [row for row in rows if all(row[name] == value for name, value in where.items())]
+    return row
+
+
+def draw_of(cell):
+    n_train = max(cell.sizes)
+    return Draw.of(cell.dim, cell.n_keys, n_train, cell.n_test, cell.seed, cell.repetition)
+
+
+@pytest.mark.parametrize("cell", [RIDGE, replace(RIDGE, model="mlp"), FIXED, BALL])
+def test_the_same_settings_are_the_same_rows(cell, seed):
+    cell = replace(cell, seed=seed)
+    assert cell.rows() == cell.rows()
+    assert cell.rows() != replace(cell, seed=seed + 1).rows()
+    assert cell.cost > 0
+
+
+@pytest.mark.parametrize("n_heads", [5, 30, None])
+@pytest.mark.parametrize("target", RIDGE.targets)
+def test_ridge_rows_are_fits_of_the_estimator(n_heads, target, seed):
+    """The figures of the paper are evidence about `AttentionRegressor` itself."""
+    cell = replace(RIDGE, seed=seed)
+    row = row_of(cell.rows(), M=n_heads, target=target, n=20)
+    draw = draw_of(cell)
+    model = paper_regressor(
+        n_heads=math.inf if n_heads is None else n_heads,
+        alpha=row["alpha"],
+        random_state=draw.head_seed,
+    )
+    polynomial = read_target(target, cell.dim)
+    model.fit(draw.train[:20], polynomial(draw.train[:20]))
+    truth = polynomial(draw.test)
+    error = np.mean(np.square(model.predict(draw.test) - truth)) / np.var(truth)
+    assert row["error"] == pytest.approx(error, rel=1e-5)
+    assert row["loo"] * np.var(truth) == pytest.approx(model.loo_error_, rel=1e-5)
+    assert row["oracle"] <= row["error"]
+
+
+def test_a_target_does_not_depend_on_its_neighbours(seed):
+    together = row_of(replace(RIDGE, seed=seed).rows(), M=30, target="token^2", n=40)
+    alone = row_of(replace(RIDGE, seed=seed, targets=("token^2",), heads=(30,)).rows(), n=40)
+    assert together["error"] == pytest.approx(alone["error"], rel=1e-9)
+    assert together["alpha"] == pytest.approx(alone["alpha"])
+
+
+@pytest.mark.parametrize("n_heads", [None, 40])
+def test_fixed_rows_are_ridge_by_hand(n_heads, seed):
+    """α = nλ, no intercept, on the kernel or the features of heads with the mean asked for."""
+    cell = replace(FIXED, seed=seed, heads=n_heads)
+    row = row_of(cell.rows(), target="corr * token", n=20, ridge=1e-1, noise=0.25)
+    draw = draw_of(cell)
+    heads = GaussianHeads(mean=0.5)
+    train = draw.train[:20]
+    if n_heads is None:
+        gram = attention_kernel(train, heads=heads)
+        cross = attention_kernel(draw.test, train, heads=heads)
+        kernels = [(gram, cross)]
+    else:
+        kernels = []
+        for number in range(2):  # 80 heads are drawn
+            drawn = heads.sample(n_heads, cell.dim, draw.head_seed + number)
+            features = attention_features(train, drawn)
+            of_test = attention_features(draw.test, drawn)
+            kernels.append((features @ features.T, of_test @ features.T))
+    target = read_target("corr * token", cell.dim)
+    y = Labels(0.25).of(target, draw.train, cell.n_keys, draw.noise_seed)[:20]
+    squares = []
+    for gram, cross in kernels:
+        predicted = cross @ np.linalg.solve(gram + 20 * 1e-1 * np.eye(20), y)
+        squares.append(np.mean(np.square(predicted - target(draw.test))))
+    assert row["mean_square"] == pytest.approx(np.mean(squares), rel=1e-6)
+
+
+def test_labels_are_in_units_of_the_target(seed):
+    target = read_target("token", 3)
+    sets = draw_of(RIDGE).train
+    clean = Labels().of(target, sets, 4, seed)
+    np.testing.assert_array_equal(clean, target(sets))
+    off = Labels(0.3, 0.2, 10.0).of(target, sets, 4, seed) - clean
+    spread = math.sqrt(1 / 12)  # Var f* = 1/(dN)
+    assert (off != 0).all()
+    assert np.abs(off).max() < 16 * spread
+
+
+def test_the_norm_ball_says_at_which_gap_it_stopped(seed):
+    [row] = replace(BALL, seed=seed).rows()
+    assert row["error"] > 0
+    assert 0 <= row["gap"] < 1
+
+
+def test_cells_of_a_figure_differ():
+    cells = tasks.cells(tasks.PRESETS["full"])
+    assert len(set(cells)) == len(cells)

@@ -1,360 +1,454 @@
-"""The unit of work of `keyhole reproduce`.
+"""The unit of work of `keyhole reproduce`: a pure function of its settings and its seed.
 
-One learner on one target at one size, and the key its result is kept under.
-
-A cell knows nothing of figures: two figures that ask for the same cell share its result. Its
-numbers are a function of its fields alone, to the last bit (one BLAS thread, fixed blocks),
-whatever else is computed beside it. Finished cells are in one SQLite file, the `Store`: one
-transaction each, safe to share, exported in a fixed order.
+A cell is a frozen record of settings. ``cell.rows()`` draws sets, fits and measures, and gives one
+row for each fit: what was fitted, and what it came to. Fits that share a draw and a factorisation
+are one cell. A figure is made of the rows of its cells, and of nothing else.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import math
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from keyhole._files import write_whole
-from keyhole.lab.report.document import csv_bytes
+import numpy as np
+from jaxtyping import Float
 
-Values = dict[str, float]  # what a cell comes to, by name; every number is finite
+from keyhole.attention.features import attention_features, mlp_features
+from keyhole.attention.heads import GaussianHeads, sample_mlp_weights
+from keyhole.attention.kernels import attention_kernel, mlp_kernel
+from keyhole.data.sets import SetBatch
+from keyhole.ridge.gram import ridge_gram
+from keyhole.ridge.problem import RidgeProblem
+from keyhole.theory.harmonics import pair_powers
+from keyhole.theory.notation import parse_target
+from keyhole.theory.targets import Polynomial, sphere_sets
 
-TASK_LEARNERS = ("task", "task-theory", "sensitivity")
-"""What is measured of a task of the literature: the error of a fit, what theory predicts for it,
-and the sensitivity of a feature map to one key."""
+Row = dict[str, Any]
+"""What was fitted, and what came out: texts, numbers and None, so that JSON can hold it."""
 
-ARITHMETIC = {
-    "ridge": 1,
-    "fixed": 1,
-    "absolute": 3,
-    "huber": 3,
-    "task": 2,
-    "task-theory": 1,
-    "sensitivity": 1,
-}
-"""Version of the computation behind each learner, part of every key.
+DISTRIBUTIONS = {"attention": GaussianHeads(), "biased": GaussianHeads(mean=1.0)}
+"""Head distributions of the models; "mlp" is a two-layer network on the flattened set."""
 
-Raise it whenever a change anywhere (features, kernels, solvers, draws) moves the numbers of a cell.
-It is written by hand and not a hash of sources, because a docstring would then throw away an hour
-of work; so that nobody forgets, `tests/units/test_cells.py` pins the numbers of a few cells and
-names this table when they move.
-"""
+HEADS_DRAWN = 80
+"""`FixedCell` draws its heads again until this many have been drawn: the luck of few heads is
+averaged out."""
 
-LEARNERS = tuple(ARITHMETIC)
-MODELS = ("attention", "biased", "mlp")
-TASK_MODELS = (
-    "relu",
-    "relu-biased",
-    "softmax",
-    "softmax-biased",
-    "softmax-sharp",
-    "linear",
-    "learned",
-    "two-hops",
-    "mlp",
-    "pooled",
-    "deep-sets",
-    "trained",
-)
-"""Models of the tasks of the literature; `keyhole.lab.task_learners` has them."""
+
+class Cell(ABC):
+    """What `keyhole.lab.run.compute` takes: a frozen dataclass of settings."""
+
+    @property
+    @abstractmethod
+    def cost(self) -> float:
+        """Seconds on one core, roughly: the expensive ones start first."""
+
+    @abstractmethod
+    def rows(self) -> list[Row]:
+        """Draw, fit and measure."""
+
+
+# ---------------------------------------------------------------- targets and draws
+
+
+@lru_cache(maxsize=256)
+def read_target(text: str, dim: int) -> Polynomial:
+    """The polynomial of a notation."""
+    return parse_target(text, dim).target
+
+
+def target_variance(target: Polynomial, n_keys: int) -> float:
+    """Var f* under the sphere distribution.
+
+    >>> from keyhole.theory.targets import TokenPower
+    >>> round(target_variance(TokenPower(1, dim=8), n_keys=4), 6)    # 1/(dN)
+    0.03125
+    """
+    powers = pair_powers(target)
+    return float(powers[1:, 0].sum() + powers[:, 1:].sum() / n_keys)
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One learner on one target at one size.
+class Draw:
+    """The sets of one repetition, and the seeds of its heads and of its noise."""
 
-    The first ``n_samples`` sets of a draw of ``most_samples``.
-    """
+    train: SetBatch
+    test: SetBatch
+    head_seed: int
+    noise_seed: int
 
-    model: str
-    """"attention" (heads of mean zero), "biased" (of mean W_0) or "mlp" (width M(d+1)); for tasks
-    of the literature one of `TASK_MODELS`."""
-    target: str
-    """In the notation of `keyhole.theory.notation`; for tasks the name of one."""
-    dim: int
-    n_keys: int
-    n_heads: int | None  # None for infinitely many
-    n_samples: int
-    most_samples: int  # cells that share it share features, Gram matrix and factorisation
-    n_test: int
-    seed: int
-    repetition: int  # with the seed it names the draw of sets, heads and noise
-    learner: str = "ridge"
-    """"ridge" with its penalty chosen by leave-one-out; "fixed", ridge with the penalty ``ridge``
-    and no intercept; "absolute" or "huber", the constrained learner of the theorems with that
-    loss; one of `TASK_LEARNERS` for the tasks of the literature."""
-    noise: float = 0.0  # variance of the noise in the labels, as a share of Var f*
-    # share of the labels that are off by ± ``outlier_size`` standard deviations of f*
+    @classmethod
+    def of(
+        cls, dim: int, n_keys: int, n_train: int, n_test: int, seed: int, repetition: int
+    ) -> Draw:
+        """One draw for all models, so that they are compared on the same sets."""
+        words = [seed, dim, n_keys, repetition]
+        train, test, heads, noise = np.random.SeedSequence(words).generate_state(4).tolist()
+        return cls(
+            train=sphere_sets(n_train, n_keys, dim, train),
+            test=sphere_sets(n_test, n_keys, dim, test),
+            head_seed=heads,
+            noise_seed=noise,
+        )
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What is wrong with the labels, in units of Var f* and of its root."""
+
+    noise: float = 0.0
+    """The variance of the noise."""
     outliers: float = 0.0
+    """The share of the labels that are off by ± ``outlier_size`` standard deviations."""
     outlier_size: float = 0.0
-    # λ of the learner "fixed", α = nλ; None for the others, which choose theirs
-    ridge: float | None = None
-    mean: float = 1.0  # c of W_0 = c·I, for biased heads of the learner "fixed"
 
-    def __post_init__(self) -> None:
-        # names and sizes
-        models = TASK_MODELS if self.learner in TASK_LEARNERS else MODELS
-        if self.learner not in LEARNERS or self.model not in models:
-            raise ValueError(
-                f"a cell's learner must be one of {', '.join(LEARNERS)} and its model one of "
-                f"{', '.join(models)}: got {self.learner!r} and {self.model!r}."
-            )
-        if not 2 <= self.n_samples <= self.most_samples:
-            raise ValueError(
-                f"a cell needs between 2 and `most_samples` = {self.most_samples} samples, because "
-                f"it takes the first of that draw: got n_samples = {self.n_samples}."
-            )
-        # fields that belong to one kind of cell only
-        is_fixed = self.learner == "fixed"
-        if is_fixed != (self.ridge is not None):
-            raise ValueError(
-                f"`ridge` belongs to the learner fixed: got {self.learner!r} with ridge = "
-                f"{self.ridge}."
-            )
-        has_mean = is_fixed and self.model == "biased"
-        if self.mean != 1.0 and not has_mean:
-            raise ValueError(
-                f"`mean` belongs to biased heads of the learner fixed: got {self.learner}, "
-                f"{self.model}."
-            )
-        if is_fixed and self.model == "mlp" and self.n_heads is not None:
-            raise ValueError(
-                "the learner fixed knows the MLP of infinite width only: n_heads must be None."
-            )
-
-    @property
-    def config(self) -> str:
-        """The fields as canonical JSON: sorted names, no spaces, shortest exact numbers.
-
-        A mean of 1 is left out: cells in stores had no other before there was a field for it.
-        """
-        # all fields are numbers and text: `asdict` would spend 0.1 ms on copying them deeply
-        fields = dict(vars(self))
-        if self.mean == 1.0:
-            del fields["mean"]
-        return canonical(fields)
-
-    @property
-    def key(self) -> str:
-        """SHA-256 of the configuration and of the version of the arithmetic behind it."""
-        text = f"{self.learner}/{ARITHMETIC[self.learner]}\n{self.config}"
-        return hashlib.sha256(text.encode()).hexdigest()
+    def of(self, target: Polynomial, sets: SetBatch, n_keys: int, seed: int) -> np.ndarray:
+        """f* on the sets, with noise and outliers."""
+        y = target(sets)
+        rng = np.random.default_rng(seed)
+        noise = rng.standard_normal(len(y))
+        signs = rng.choice([-1.0, 1.0], size=len(y))
+        is_outlier = rng.random(len(y)) < self.outliers
+        jumps = np.where(is_outlier, self.outlier_size * signs, 0.0)
+        scale = math.sqrt(target_variance(target, n_keys))
+        return np.asarray(y + scale * (math.sqrt(self.noise) * noise + jumps))
 
 
-def canonical(fields: dict[str, Any]) -> str:
-    """JSON in which equal contents are equal text; infinities and NaN are refused.
+# ---------------------------------------------------------------- ridge on kernels
 
-    >>> canonical({"b": 1, "a": 0.5})
-    '{"a":0.5,"b":1}'
+
+def kernels(
+    model: str, train: SetBatch, test: SetBatch, n_heads: tuple[int | None, ...], seed: int
+) -> Iterator[tuple[int | None, Float[np.ndarray, "n n"], Float[np.ndarray, "test n"]]]:
+    """Yield M, the kernel among training sets, and that of test against training sets.
+
+    M = None is the exact kernel of infinitely many heads. Heads are nested: the first M of one
+    draw. An MLP has as many hidden units as these heads have values, M(d+1).
     """
-    return json.dumps(
-        fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    if None in n_heads:
+        yield None, *exact_kernels(model, train, test)
+    finite = [m for m in n_heads if m is not None]
+    if not finite:
+        return
+
+    # the features of the most heads; those of fewer are their first columns, scaled anew
+    most = max(finite)
+    width = train.dim + 1
+    if model == "mlp":
+        weights = sample_mlp_weights(most * width, int(train.lengths[0]), train.dim, seed)
+        features = mlp_features(train, weights)
+        of_test = mlp_features(test, weights)
+    else:
+        heads = DISTRIBUTIONS[model].sample(most, train.dim, seed)
+        features = attention_features(train, heads)
+        of_test = attention_features(test, heads)
+    for m in finite:
+        first = features[:, : m * width]
+        yield m, (most / m) * (first @ first.T), (most / m) * (of_test[:, : m * width] @ first.T)
+
+
+def exact_kernels(
+    model: str, train: SetBatch, test: SetBatch, heads: GaussianHeads | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The kernel of infinitely many heads among training sets, and of test against these."""
+    if model == "mlp":
+        return mlp_kernel(train), mlp_kernel(test, train)
+    distribution = heads or DISTRIBUTIONS[model]
+    return (
+        attention_kernel(train, heads=distribution),
+        attention_kernel(test, train, heads=distribution),
     )
 
 
-# how long a writer waits for another one; a transaction of ours takes milliseconds
-BUSY_SECONDS = 60.0
+def ridge_path(
+    gram: Float[np.ndarray, "n n"],
+    cross: Float[np.ndarray, "test n"],
+    y: Float[np.ndarray, "n t"],
+    truth: Float[np.ndarray, "test t"],
+) -> list[dict[str, float]]:
+    """Fit every target at every penalty from one factorisation; an outcome for each target.
 
-_TABLES = {
-    "results": (
-        "CREATE TABLE results (key TEXT PRIMARY KEY, config TEXT NOT NULL, result TEXT NOT NULL)"
-    ),
-    "timings": (
-        "CREATE TABLE timings (key TEXT PRIMARY KEY, seconds REAL NOT NULL, worker TEXT NOT NULL)"
-    ),
-}
-
-
-class StoreError(ValueError):
-    """A store that cannot be read or written, in words for the person who started the run."""
-
-
-class Store:
-    """Results of cells in one SQLite file (WAL), keyed by `Cell.key`.
-
-    Timings in a table of their own.
-
-    Several processes may read and write one file at once. A result is written in one transaction
-    and never changed: whoever comes second with the same cell has the same bits. Use it as a
-    context manager, or call ``close``.
-
-    Why not one small file per cell: writing 500 cells takes 0.13 ms of CPU each, against 0.49 ms as
-    files that are renamed once they are complete, and reading 0.04 against 0.05 ms.
+    Errors are mean squares over the variance of the target on the test sets: with the penalty that
+    leave-one-out chooses, with the one that is best on the test sets ("oracle"), which nobody can
+    know, and what leave-one-out says of its choice.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        # transactions are opened by hand: `isolation_level=None` keeps Python from opening others
-        self._db = sqlite3.connect(
-            self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
-        try:
-            with self._in_words():
-                self._db.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_SECONDS)}")
-                self._db.execute("PRAGMA trusted_schema = OFF")
-                self._check_schema()
-                self._db.execute("PRAGMA journal_mode = WAL")
-                # in WAL this loses nothing to a killed process, and the last few cells but no more
-                # to a power cut
-                self._db.execute("PRAGMA synchronous = NORMAL")
-                with self._transaction():
-                    for statement in _TABLES.values():
-                        self._db.execute(statement.replace("TABLE", "TABLE IF NOT EXISTS", 1))
-        except BaseException:
-            self._db.close()
-            raise
-
-    def _check_schema(self) -> None:
-        """A file from elsewhere may hold views and triggers, which run whenever we read and write.
-
-        None are ours.
-        """
-        for name, kind, sql in self._db.execute(
-            "SELECT name, type, sql FROM sqlite_master WHERE sql IS NOT NULL"
-        ):
-            if kind != "table" or sql != _TABLES.get(name):
-                raise self._error(f"it has the {kind!s:.20} {name!r:.60}, as no store of ours has")
-        # a damaged index hides cells that are there: milliseconds for thousands of them
-        [(verdict,)] = self._db.execute("PRAGMA integrity_check(1)")
-        if verdict != "ok":
-            raise self._error(f"it is damaged ({verdict!s:.100})")
-
-    def _error(self, evidence: str) -> StoreError:
-        return StoreError(
-            f"{self.path} must be a store of cells, an SQLite file that can be written: "
-            f"{evidence}. Move it away, or choose another folder with --out."
-        )
-
-    @contextmanager
-    def _in_words(self) -> Iterator[None]:
-        """Raise what SQLite raises as a `StoreError`."""
-        try:
-            yield
-        except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
-            raise self._error(f"{error!s:.200}") from error
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._db.close()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Commit what is done inside, or roll it back."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            with suppress(sqlite3.Error):  # SQLite may have rolled back by itself
-                self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
-
-    def put(self, cell: Cell, values: Values, seconds: float, worker: str = "") -> None:
-        """Write one result and its timing in one transaction.
-
-        A cell that is there stays as it is.
-        """
-        row = (cell.key, cell.config, canonical(values))
-        with self._in_words(), self._transaction():
-            self._db.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?)", row)
-            self._db.execute(
-                "INSERT OR IGNORE INTO timings VALUES (?, ?, ?)", (cell.key, seconds, worker)
-            )
-
-    def get(self, cells: Iterable[Cell]) -> dict[Cell, Values]:
-        """Results of those of the cells that are there."""
-        results = {}
-        for cell in cells:
-            with self._in_words():
-                row = self._db.execute(
-                    "SELECT result FROM results WHERE key = ?", (cell.key,)
-                ).fetchone()
-            if row is not None:
-                results[cell] = self._values(row[0])
-        return results
-
-    def _values(self, text: Any) -> Values:
-        """The numbers in the text of a result; a file from elsewhere may hold anything."""
-        values: Any = None
-        if isinstance(text, str):
-            with suppress(ValueError, RecursionError):
-                values = json.loads(text)
-        is_result = isinstance(values, dict) and all(
-            _is_result(name, value) for name, value in values.items()
-        )
-        if not is_result:
-            raise self._error(f"a result there is {text!r:.60}, and not numbers by name")
-        numbers: Values = values
-        return numbers
-
-    def keys(self, after: int = 0) -> tuple[int, list[str]]:
-        """Keys written since the row ``after``, and the number of the last one.
-
-        What progress is read from.
-        """
-        with self._in_words():
-            rows = self._db.execute(
-                "SELECT rowid, key FROM results WHERE rowid > ? ORDER BY rowid", (after,)
-            ).fetchall()
-        last = after
-        if rows:
-            last, _ = rows[-1]
-        return last, [key for _, key in rows]
-
-
-def _is_result(name: str, value: Any) -> bool:
-    """A finite number under a name that can head a column beside the fields of a cell."""
-    is_taken = name == "key" or name in Cell.__dataclass_fields__
-    is_number = type(value) in (int, float) and math.isfinite(value)
-    return name.isidentifier() and not is_taken and is_number
-
-
-def export(results: Mapping[Cell, Values], folder: Path) -> list[Path]:
-    """Write the results as CSV and Parquet, a row per cell in the order of their configurations.
-
-    The same results are the same bytes, whoever computed them and when: floats read back to the
-    same bits, and nothing of timings, machines or dates is in the files.
-    """
-    # every row has a column for every name that any result has
-    names = sorted({name for values in results.values() for name in values})
-    no_values = dict.fromkeys(names)
-    rows = []
-    for cell in sorted(results, key=lambda cell: cell.config):
-        rows.append({"key": cell.key, **asdict(cell), **no_values, **results[cell]})
-
-    columns = ["key", *Cell.__dataclass_fields__, *names]
+    fit = ridge_gram(gram, RidgeProblem.of(y), keep_factor=True)
+    loo = np.empty((len(fit.alphas), y.shape[1]))
+    errors = np.empty_like(loo)
+    for i in range(len(fit.alphas)):
+        at_penalty = fit.at(i)
+        assert at_penalty.left_out is not None  # a factorisation that was kept has residuals
+        loo[i] = np.mean(np.square(at_penalty.left_out), axis=0)
+        predicted = cross @ at_penalty.coef + at_penalty.intercept
+        errors[i] = np.mean(np.square(predicted - truth), axis=0)
+    variance = truth.var(axis=0)
+    chosen = np.argmin(loo, axis=0)
+    best = np.argmin(errors, axis=0)
     return [
-        write_whole(csv_bytes(rows), folder / "cells.csv"),
-        write_whole(_parquet(rows, columns), folder / "cells.parquet"),
+        {
+            "error": float(errors[chosen[t], t] / variance[t]),
+            "alpha": float(fit.alphas[chosen[t]]),
+            "oracle": float(errors[best[t], t] / variance[t]),
+            "loo": float(loo[chosen[t], t] / variance[t]),
+        }
+        for t in range(y.shape[1])
     ]
 
 
-def _parquet(rows: list[dict[str, Any]], columns: list[str]) -> bytes:
-    """Rows as Parquet: the types of a cell's fields, and floats for the values."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+# ---------------------------------------------------------------- cells
 
-    arrow_types = {"int": pa.int64(), "int | None": pa.int64(), "str": pa.string()}
-    field_types = {"key": "str"}
-    for name, field in Cell.__dataclass_fields__.items():
-        field_types[name] = str(field.type)
-    schema = pa.schema(
-        [(name, arrow_types.get(field_types.get(name, ""), pa.float64())) for name in columns]
-    )
-    sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), sink)
-    return sink.getvalue()
+
+@dataclass(frozen=True)
+class RidgeCell(Cell):
+    """Ridge on one draw: every target, number of heads and size, penalties by leave-one-out."""
+
+    model: str
+    targets: tuple[str, ...]
+    """In the notation of `keyhole.theory.notation`."""
+    dim: int
+    n_keys: int
+    heads: tuple[int | None, ...]
+    """None for infinitely many."""
+    sizes: tuple[int, ...]
+    """The first n sets of the draw of the largest."""
+    n_test: int
+    seed: int
+    repetition: int
+    labels: Labels = Labels()
+
+    @property
+    def cost(self) -> float:
+        """See `Cell`."""
+        most = max(self.sizes)
+        total = 0.0
+        for heads in self.heads:
+            pairs = 1.0 if self.model == "mlp" else self.n_keys**2 / 10
+            width = heads * (self.dim + 1) / 20 if heads is not None else pairs
+            total += 2e-9 * most * (most + 2 * self.n_test) * width
+            total += sum(1e-10 * n**3 + 1e-3 for n in self.sizes)
+        return total
+
+    def rows(self) -> list[Row]:
+        """See `Cell`."""
+        most = max(self.sizes)
+        draw = Draw.of(self.dim, self.n_keys, most, self.n_test, self.seed, self.repetition)
+        polynomials = [read_target(text, self.dim) for text in self.targets]
+        labels = [
+            self.labels.of(target, draw.train, self.n_keys, draw.noise_seed)
+            for target in polynomials
+        ]
+        y = np.stack(labels, axis=1)
+        truth = np.stack([target(draw.test) for target in polynomials], axis=1)
+
+        rows = []
+        for heads, gram, cross in kernels(
+            self.model, draw.train, draw.test, self.heads, draw.head_seed
+        ):
+            for n in self.sizes:
+                outcomes = ridge_path(gram[:n, :n], cross[:, :n], y[:n], truth)
+                for target, outcome in zip(self.targets, outcomes, strict=True):
+                    rows.append(
+                        {
+                            "model": self.model,
+                            "target": target,
+                            "d": self.dim,
+                            "N": self.n_keys,
+                            "M": heads,
+                            "n": n,
+                            "most": most,
+                            "repetition": self.repetition,
+                            "outliers": self.labels.outliers,
+                            **outcome,
+                        }
+                    )
+        return rows
+
+
+@dataclass(frozen=True)
+class FixedCell(Cell):
+    """What the theory describes, on one draw: no intercept, α = nλ, the mean square of the error.
+
+    Every target, penalty, noise and size of one model with one number of heads; the mean over
+    several draws of the heads where these are few.
+    """
+
+    model: str
+    targets: tuple[str, ...]
+    dim: int
+    n_keys: int
+    heads: int | None
+    sizes: tuple[int, ...]
+    ridges: tuple[float, ...]
+    noises: tuple[float, ...]
+    n_test: int
+    seed: int
+    repetition: int
+    mean: float = 1.0
+    """c of the mean c·I of biased heads."""
+
+    @property
+    def cost(self) -> float:
+        """See `Cell`."""
+        most = max(self.sizes)
+        fits = sum(5e-11 * n**3 + 5e-3 for n in self.sizes) * len(self.ridges)
+        if self.heads is None:
+            return fits + 2e-9 * most * (most + self.n_test) * self.n_keys**2 / 10
+        return fits * self._n_draws
+
+    @property
+    def _n_draws(self) -> int:
+        if self.heads is None:
+            return 1
+        return max(1, round(HEADS_DRAWN / self.heads))
+
+    def rows(self) -> list[Row]:
+        """See `Cell`."""
+        most = max(self.sizes)
+        draw = Draw.of(self.dim, self.n_keys, most, self.n_test, self.seed, self.repetition)
+        polynomials = [read_target(text, self.dim) for text in self.targets]
+
+        # an output for every target and noise
+        labels = []
+        truths = []
+        for target in polynomials:
+            truth = target(draw.test)
+            for noise in self.noises:
+                of_train = Labels(noise).of(target, draw.train, self.n_keys, draw.noise_seed)
+                labels.append(of_train)
+                truths.append(truth)
+        y = np.stack(labels, axis=1)
+        truth = np.stack(truths, axis=1)
+
+        # the mean square of every output, at every penalty and size
+        if self.heads is None:
+            errors = self._kernel_errors(draw, y, truth)
+        else:
+            errors = self._layer_errors(draw, y, truth)
+        rows = []
+        for (n, ridge), squares in errors.items():
+            by_output = np.reshape(squares, (len(self.targets), len(self.noises)))
+            for target_text, of_target in zip(self.targets, by_output.tolist(), strict=True):
+                for noise, square in zip(self.noises, of_target, strict=True):
+                    rows.append(
+                        {
+                            "model": self.model,
+                            "target": target_text,
+                            "d": self.dim,
+                            "N": self.n_keys,
+                            "M": self.heads,
+                            "n": n,
+                            "ridge": ridge,
+                            "noise": noise,
+                            "repetition": self.repetition,
+                            "mean_square": square,
+                        }
+                    )
+        return rows
+
+    def _kernel_errors(
+        self, draw: Draw, y: np.ndarray, truth: np.ndarray
+    ) -> dict[tuple[int, float], np.ndarray]:
+        """Infinitely many heads: the exact kernel, once for all sizes and penalties."""
+        distribution = GaussianHeads(mean=self.mean) if self.model == "biased" else None
+        gram, cross = exact_kernels(self.model, draw.train, draw.test, distribution)
+        errors = {}
+        for n in self.sizes:
+            for ridge in self.ridges:
+                problem = RidgeProblem.of(y[:n], [n * ridge], fit_intercept=False)
+                fit = ridge_gram(gram[:n, :n], problem)
+                predicted = cross[:, :n] @ fit.coef
+                errors[n, ridge] = np.mean(np.square(predicted - truth), axis=0)
+        return errors
+
+    def _layer_errors(
+        self, draw: Draw, y: np.ndarray, truth: np.ndarray
+    ) -> dict[tuple[int, float], np.ndarray]:
+        """M heads: the estimator, for several draws of the heads."""
+        from keyhole.estimators.attention import AttentionRegressor
+
+        errors: dict[tuple[int, float], np.ndarray] = {}
+        for number in range(self._n_draws):
+            for n in self.sizes:
+                for ridge in self.ridges:
+                    model = AttentionRegressor(
+                        self.heads or 1,
+                        heads=GaussianHeads(mean=self.mean if self.model == "biased" else 0.0),
+                        alpha=n * ridge,
+                        fit_intercept=False,
+                        activation="relu",
+                        pooling="mean",
+                        scaling="none",
+                        query="given",
+                        random_state=draw.head_seed + number,
+                    )
+                    predicted = model.fit(draw.train[:n], y[:n]).predict(draw.test)
+                    squares = np.mean(np.square(predicted.reshape(truth.shape) - truth), axis=0)
+                    errors[n, ridge] = errors.get((n, ridge), 0.0) + squares / self._n_draws
+        return errors
+
+
+@dataclass(frozen=True)
+class BallCell(Cell):
+    """The learner of the theorems on one draw: a convex loss over a norm ball."""
+
+    loss: str
+    """"absolute" or "huber"."""
+    target: str
+    dim: int
+    n_keys: int
+    n_heads: int
+    n_samples: int
+    most_samples: int
+    """The first ``n_samples`` sets of so many, which other learners see too."""
+    n_test: int
+    seed: int
+    repetition: int
+    labels: Labels
+
+    @property
+    def cost(self) -> float:
+        """See `Cell`."""
+        per_number = 6e-5 if self.loss == "absolute" else 9e-6
+        return per_number * self.n_samples * self.n_heads * (self.dim + 1)
+
+    def rows(self) -> list[Row]:
+        """See `Cell`."""
+        from keyhole.estimators.norm_ball import NormBallRegressor, NormBallWarning
+
+        draw = Draw.of(
+            self.dim, self.n_keys, self.most_samples, self.n_test, self.seed, self.repetition
+        )
+        target = read_target(self.target, self.dim)
+        truth = target(draw.test)
+        y = self.labels.of(target, draw.train, self.n_keys, draw.noise_seed)[: self.n_samples]
+        # the Huber loss bends at 1: labels in units of f*
+        scale = math.sqrt(target_variance(target, self.n_keys))
+        model = NormBallRegressor(
+            self.n_heads,
+            heads=DISTRIBUTIONS["attention"],
+            loss=self.loss,  # type: ignore[arg-type]
+            tol=0.01,
+            random_state=draw.head_seed,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NormBallWarning)  # the gap it stopped at is in the row
+            model.fit(draw.train[: self.n_samples], y / scale)
+        squares = np.square(model.predict(draw.test) * scale - truth)
+        return [
+            {
+                "model": self.loss,
+                "target": self.target,
+                "d": self.dim,
+                "N": self.n_keys,
+                "M": self.n_heads,
+                "n": self.n_samples,
+                "repetition": self.repetition,
+                "outliers": self.labels.outliers,
+                "error": float(np.mean(squares) / np.var(truth)),
+                "gap": float(model.duality_gap_),
+            }
+        ]

@@ -1,4 +1,4 @@
-"""Every figure by name, what it is asked to compute, and the report made of all of them."""
+"""Every figure by name, its settings, and the report made of all of them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keyhole.lab.cells import Cell
+from keyhole.lab.cells import Cell, Row
 from keyhole.lab.figures.transformer import section as transformer_section
-from keyhole.lab.measured import Results
 from keyhole.lab.report.document import Report, Section
 from keyhole.theory.notation import parse_target
 
@@ -36,19 +35,30 @@ TRANSFORMER = "transformer"  # the figure about a real checkpoint: no cells, one
 NAMES = (*FIGURES, TRANSFORMER)
 PRESETS = ("quick", "full")
 
-SHORT = {
-    "d": "dim",
-    "N": "n_keys",
-    "M": "n_heads",
-    "n": "largest",
-}  # names of the paper for fields of a Config
+SHORT = {"d": "dim", "N": "n_keys", "M": "n_heads", "n": "largest"}
+"""Names of the paper for fields of a Config."""
+
+NAME_FIELDS = ("tasks", "learners", "predicted")
+"""Settings that are names, of tasks and of learners; other texts are targets."""
+
+RANGES: dict[str, tuple[float, float]] = {
+    "seed": (0, 2**63 - 1),
+    "powers": (1, 64),
+    **dict.fromkeys(("dim", "dims", "slope_dim", "far_dims", "ratio_dim"), (1, 4096)),
+    **dict.fromkeys(("gammas", "outliers"), (0, 1)),
+    "level": (1e-6, 1),
+    **dict.fromkeys(("noise", "outlier_size", "noises", "ridges", "factors"), (0, 1e6)),
+    "repetitions": (1, 200),
+    "more_repetitions": (0, 200),
+}
+"""Least and most that a setting may be; a count that is not named here is from 1 to 10⁷."""
 
 
 @dataclass(frozen=True)
 class Figure:
     """One figure with its settings.
 
-    Its module has ``PRESETS``, ``cells(config)`` and ``section(config, results)``.
+    Its module has ``PRESETS``, ``RULE``, ``cells(config)`` and ``section(config, rows)``.
     """
 
     name: str
@@ -56,8 +66,19 @@ class Figure:
     config: Any
 
     def cells(self) -> list[Cell]:
-        """What it needs."""
+        """What has to be measured."""
         return list(self.module.cells(self.config))
+
+    def section(self, results: Mapping[Cell, list[Row]]) -> Section:
+        """Charts, tables and verdict, from the rows of its cells."""
+        rows = [row for cell in self.cells() for row in results[cell]]
+        section: Section = self.module.section(self.config, rows)
+        return section
+
+
+def module_of(name: str) -> Any:
+    """The module of a figure that is made of cells."""
+    return importlib.import_module(f"keyhole.lab.figures.{FIGURES[name]}")
 
 
 def check_names(names: Sequence[str]) -> list[str]:
@@ -67,13 +88,16 @@ def check_names(names: Sequence[str]) -> list[str]:
     """
     for name in names:
         if name not in NAMES:
-            near = difflib.get_close_matches(name, NAMES, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(
-                f"unknown figure {name!r}.{hint} The figures are {', '.join(NAMES)}; none means "
-                "all of them."
+                f"unknown figure {name!r}.{_did_you_mean(name, NAMES)} The figures are "
+                f"{', '.join(NAMES)}; none means all of them."
             )
     return [name for name in NAMES if name in names or not names]
+
+
+def _did_you_mean(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def choose_figures(
@@ -93,7 +117,7 @@ def choose_figures(
     figures = []
     for name in names:
         if name in FIGURES:
-            module: Any = importlib.import_module(f"keyhole.lab.figures.{FIGURES[name]}")
+            module = module_of(name)
             figures.append(Figure(name, module, module.PRESETS[preset]))
     if seed is not None:
         figures = [_with(figure, {"seed": seed}) for figure in figures]
@@ -103,27 +127,25 @@ def choose_figures(
 
 
 def _override(figures: list[Figure], text: str) -> list[Figure]:
+    """The figures with a setting changed, in those that have it."""
     field, equals, value = text.partition("=")
-    field = field.strip()
-    field = SHORT.get(field, field)
+    field = SHORT.get(field.strip(), field.strip())
     if not equals:
         raise ValueError(f"--set takes field=value, such as d=8: got {text!r}.")
-    having = [figure for figure in figures if field in _fields(figure.config)]
-    if not having:
-        known = sorted({name for figure in figures for name in _fields(figure.config)})
+    known = sorted({name for figure in figures for name in _types(figure.config)})
+    if field not in known:
         short = ", ".join(f"{short} for {name}" for short, name in SHORT.items())
-        near = difflib.get_close_matches(field, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"no figure asked for has a setting {field!r}.{hint} Settings are "
-            f"{', '.join(known) or 'none'} ({short})."
+            f"no figure asked for has a setting {field!r}.{_did_you_mean(field, known)} Settings "
+            f"are {', '.join(known) or 'none'} ({short})."
         )
-    return [
-        _with(figure, {field: _read(value.strip(), _fields(figure.config)[field], text)})
-        if figure in having
-        else figure
-        for figure in figures
-    ]
+    changed = []
+    for figure in figures:
+        kind = _types(figure.config).get(field)
+        if kind is not None:
+            figure = _with(figure, {field: _read(value.strip(), kind, text)})
+        changed.append(figure)
+    return changed
 
 
 def _with(figure: Figure, changes: dict[str, Any]) -> Figure:
@@ -134,28 +156,10 @@ def _with(figure: Figure, changes: dict[str, Any]) -> Figure:
     return dataclasses.replace(figure, config=config)
 
 
-def _fields(config: Any) -> dict[str, Any]:
+def _types(config: Any) -> dict[str, Any]:
+    """The settings of a figure and their types."""
     hints = typing.get_type_hints(type(config))
     return {field.name: hints[field.name] for field in dataclasses.fields(config)}
-
-
-RANGES: dict[str, tuple[float, float]] = {
-    "seed": (0, 2**63 - 1),
-    "powers": (1, 64),
-    **dict.fromkeys(("dim", "dims", "slope_dim", "far_dims", "ratio_dim"), (1, 4096)),
-    **dict.fromkeys(("gammas", "outliers"), (0, 1)),
-    "level": (1e-6, 1),
-    **dict.fromkeys(("noise", "outlier_size", "noises", "ridges", "factors"), (0, 1e6)),
-    "repetitions": (1, 200),
-    "more_repetitions": (0, 200),
-}
-"""Least and most that a setting may be; from 1 to 10⁷ where it is a count that is not named
-here.
-"""
-
-
-NAME_FIELDS = ("tasks", "learners", "predicted")
-"""Settings that are names, of tasks and of learners; other texts are targets."""
 
 
 def _read(value: str, kind: Any, text: str) -> Any:
@@ -166,28 +170,33 @@ def _read(value: str, kind: Any, text: str) -> Any:
         if not values:
             raise ValueError(f"--set {text}: there must be at least one value.")
         return values
-    words = {int: "a whole number", float: "a number", str: "text"}
+    field = text.partition("=")[0].strip()
+    field = SHORT.get(field, field)
+    if kind is str:
+        # the settings themselves know their names; other text is a target
+        if field not in NAME_FIELDS:
+            parse_target(value, dim=4)
+        return value
     try:
         number = kind(value)
     except ValueError:
-        raise ValueError(f"--set {text}: {value!r} must be {words[kind]}.") from None
-    field = text.partition("=")[0].strip()
-    if kind is str and field in NAME_FIELDS:
-        return number  # the settings themselves know their names
-    if kind is str:
-        parse_target(number, dim=4)  # other text is a target
-        return number
-    low, high = RANGES.get(SHORT.get(field, field), (1, 10**7))
+        words = {int: "a whole number", float: "a number"}[kind]
+        raise ValueError(f"--set {text}: {value!r} must be {words}.") from None
+    low, high = RANGES.get(field, (1, 10**7))
     if not low <= number <= high:
         raise ValueError(f"--set {text}: {value} must be from {low:g} to {high:g}.")
     return number
 
 
 def build_report(
-    figures: Sequence[Figure], results: Results, *, transformer: bool, provenance: Mapping[str, str]
+    figures: Sequence[Figure],
+    results: Mapping[Cell, list[Row]],
+    *,
+    transformer: bool,
+    provenance: Mapping[str, str],
 ) -> Report:
     """Sections in order, and a lead that counts the verdicts."""
-    sections: list[Section] = [figure.module.section(figure.config, results) for figure in figures]
+    sections = [figure.section(results) for figure in figures]
     if transformer:
         sections.append(transformer_section())
     states = [section.verdict.state for section in sections if section.verdict is not None]
@@ -209,40 +218,22 @@ def provenance_of(
     """Versions, machine, seed and command: all that is needed to do it again."""
     import numpy
     import scipy
+    from threadpoolctl import threadpool_info
 
     from keyhole import __version__
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    blas = {f"{pool['internal_api']} {pool.get('version')}" for pool in threadpool_info()}
     return {
         "command": command,
         "preset": preset,
         "seed": str(seed),
-        "cells": f"{cells} ({computed} computed now, the others found in the store)",
+        "cells": f"{cells} ({computed} computed now, the others were finished before)",
         "time": f"{seconds:.0f} s in this run",
         "keyhole": __version__,
         "Python": platform.python_version(),
         "NumPy": numpy.__version__,
         "SciPy": scipy.__version__,
-        "BLAS": _blas(),
-        "machine": f"{platform.system()} {platform.machine()}, {cores} cores, {_processor()}",
+        "BLAS": ", ".join(sorted(blas)),
+        "machine": f"{platform.system()} {platform.machine()}, {cores} cores",
     }
-
-
-def _blas() -> str:
-    from threadpoolctl import threadpool_info
-
-    pools = [pool for pool in threadpool_info() if pool.get("user_api") == "blas"]
-    return ", ".join(
-        dict.fromkeys(f"{pool['internal_api']} {pool.get('version')}" for pool in pools)
-    )
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown processor"

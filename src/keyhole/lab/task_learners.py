@@ -1,18 +1,17 @@
 """What learns the tasks of the literature: eleven learners on nested draws of a task.
 
-A cell names a task (`keyhole.theory.tasks`), a model of `keyhole.lab.cells.TASK_MODELS`, a number
-of samples and a repetition. Every learner sees the same samples, and none sees the test sets
-before its error is measured: penalties and head distributions are chosen by leave-one-out,
-networks stop by a part of the training samples.
+Every learner sees the same samples, and none sees the test sets before its error is measured:
+penalties and head distributions are chosen by leave-one-out, networks stop by a part of the
+training samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -22,8 +21,7 @@ from keyhole.attention.features import attention_features, mlp_features
 from keyhole.attention.heads import GaussianHeads, sample_mlp_weights
 from keyhole.attention.kernels import mlp_kernel
 from keyhole.data.sets import SetBatch
-from keyhole.lab.cells import Cell, Values
-from keyhole.lab.factorised import FactorisedGram
+from keyhole.lab.cells import Cell, Row, ridge_path
 from keyhole.theory.conditional import conditional_curve
 from keyhole.theory.tasks import TASKS, PositionAndMeaning, SetTask, word_sensitivity
 
@@ -38,6 +36,22 @@ RIDGES = np.geomspace(1e-9, 1.0, 19)
 
 FLAT_WIDTH = 1000
 """Random features of the flattened input whose word sensitivity is measured."""
+
+NAMES = {
+    "relu": "ReLU",
+    "relu-biased": "ReLU, biased",
+    "softmax": "softmax",
+    "softmax-biased": "softmax, biased",
+    "softmax-sharp": "softmax, mean 10",
+    "linear": "linear",
+    "learned": "learned heads",
+    "two-hops": "two hops",
+    "mlp": "MLP, flattened",
+    "pooled": "pooled statistics",
+    "deep-sets": "DeepSets",
+    "trained": "trained attention",
+}
+"""Learners by the names a reader sees."""
 
 
 def find_task(name: str) -> SetTask:
@@ -61,15 +75,13 @@ class TaskDraw:
     """Names what a learner draws: heads, initial weights, the order of samples."""
 
     @classmethod
-    def of(cls, cell: Cell) -> TaskDraw:
+    def of(cls, name: str, n_train: int, n_test: int, seed: int, repetition: int) -> TaskDraw:
         """One draw for all learners, so that they are compared on the same sets."""
-        words = [cell.seed, cell.repetition, *cell.target.encode()]
-        train_seed, test_seed, fit_seed = (
-            int(word) for word in np.random.SeedSequence(words).generate_state(3)
-        )
-        task = find_task(cell.target)
-        train, y = task.draw(cell.most_samples, train_seed)
-        test, truth = task.draw(cell.n_test, test_seed)
+        words = [seed, repetition, *name.encode()]
+        train_seed, test_seed, fit_seed = np.random.SeedSequence(words).generate_state(3).tolist()
+        task = find_task(name)
+        train, y = task.draw(n_train, train_seed)
+        test, truth = task.draw(n_test, test_seed)
         return cls(train=train, y=y, test=test, truth=truth, fit_seed=fit_seed)
 
     def error(self, predictions: Float[np.ndarray, " test"]) -> float:
@@ -77,16 +89,11 @@ class TaskDraw:
         return float(np.mean(np.square(predictions - self.truth)) / np.var(self.truth))
 
 
-class TaskLearner(Protocol):
-    """Anything that is fitted to the first n samples of a draw, for several n."""
-
-    def outcomes(
-        self, draw: TaskDraw, sizes: Sequence[int], n_heads: int
-    ) -> Iterator[tuple[int, Values]]:
-        """The values of a cell, its error among them, for every n."""
+Learner = Callable[[TaskDraw, Sequence[int], int], list[float]]
+"""Errors after fits to the first n samples of a draw, for several n, with M heads."""
 
 
-# ---------------------------------------------------------------- closed form: frozen heads
+# ---------------------------------------------------------------- frozen heads
 
 
 @dataclass(frozen=True)
@@ -97,102 +104,95 @@ class HeadSetting:
     mean: float = 0.0
     scale: float = 0.5
 
+    def regressor(self, n_heads: int, seed: int) -> Any:
+        """The estimator with such heads; its penalty is chosen by leave-one-out."""
+        from keyhole.estimators.attention import AttentionRegressor
+
+        return AttentionRegressor(
+            n_heads,
+            heads=GaussianHeads(mean=self.mean, scale=self.scale),
+            activation=self.activation,
+            pooling="mean",
+            scaling="none",
+            query="given",
+            random_state=seed,
+        )
+
     def features(self, batch: SetBatch, n_heads: int, seed: int) -> Float[np.ndarray, "n p"]:
         """Features of M heads; the seed names the draw."""
-        distribution = GaussianHeads(mean=self.mean, scale=self.scale)
-        heads = distribution.sample(n_heads, batch.dim, seed)
+        heads = GaussianHeads(mean=self.mean, scale=self.scale).sample(n_heads, batch.dim, seed)
         return attention_features(batch, heads, self.activation)
 
 
-@dataclass(frozen=True)
-class FrozenHeads:
-    """Ridge on features of frozen heads; of several settings leave-one-out chooses one."""
+FROZEN = {
+    "relu": (HeadSetting("relu"),),
+    "relu-biased": tuple(HeadSetting("relu", mean=c) for c in (1.0, 3.0, 10.0)),
+    "softmax": (HeadSetting("softmax"), HeadSetting("softmax", scale=3.0)),
+    "softmax-biased": tuple(HeadSetting("softmax", mean=c) for c in (1.0, 3.0, 10.0)),
+    "softmax-sharp": (HeadSetting("softmax", mean=10.0),),
+    "linear": (HeadSetting("linear"), HeadSetting("linear", mean=3.0)),
+}
+"""The settings of frozen heads; of several leave-one-out chooses one."""
 
-    settings: tuple[HeadSetting, ...]
 
-    def distinct_settings(self, batch: SetBatch) -> tuple[HeadSetting, ...]:
-        """The settings that differ on these sets: without a query a mean c·I does nothing."""
-        if batch.query is not None:
-            return self.settings
-        by_noise = {(s.activation, s.scale): s for s in reversed(self.settings)}
-        return tuple(reversed(by_noise.values()))
+def distinct_settings(learner: str, batch: SetBatch) -> list[HeadSetting]:
+    """The settings that differ on these sets: without a query a mean c·I does nothing."""
+    if batch.query is not None:
+        return list(FROZEN[learner])
+    by_noise: dict[tuple[str, float], HeadSetting] = {}
+    for setting in FROZEN[learner]:
+        by_noise.setdefault((setting.activation, setting.scale), setting)
+    return list(by_noise.values())
 
-    def outcomes(
-        self, draw: TaskDraw, sizes: Sequence[int], n_heads: int
-    ) -> Iterator[tuple[int, Values]]:
-        """See `TaskLearner`."""
-        # Gram matrices of all training sets, which smaller n take the corner of
-        kernels = []
-        for setting in self.distinct_settings(draw.train):
-            features = setting.features(draw.train, n_heads, draw.fit_seed)
-            of_test = setting.features(draw.test, n_heads, draw.fit_seed)
-            kernels.append((features @ features.T, of_test @ features.T))
 
-        # for every n, the setting with the least leave-one-out error
+def frozen_heads(learner: str) -> Learner:
+    """The estimator; for every n the setting with the least leave-one-out error."""
+
+    def errors(draw: TaskDraw, sizes: Sequence[int], n_heads: int) -> list[float]:
+        least = []
         for n in sizes:
-            fits = []
-            for gram, cross in kernels:
-                factorised = FactorisedGram.of(np.asfortranarray(gram[:n, :n]))
-                fits.append(factorised.outcome(draw.y[:n], cross[:, :n], draw.truth))
-            best = min(range(len(fits)), key=lambda k: fits[k]["loo"])
-            yield n, {**fits[best], "setting": float(best)}
+            fits = [
+                setting.regressor(n_heads, draw.fit_seed).fit(draw.train[:n], draw.y[:n])
+                for setting in distinct_settings(learner, draw.train)
+            ]
+            best = min(fits, key=lambda model: model.loo_error_)
+            least.append(draw.error(best.predict(draw.test)))
+        return least
 
-    def predicted(
-        self, task: SetTask, sizes: Sequence[int], n_heads: int, n_sets: int, seed: int
-    ) -> dict[int, float]:
-        """What theory predicts for every n: the error at the best ridge of the best setting.
-
-        From ``n_sets`` fresh sets, by `kh.theory.conditional_curve`, as a share of Var y.
-        """
-        batch, y = task.draw(n_sets, seed)
-        curves = []
-        for setting in self.distinct_settings(batch):
-            features = setting.features(batch, n_heads, seed)
-            centred = features - features.mean(axis=0)
-            unit = float(np.mean(np.square(centred).sum(axis=1)))
-            ridges = unit * RIDGES[:, None]
-            errors = conditional_curve(features, y, np.array(sizes), ridges, fit_intercept=True)
-            curves.append(errors.min(axis=0))
-        best = np.min(curves, axis=0) / np.var(y)
-        return {n: float(error) for n, error in zip(sizes, best, strict=True)}
+    return errors
 
 
-@dataclass(frozen=True)
-class FlattenedNetwork:
+# ---------------------------------------------------------------- the other learners
+
+
+def flattened_network(draw: TaskDraw, sizes: Sequence[int], n_heads: int) -> list[float]:
     """Ridge on infinitely many random features of the flattened input: no notion of a key."""
-
-    def outcomes(
-        self, draw: TaskDraw, sizes: Sequence[int], n_heads: int
-    ) -> Iterator[tuple[int, Values]]:
-        """See `TaskLearner`."""
-        gram = mlp_kernel(draw.train)
-        cross = mlp_kernel(draw.test, draw.train)
-        for n in sizes:
-            factorised = FactorisedGram.of(np.asfortranarray(gram[:n, :n]))
-            yield n, factorised.outcome(draw.y[:n], cross[:, :n], draw.truth)
+    gram = mlp_kernel(draw.train)
+    cross = mlp_kernel(draw.test, draw.train)
+    return [_path_error(draw, gram[:n, :n], cross[:, :n]) for n in sizes]
 
 
-@dataclass(frozen=True)
-class PooledStatistics:
+def pooled_statistics(draw: TaskDraw, sizes: Sequence[int], n_heads: int) -> list[float]:
     """Ridge on mean, spread and extremes of every coordinate of the keys, and the query."""
-
-    def outcomes(
-        self, draw: TaskDraw, sizes: Sequence[int], n_heads: int
-    ) -> Iterator[tuple[int, Values]]:
-        """See `TaskLearner`."""
-        features = pooled_statistics(draw.train)
-        of_test = pooled_statistics(draw.test)
-        for n in sizes:
-            # units of the training samples; a column that does not vary stays as it is
-            spread = features[:n].std(axis=0)
-            unit = np.where(spread > 0, spread, 1.0)
-            scaled = features[:n] / unit
-            factorised = FactorisedGram.of(np.asfortranarray(scaled @ scaled.T))
-            cross = (of_test / unit) @ scaled.T
-            yield n, factorised.outcome(draw.y[:n], cross, draw.truth)
+    features = _statistics(draw.train)
+    of_test = _statistics(draw.test)
+    errors = []
+    for n in sizes:
+        # units of the training samples; a column that does not vary stays as it is
+        spread = features[:n].std(axis=0)
+        unit = np.where(spread > 0, spread, 1.0)
+        scaled = features[:n] / unit
+        errors.append(_path_error(draw, scaled @ scaled.T, (of_test / unit) @ scaled.T))
+    return errors
 
 
-def pooled_statistics(batch: SetBatch) -> Float[np.ndarray, "n p"]:
+def _path_error(draw: TaskDraw, gram: np.ndarray, cross: np.ndarray) -> float:
+    """The error of ridge on a Gram matrix of the first samples."""
+    [outcome] = ridge_path(gram, cross, draw.y[: len(gram), None], draw.truth[:, None])
+    return outcome["error"]
+
+
+def _statistics(batch: SetBatch) -> Float[np.ndarray, "n p"]:
     """Mean, standard deviation, largest and smallest of every coordinate of the keys, and query."""
     keys = batch.tokens.reshape(len(batch), -1, batch.dim)
     columns = [keys.mean(axis=1), keys.std(axis=1), keys.max(axis=1), keys.min(axis=1)]
@@ -201,27 +201,18 @@ def pooled_statistics(batch: SetBatch) -> Float[np.ndarray, "n p"]:
     return np.concatenate(columns, axis=1)
 
 
-# ---------------------------------------------------------------- learned attention
-
-
-@dataclass(frozen=True)
-class LearnedAttention:
+def learned_heads(hops: int) -> Learner:
     """Softmax heads whose distribution is learned, of one hop or of several."""
 
-    hops: int
-
-    def outcomes(
-        self, draw: TaskDraw, sizes: Sequence[int], n_heads: int
-    ) -> Iterator[tuple[int, Values]]:
-        """See `TaskLearner`."""
-        # the estimators are imported where they are used: they bring scikit-learn along
+    def errors(draw: TaskDraw, sizes: Sequence[int], n_heads: int) -> list[float]:
         from keyhole.attention.learned import LearnedHeads
         from keyhole.estimators.attention import AttentionRegressor
 
+        of_sizes = []
         for n in sizes:
             model = AttentionRegressor(
                 n_heads,
-                heads=LearnedHeads(hops=self.hops),
+                heads=LearnedHeads(hops=hops),
                 activation="softmax",
                 pooling="mean",
                 scaling="none",
@@ -229,57 +220,36 @@ class LearnedAttention:
                 random_state=draw.fit_seed % 2**31,
             )
             model.fit(draw.train[:n], draw.y[:n])
-            yield n, {"error": draw.error(model.predict(draw.test))}
+            of_sizes.append(draw.error(model.predict(draw.test)))
+        return of_sizes
+
+    return errors
 
 
-@dataclass(frozen=True)
-class TrainedNetwork:
+def trained_network(kind: str) -> Learner:
     """A network of torch, trained by gradient descent: "deep-sets" or "attention"."""
 
-    kind: str
-
-    def outcomes(
-        self, draw: TaskDraw, sizes: Sequence[int], n_heads: int
-    ) -> Iterator[tuple[int, Values]]:
-        """See `TaskLearner`."""
+    def errors(draw: TaskDraw, sizes: Sequence[int], n_heads: int) -> list[float]:
         from keyhole.lab.trained_networks import fit_network
 
+        of_sizes = []
         for n in sizes:
-            predict = fit_network(self.kind, draw.train[:n], draw.y[:n], draw.fit_seed % 2**31)
-            yield n, {"error": draw.error(predict(draw.test))}
+            predict = fit_network(kind, draw.train[:n], draw.y[:n], draw.fit_seed % 2**31)
+            of_sizes.append(draw.error(predict(draw.test)))
+        return of_sizes
+
+    return errors
 
 
-LEARNERS: dict[str, TaskLearner] = {
-    "relu": FrozenHeads((HeadSetting("relu"),)),
-    "relu-biased": FrozenHeads(tuple(HeadSetting("relu", mean=c) for c in (1.0, 3.0, 10.0))),
-    "softmax": FrozenHeads((HeadSetting("softmax"), HeadSetting("softmax", scale=3.0))),
-    "softmax-biased": FrozenHeads(tuple(HeadSetting("softmax", mean=c) for c in (1.0, 3.0, 10.0))),
-    "softmax-sharp": FrozenHeads((HeadSetting("softmax", mean=10.0),)),
-    "linear": FrozenHeads((HeadSetting("linear"), HeadSetting("linear", mean=3.0))),
-    "learned": LearnedAttention(hops=1),
-    "two-hops": LearnedAttention(hops=2),
-    "mlp": FlattenedNetwork(),
-    "pooled": PooledStatistics(),
-    "deep-sets": TrainedNetwork("deep-sets"),
-    "trained": TrainedNetwork("attention"),
+LEARNERS: dict[str, Learner] = {
+    **{name: frozen_heads(name) for name in FROZEN},
+    "learned": learned_heads(hops=1),
+    "two-hops": learned_heads(hops=2),
+    "mlp": flattened_network,
+    "pooled": pooled_statistics,
+    "deep-sets": trained_network("deep-sets"),
+    "trained": trained_network("attention"),
 }
-"""The learners by the model of a cell."""
-
-NAMES = {
-    "relu": "ReLU",
-    "relu-biased": "ReLU, biased",
-    "softmax": "softmax",
-    "softmax-biased": "softmax, biased",
-    "softmax-sharp": "softmax, mean 10",
-    "linear": "linear",
-    "learned": "learned heads",
-    "two-hops": "two hops",
-    "mlp": "MLP, flattened",
-    "pooled": "pooled statistics",
-    "deep-sets": "DeepSets",
-    "trained": "trained attention",
-}
-"""The learners as a reader sees them."""
 
 CLOSED_FORM = ("relu", "relu-biased", "softmax", "softmax-biased", "linear", "mlp", "pooled")
 """Learners without any descent."""
@@ -306,80 +276,135 @@ def has_query(task: str) -> bool:
     return batch.query is not None
 
 
-def is_defined(model: str, task: str) -> bool:
+def is_defined(learner: str, task: str) -> bool:
     """Whether a learner differs from the others on a task."""
-    return model not in NEEDS_QUERY or has_query(task)
+    return learner not in NEEDS_QUERY or has_query(task)
 
 
 # ---------------------------------------------------------------- cells
 
 
-def compute_tasks(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
-    """Compute cells of one task, one learner and one repetition, smallest n first."""
-    first = cells[0]
-    if first.learner == "sensitivity":
-        for cell in cells:
-            yield cell, {"sensitivity": _sensitivity(cell)}
-        return
-    sizes = [cell.n_samples for cell in cells]
-    if first.learner == "task-theory":
-        learner = LEARNERS[first.model]
-        assert isinstance(learner, FrozenHeads)  # `PREDICTED` has no others
-        task = find_task(first.target)
-        n_heads = first.n_heads or 1
+@dataclass(frozen=True)
+class TaskCell(Cell):
+    """One learner on one task in one repetition, at several numbers of samples."""
+
+    task: str
+    learner: str
+    sizes: tuple[int, ...]
+    most_samples: int
+    """The first n sets of so many, which other learners see too."""
+    n_heads: int
+    n_test: int
+    seed: int
+    repetition: int
+
+    @property
+    def cost(self) -> float:
+        """See `keyhole.lab.cells.Cell`."""
+        if self.learner in ("learned", "two-hops"):
+            return sum(1.0 + 3e-3 * n for n in self.sizes)
+        if self.learner in NEEDS_TORCH:
+            return 1.5 * len(self.sizes)
+        return 0.02 * len(self.sizes) * len(FROZEN.get(self.learner, [0]))
+
+    def rows(self) -> list[Row]:
+        """See `keyhole.lab.cells.Cell`."""
+        draw = TaskDraw.of(self.task, self.most_samples, self.n_test, self.seed, self.repetition)
+        errors = LEARNERS[self.learner](draw, self.sizes, self.n_heads)
+        return [
+            {
+                "task": self.task,
+                "learner": self.learner,
+                "n": n,
+                "repetition": self.repetition,
+                "error": error,
+            }
+            for n, error in zip(self.sizes, errors, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class TaskTheoryCell(Cell):
+    """What theory predicts for frozen heads on a task: the error at the best ridge and setting.
+
+    From fresh sets, by `kh.theory.conditional_curve`, as a share of Var y.
+    """
+
+    task: str
+    learner: str
+    sizes: tuple[int, ...]
+    n_heads: int
+    n_sets: int
+    seed: int
+
+    @property
+    def cost(self) -> float:
+        """See `keyhole.lab.cells.Cell`."""
+        return 1e-10 * self.n_sets**3 * len(FROZEN[self.learner])
+
+    def rows(self) -> list[Row]:
+        """See `keyhole.lab.cells.Cell`."""
         # a seed of no repetition's own
-        seed = int(np.random.SeedSequence([first.seed, 2**31]).generate_state(1)[0])
-        predicted = learner.predicted(task, sizes, n_heads, first.n_test, seed)
-        for cell in cells:
-            yield cell, {"error": predicted[cell.n_samples]}
-        return
-    draw = TaskDraw.of(first)
-    outcomes = LEARNERS[first.model].outcomes(draw, sizes, first.n_heads or 1)
-    for cell, (_, values) in zip(cells, outcomes, strict=True):
-        yield cell, values
+        seed = int(np.random.SeedSequence([self.seed, 2**31]).generate_state(1)[0])
+        batch, y = find_task(self.task).draw(self.n_sets, seed)
+        curves = []
+        for setting in distinct_settings(self.learner, batch):
+            features = setting.features(batch, self.n_heads, seed)
+            centred = features - features.mean(axis=0)
+            unit = float(np.mean(np.square(centred).sum(axis=1)))
+            ridges = unit * RIDGES[:, None]
+            sizes = np.array(self.sizes)
+            errors = conditional_curve(features, y, sizes, ridges, fit_intercept=True)
+            curves.append(errors.min(axis=0))
+        best = np.min(curves, axis=0) / np.var(y)
+        return [
+            {"task": self.task, "learner": self.learner, "n": n, "predicted": float(error)}
+            for n, error in zip(self.sizes, best, strict=True)
+        ]
 
 
-def _sensitivity(cell: Cell) -> float:
-    """The word sensitivity of a feature map, for the N and the d of a cell."""
-    seed = int(np.random.SeedSequence([cell.seed, cell.repetition]).generate_state(1)[0])
-    n_heads = cell.n_heads or 1
+@dataclass(frozen=True)
+class SensitivityCell(Cell):
+    """The word sensitivity of a feature map: its largest relative change when one key changes."""
 
-    def flattened(batch: SetBatch) -> np.ndarray:
-        return mlp_features(batch, sample_mlp_weights(FLAT_WIDTH, cell.n_keys, cell.dim, seed))
+    features: str
+    """"mlp", or a learner with frozen heads."""
+    dim: int
+    n_keys: int
+    n_heads: int
+    n_sets: int
+    seed: int
+    repetition: int
 
-    def attention(batch: SetBatch) -> np.ndarray:
-        # heads with the mean 3·I stand for biased ones
-        mean = 3.0 if cell.model.endswith("-biased") else 0.0
-        activation: Activation = "relu" if cell.model.startswith("relu") else "softmax"
-        features = HeadSetting(activation, mean).features(batch, n_heads, seed)
-        # the constant coordinate of softmax features is 1 whatever the keys: it is left out
-        by_head = features.reshape(len(batch), n_heads, cell.dim + 1)
-        return by_head[:, :, : cell.dim].reshape(len(batch), n_heads * cell.dim)
+    @property
+    def cost(self) -> float:
+        """See `keyhole.lab.cells.Cell`."""
+        return 0.1 + 1e-3 * self.n_keys
 
-    features = flattened if cell.model == "mlp" else attention
-    return word_sensitivity(features, cell.n_keys, cell.dim, cell.n_test, seed)
+    def rows(self) -> list[Row]:
+        """See `keyhole.lab.cells.Cell`."""
+        seed = int(np.random.SeedSequence([self.seed, self.repetition]).generate_state(1)[0])
 
+        def flattened(batch: SetBatch) -> np.ndarray:
+            return mlp_features(batch, sample_mlp_weights(FLAT_WIDTH, self.n_keys, self.dim, seed))
 
-def task_cost(cell: Cell) -> float:
-    """Seconds on one core, roughly."""
-    n = cell.n_samples
-    if cell.learner == "sensitivity":
-        return 0.1 + 1e-3 * cell.n_keys
-    if cell.learner == "task-theory":
-        # one eigendecomposition of all sets serves all n: it is counted with each alike
-        return 0.02 + len(_settings(cell.model)) * 1e-10 * cell.n_test**3
-    if cell.model in ("learned", "two-hops"):
-        return 1.0 + 3e-3 * n
-    if cell.model in NEEDS_TORCH:
-        return 1.5
-    # features and their Gram matrix, then a factorisation for each setting
-    gram = n * (n + 2 * cell.n_test) * (cell.n_heads or 1) * cell.dim / 2e10
-    return 0.02 + len(_settings(cell.model)) * (gram + 8 * n**3 / 3 / 1.5e10)
+        def attention(batch: SetBatch) -> np.ndarray:
+            # heads with the mean 3·I stand for biased ones
+            mean = 3.0 if self.features.endswith("-biased") else 0.0
+            activation: Activation = "relu" if self.features.startswith("relu") else "softmax"
+            features = HeadSetting(activation, mean).features(batch, self.n_heads, seed)
+            # the constant coordinate of softmax features is 1 whatever the keys: it is left out
+            by_head = features.reshape(len(batch), self.n_heads, self.dim + 1)
+            return by_head[:, :, : self.dim].reshape(len(batch), self.n_heads * self.dim)
 
-
-def _settings(model: str) -> Sequence[HeadSetting | None]:
-    """The settings that a learner tries; one that is not of frozen heads has one."""
-    learner = LEARNERS[model]
-    if isinstance(learner, FrozenHeads):
-        return learner.settings
-    return [None]
+        feature_map = flattened if self.features == "mlp" else attention
+        return [
+            {
+                "features": self.features,
+                "N": self.n_keys,
+                "repetition": self.repetition,
+                "sensitivity": word_sensitivity(
+                    feature_map, self.n_keys, self.dim, self.n_sets, seed
+                ),
+            }
+        ]

@@ -1,7 +1,7 @@
 "use strict";
 // The page of `keyhole explore`. The address holds the state; the server computes; report.js draws.
 (() => {
-  const { inks, charts, draw } = window.keyhole;
+  const { charts, draw } = window.keyhole;
   const $$ = (id) => document.getElementById(id);
   const make = (tag, more) => Object.assign(document.createElement(tag), more);
   const listed = (notes) => notes.map((textContent) => make("li", { textContent }));
@@ -70,9 +70,7 @@
 
   async function show(place, answer) {
     Object.assign(charts, answer.charts);
-    Object.assign(inks, answer.inks);
     const fresh = make("template", { innerHTML: answer.html });
-    const struck = [...place.querySelectorAll('.legend [aria-pressed="false"]')].map((key) => key.dataset.key);
     const old = new Map([...place.querySelectorAll(".plot")].map((plot) => [plot.dataset.chart, plot]));
     for (const plot of fresh.content.querySelectorAll(".plot")) {
       const known = old.get(plot.dataset.chart);
@@ -84,7 +82,6 @@
     const moving = performance.now() - touched < 300; // then what is in sight has to do; `refresh` draws the rest
     const plots = [...place.querySelectorAll(".plot")].filter((plot) => !moving || plot.getBoundingClientRect().top < innerHeight);
     await Promise.all(plots.map((plot) => draw(plot, moving)));
-    for (const key of place.querySelectorAll(".legend button")) if (struck.includes(key.dataset.key)) key.click();
     place.querySelectorAll(".plot.map").forEach(listenForClicks);
   }
 

@@ -6,29 +6,27 @@ Sample size against complexity: the n that reaches a fixed error, for many targe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 from scipy.stats import rankdata
 
-from keyhole.lab.cells import Cell
-from keyhole.lab.figures.learning_curves import DEVIATION, predicted_samples
-from keyhole.lab.jobs import read_target, target_variance
-from keyhole.lab.measured import (
+from keyhole.lab.cells import Cell, RidgeCell, Row, read_target, target_variance
+from keyhole.lab.curves import (
+    DEVIATION,
     RESAMPLES,
-    CellSweep,
     Estimate,
-    Results,
-    apart,
+    above,
+    count_text,
+    curve_of,
     deviation_text,
-    log_chart,
-    samples_row,
-    samples_text,
-    series_from_rows,
+    samples_needed,
+    state_of,
 )
-from keyhole.lab.report.document import Chart, Row, Section, Series, State, Table, Verdict
+from keyhole.lab.predictions import predicted_samples
+from keyhole.lab.report.document import Chart, Section, Series, Table, Verdict, bars
 from keyhole.theory.complexity import paper_complexity, rkhs_norm, rkhs_norm_bound
 
 TARGETS = (
@@ -46,11 +44,21 @@ MEASURES = {
     "paper": "paper's B(f*)",
 }
 """Complexities by name, each a field of a row; norms and B are divided by Var f*, since the error
-is too.
-"""
+is too."""
+
+COMPLEXITIES = ("norm", "bound", "paper")
+"""Those that the claim is about."""
 
 TRIVIAL = {"inverse_variance": "1/Var f*", "degree": "degree of f*"}
 """Predictors that know no complexity: what a small variance or a high degree alone would tell."""
+
+RULE = (
+    "The number is how much more the rank correlation of a complexity with the samples is than "
+    "that of the better trivial predictor, 1/Var f* or the degree. Holds if its 95 % interval over "
+    "resampled targets lies above 0 for the exact norm, the norm bound and the paper's B(f*); "
+    "partly if for some of these or for the predicted n; not sure if intervals have 0 inside and "
+    "none lies above."
+)
 
 
 @dataclass(frozen=True)
@@ -82,27 +90,6 @@ class Config:
             "sets."
         )
 
-    @property
-    def problems(self) -> list[tuple[str, int, int]]:
-        """Every (target, d, N)."""
-        return [(target, d, n) for d in self.dims for n in self.keys for target in self.targets]
-
-    def sweep(self, target: str, dim: int, n_keys: int) -> CellSweep:
-        """Error against n."""
-        cell = Cell(
-            model="attention",
-            target=target,
-            dim=dim,
-            n_keys=n_keys,
-            n_heads=None,
-            n_samples=self.largest,
-            most_samples=self.largest,
-            n_test=self.n_test,
-            seed=self.seed,
-            repetition=0,
-        )
-        return CellSweep.over(cell, "n_samples", self.sizes, self.repetitions)
-
 
 PRESETS = {
     "quick": Config(dims=(4, 6), keys=(4,), largest=1024, repetitions=3, n_test=1000),
@@ -111,21 +98,35 @@ PRESETS = {
 
 
 def cells(config: Config) -> list[Cell]:
-    """What has to be known."""
-    cells = []
-    for target, dim, n_keys in config.problems:
-        cells += config.sweep(target, dim, n_keys).cells
-    return cells
+    """What has to be measured."""
+    return [
+        RidgeCell(
+            model="attention",
+            targets=config.targets,
+            dim=dim,
+            n_keys=n_keys,
+            heads=(None,),
+            sizes=config.sizes,
+            n_test=config.n_test,
+            seed=config.seed,
+            repetition=repetition,
+        )
+        for dim in config.dims
+        for n_keys in config.keys
+        for repetition in range(config.repetitions)
+    ]
 
 
-def section(config: Config, results: Results) -> Section:
+def section(config: Config, rows: Sequence[Row]) -> Section:
     """The figure and its verdict."""
-    rows = [_row(config, results, target, dim, n_keys) for target, dim, n_keys in config.problems]
-    reached = [row for row in rows if row["measured"] is not None]
-    ranks = {name: _rank(reached, name, config.seed) for name in (*MEASURES, *TRIVIAL)}
-    trivial = max(TRIVIAL, key=lambda name: ranks[name].value or 0.0)
-    margins = {name: _margin(reached, name, trivial, config.seed) for name in MEASURES}
-    charts = [_chart(config, reached, name) for name in MEASURES]
+    table = [
+        _target_row(config, rows, target, dim, n_keys)
+        for dim in config.dims
+        for n_keys in config.keys
+        for target in config.targets
+    ]
+    reached = [row for row in table if row["measured"] is not None]
+    ranks, margins, trivial = ranks_of(reached, config.seed)
     ranks_table = Table(
         name="complexity-ranks",
         title="Which complexity puts the targets in the order of their sample sizes",
@@ -139,12 +140,12 @@ def section(config: Config, results: Results) -> Section:
             for name, words in {**MEASURES, **TRIVIAL}.items()
         ],
         note=(
-            "Spearman's rank correlation over the targets that reach the error, ± standard error "
-            f"by resampling targets. {TRIVIAL[trivial]} is the better of two trivial predictors; "
-            "differences are over the same resampled targets."
+            "Spearman's rank correlation over the targets that reach the error, with 95 % "
+            f"intervals by resampling targets. {TRIVIAL[trivial]} is the better of two trivial "
+            "predictors; differences are over the same resampled targets."
         ),
     )
-    targets_table = Table("complexity-targets", "Every target", [_readable(row) for row in rows])
+    targets_table = Table("complexity-targets", "Every target", [_readable(row) for row in table])
     return Section(
         slug="complexity",
         title="Sample size against complexity",
@@ -152,22 +153,31 @@ def section(config: Config, results: Results) -> Section:
             "The complexity of a target orders the number of samples it takes to learn it, better "
             "than its variance or its degree alone."
         ),
-        blocks=[*charts, ranks_table, targets_table],
-        verdict=_verdict(rows, reached, ranks, margins, TRIVIAL[trivial]),
+        blocks=[
+            *(_chart(config, reached, name) for name in MEASURES),
+            ranks_table,
+            targets_table,
+        ],
+        verdict=verdict(table, config.seed),
         settings=config.describe(),
+        rule=RULE,
     )
 
 
-def _row(config: Config, results: Results, target: str, dim: int, n_keys: int) -> Row:
-    """Samples measured and predicted for a problem, and its complexities over Var f*."""
+def _target_row(config: Config, rows: Sequence[Row], target: str, dim: int, n_keys: int) -> Row:
+    """Samples measured and predicted for a target, and its complexities over Var f*."""
     polynomial = read_target(target, dim)
     variance = target_variance(polynomial, n_keys)
-    sweep = config.sweep(target, dim, n_keys)
+    curve = curve_of(rows, "n", target=target, d=dim, N=n_keys)
+    samples = samples_needed(curve, config.level, config.seed)
+    is_known = samples.value is not None and math.isfinite(samples.spread)
     return {
         "target": target,
         "d": dim,
         "N": n_keys,
-        **samples_row(sweep, results, config.level, config.seed),
+        "measured": samples.value,
+        "standard_error": samples.spread if is_known else None,
+        "interval": samples.text(missing="not reached"),
         "predicted": predicted_samples(target, dim, n_keys, config.level, "attention"),
         "norm": rkhs_norm(polynomial) / variance,
         "bound": rkhs_norm_bound(polynomial) / variance,
@@ -181,31 +191,41 @@ def _readable(row: Row) -> Row:
     """A row as text."""
     return {
         "target": f"`{row['target']}`",
-        **samples_text(row, missing="not reached"),
-        "exact norm / Var": f"{float(row['norm'] or 0):.3g}",
-        "bound / Var": f"{float(row['bound'] or 0):.3g}",
-        "B / Var": f"{float(row['paper'] or 0):.3g}",
+        "d": row["d"],
+        "N": row["N"],
+        "n, measured": row["interval"],
+        "n, predicted": count_text(row["predicted"]),
+        "exact norm / Var": f"{row['norm']:.3g}",
+        "bound / Var": f"{row['bound']:.3g}",
+        "B / Var": f"{row['paper']:.3g}",
     }
 
 
-def _rank(rows: list[Row], name: str, seed: int) -> Estimate:
-    """Rank correlation of a complexity with the samples measured, by resampling targets."""
-    return _resampled(_columns(rows, name, "measured"), _spearman, seed)
+def ranks_of(
+    rows: Sequence[Row], seed: int
+) -> tuple[dict[str, Estimate], dict[str, Estimate], str]:
+    """Rank correlations with the samples, how much more than the better trivial one, and that."""
 
-
-def _margin(rows: list[Row], name: str, trivial: str, seed: int) -> Estimate:
-    """How much more a complexity correlates with the samples than a trivial predictor does."""
+    def spearman(columns: np.ndarray) -> float:
+        return _spearman(columns[:, 0], columns[:, -1])
 
     def difference(columns: np.ndarray) -> float:
-        return _spearman(columns[:, [0, 2]]) - _spearman(columns[:, [1, 2]])
+        return spearman(columns) - _spearman(columns[:, 1], columns[:, -1])
 
-    return _resampled(_columns(rows, name, trivial, "measured"), difference, seed)
+    names = (*MEASURES, *TRIVIAL)
+    ranks = {name: _resampled(_columns(rows, name, "measured"), spearman, seed) for name in names}
+    trivial = max(TRIVIAL, key=lambda name: ranks[name].value or 0.0)
+    margins = {
+        name: _resampled(_columns(rows, name, trivial, "measured"), difference, seed)
+        for name in MEASURES
+    }
+    return ranks, margins, trivial
 
 
-def _columns(rows: list[Row], *names: str) -> np.ndarray:
+def _columns(rows: Sequence[Row], *names: str) -> np.ndarray:
     """Some fields of the rows that have all of them."""
     complete = [row for row in rows if all(row[name] is not None for name in names)]
-    return np.array([[float(row[name] or 0) for name in names] for row in complete])
+    return np.array([[float(row[name]) for name in names] for row in complete])
 
 
 def _resampled(
@@ -220,71 +240,66 @@ def _resampled(
         drawn_rows = rng.integers(len(columns), size=len(columns))
         draws.append(statistic(columns[drawn_rows]))
     low, high = np.nanquantile(draws, [0.025, 0.975])
-    return Estimate(
-        value=statistic(columns),
-        spread=float(np.nanstd(draws)),
-        low=float(low),
-        high=float(high),
-    )
+    return Estimate(statistic(columns), float(np.nanstd(draws)), float(low), float(high))
 
 
-def _spearman(pairs: np.ndarray) -> float:
+def _spearman(x: np.ndarray, y: np.ndarray) -> float:
     """Correlation of the ranks of two columns, NaN where one is constant."""
-    ranks = rankdata(pairs, axis=0)
-    ranks -= ranks.mean(axis=0)
-    norms = np.linalg.norm(ranks, axis=0)
+    ranks = np.stack([rankdata(x), rankdata(y)])
+    ranks -= ranks.mean(axis=1, keepdims=True)
+    norms = np.linalg.norm(ranks, axis=1)
     if not norms.all():
         return math.nan
-    return float(ranks[:, 0] @ ranks[:, 1] / norms.prod())
+    return float(ranks[0] @ ranks[1] / norms.prod())
 
 
-def _chart(config: Config, rows: list[Row], name: str) -> Chart:
+def _chart(config: Config, rows: Sequence[Row], name: str) -> Chart:
     """Samples measured against one of the complexities, a colour per (d, N)."""
     series = []
     for dim, n_keys in product(config.dims, config.keys):
-        shape_rows = [
-            row for row in rows if row["d"] == dim and row["N"] == n_keys and row[name] is not None
+        points = [
+            row for row in rows if (row["d"], row["N"]) == (dim, n_keys) and row[name] is not None
         ]
-        shape_rows.sort(key=lambda row: float(row[name] or 0))
+        points.sort(key=lambda row: row[name])
         label = f"d = {dim}, N = {n_keys}"
-        curve = series_from_rows(
-            shape_rows, name, "measured", label, role=label, error="standard_error"
+        curve = bars(
+            label,
+            [row[name] for row in points],
+            [row["measured"] for row in points],
+            [row["standard_error"] or 0.0 for row in points],
+            label,
+            hover=[row["target"] for row in points],
         )
-        series.append(apart(replace(curve, hover=[str(row["target"]) for row in shape_rows])))
+        series.append(replace(curve, look="dots"))
 
     # a prediction can be right; the other complexities have other units
     x_label = f"{MEASURES[name]} over Var f*"
     if name == "predicted":
         x_label = "predicted n"
         if rows:
-            samples = [float(row["measured"] or 1) for row in rows]
+            samples = [row["measured"] for row in rows]
             ends = [min(samples), max(samples)]
             series.append(
                 Series("measured = predicted", ends, ends, look="dashed", role="prediction")
             )
-    return log_chart(
-        f"complexity-{name}",
-        f"Samples for {config.level:.0%} error against {MEASURES[name]}",
-        x_label,
-        "samples n, measured",
-        series,
+    return Chart(
+        name=f"complexity-{name}",
+        title=f"Samples for {config.level:.0%} error against {MEASURES[name]}",
+        x_label=x_label,
+        y_label="samples n, measured",
+        series=series,
         rows=rows,
+        x_log=True,
+        y_log=True,
         note="Hover for the target.",
     )
 
 
-def _verdict(
-    rows: list[Row],
-    reached: list[Row],
-    ranks: dict[str, Estimate],
-    margins: dict[str, Estimate],
-    trivial: str,
-) -> Verdict:
-    """The claim holds where every complexity orders the samples better than trivial predictors.
-
-    Better is a difference of rank correlations above 0 by its whole interval; it holds in part
-    where some complexity is better.
-    """
+def verdict(rows: Sequence[Row], seed: int) -> Verdict:
+    """The `RULE` on a row for each target."""
+    reached = [row for row in rows if row["measured"] is not None]
+    ranks, margins, trivial_name = ranks_of(reached, seed)
+    trivial = TRIVIAL[trivial_name]
     numbers = {}
     for name, words in {**MEASURES, **TRIVIAL}.items():
         numbers[f"rank correlation with {words}"] = ranks[name].text()
@@ -293,31 +308,30 @@ def _verdict(
     numbers["targets that reach the error"] = f"{len(reached)} of {len(rows)}"
     numbers[DEVIATION] = deviation_text(reached)
 
-    # the best of all, and the best of the complexities
     correlations = {name: value for name in MEASURES if (value := ranks[name].value) is not None}
     if not correlations:
         return Verdict(
             "not tested", "Too few targets reach the error at these sizes to be ranked.", numbers
         )
-    complexities = {name: value for name, value in correlations.items() if name != "predicted"}
-    best = max(correlations, key=lambda name: correlations[name])
-    best_complexity = max(complexities, key=lambda name: complexities[name])
-    better = [name for name in complexities if margins[name].lower > 0]
-    state: State
-    if len(better) == len(complexities):
-        state = "holds"
-    elif better or margins["predicted"].lower > 0:
+    is_better = {name: above(margins[name], 0.0) for name in MEASURES}
+    parts = [is_better[name] for name in COMPLEXITIES]
+    state = state_of(parts)
+    if state != "holds" and is_better["predicted"]:
         state = "partly"
-    else:
-        state = "does not show"
+
+    best = max(correlations, key=lambda name: correlations[name])
+    best_complexity = max(COMPLEXITIES, key=lambda name: correlations.get(name, 0.0))
     sentence = (
         f"Of all, {MEASURES[best]} orders the {len(reached)} sample sizes best (rank correlation "
         f"{correlations[best]:.3f}); among the complexities it is {MEASURES[best_complexity]} "
         f"({correlations[best_complexity]:.2f}), and the paper's B(f*) has "
         f"{correlations.get('paper', 0.0):.2f}, where {trivial} alone has "
-        f"{max(ranks[name].value or 0.0 for name in TRIVIAL):.2f}."
+        f"{ranks[trivial_name].value or 0.0:.2f}."
     )
-    not_better = [MEASURES[name] for name in complexities if name not in better]
-    if not_better:
-        sentence += f" Not better than {trivial} beyond error bars: {', '.join(not_better)}."
+    unsure = [MEASURES[name] for name in COMPLEXITIES if is_better[name] is None]
+    if unsure:
+        sentence += f" Not sure to be better than {trivial}: {', '.join(unsure)}."
+    refuted = [MEASURES[name] for name in COMPLEXITIES if is_better[name] is False]
+    if refuted:
+        sentence += f" Not better than {trivial}: {', '.join(refuted)}."
     return Verdict(state, sentence, numbers)

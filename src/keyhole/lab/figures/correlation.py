@@ -5,41 +5,41 @@ Correlation-weighted functions f_{2,q}: heads whose mean is the identity need fe
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
-import numpy as np
-
-from keyhole.lab.cells import Cell
-from keyhole.lab.figures.learning_curves import (
+from keyhole.lab.cells import Cell, Row
+from keyhole.lab.curves import (
     DEVIATION,
-    CurveConfig,
-    curve_cells,
-    curve_chart,
-    measured_curve,
-    power,
-    predicted_samples,
-)
-from keyhole.lab.measured import (
     Estimate,
-    Results,
+    above,
+    all_of,
+    below,
     count_text,
     deviation_text,
-    samples_measured,
+    samples_needed,
     samples_ratio,
 )
-from keyhole.lab.report.document import Chart, Row, Section, Series, State, Table, Verdict, bars
+from keyhole.lab.figures.learning_curves import CurveConfig, curve_chart, power
+from keyhole.lab.predictions import predicted_samples
+from keyhole.lab.report.document import Chart, Section, Series, State, Table, Verdict, bars
 
 BOTH = ("attention", "biased")
 """The models compared: heads of mean zero, and of mean W_0."""
 
+RULE = (
+    "The number is how many times the samples of biased heads zero-mean heads need on f_{2,q}. "
+    "Holds if it grows with q, the 95 % interval of the last q lies above that of the first and "
+    "above 1, and that of every q lies above 1; partly if only the last q is so; not sure if "
+    "intervals leave that open."
+)
+
 
 @dataclass(frozen=True)
 class Config(CurveConfig):
-    """Powers q of f_{2,q}, and the error at which samples are counted.
-
-    And where theory is asked beside.
-    """
+    """Powers q of f_{2,q}, and the error at which samples are counted."""
 
     dim: int = 5
     n_keys: int = 8
@@ -51,11 +51,11 @@ class Config(CurveConfig):
     powers: tuple[int, ...] = (1, 2, 3)
     level: float = 0.05
     far_dims: tuple[int, ...] = (16, 64)
+    """Dimensions for which theory is asked too."""
 
     def reach(self, model: str, *, exact: bool) -> int:
         """The largest n at which a model is run."""
-        is_compared = exact and model in BOTH
-        if is_compared:
+        if exact and model in BOTH:
             return self.largest
         return min(self.others_up_to, self.largest)
 
@@ -77,36 +77,33 @@ PRESETS = {
 
 def notation(q: int) -> str:
     """f_{2,q} in words that can be read back."""
-    if q == 1:
-        return "corr * token"
-    return f"corr^{q} * token"
+    return "corr * token" if q == 1 else f"corr^{q} * token"
 
 
 def cells(config: Config) -> list[Cell]:
-    """What has to be known."""
-    return curve_cells(config, map(notation, config.powers))
+    """What has to be measured."""
+    return config.cells([notation(q) for q in config.powers])
 
 
-def section(config: Config, results: Results) -> Section:
+def section(config: Config, rows: Sequence[Row]) -> Section:
     """The figure and its verdict."""
     charts = []
     for q in config.powers:
         title = f"f_{{2,{q}}}: mean of {power('⟨x₀, xᵢ⟩', q)} ⟨β, xᵢ⟩"
         charts.append(
-            curve_chart(config, results, notation(q), f"correlation-q{q}", title, config.level)
+            curve_chart(config, rows, notation(q), f"correlation-q{q}", title, config.level)
         )
-    ratios = {q: _ratio(config, results, q) for q in config.powers}
-    rows = [
-        _row(config, results, dim, q, ratios[q])
-        for dim in (config.dim, *config.far_dims)
-        for q in config.powers
-    ]
+    ratios = {q: _ratio(config, rows, q) for q in config.powers}
     table = Table(
         name="correlation-samples",
         title=f"Samples for {config.level:.0%} error, infinitely many heads, N = {config.n_keys}",
-        rows=rows,
+        rows=[
+            _samples_row(config, rows, dim, q, ratios[q])
+            for dim in (config.dim, *config.far_dims)
+            for q in config.powers
+        ],
         note=(
-            "Measured: read between the sizes run on logarithmic axes, ± standard error over "
+            "Measured: read between the sizes run on logarithmic axes, with 95 % intervals over "
             "resampled repetitions. Each power is read at the sample size that it needs. Other "
             "dimensions: theory."
         ),
@@ -120,19 +117,16 @@ def section(config: Config, results: Results) -> Section:
             "f_{2,q} = (1/N) Σ ⟨x₀, xᵢ⟩^{q} ⟨β, xᵢ⟩ from fewer samples than heads of mean zero, "
             "and the more so the higher q."
         ),
-        blocks=[_ratio_chart(config, ratios, rows), *charts, table],
-        verdict=_verdict(config, ratios, deviation),
+        blocks=[_ratio_chart(config, ratios, table.rows), *charts, table],
+        verdict=verdict(config, ratios, deviation),
         settings=config.describe(),
+        rule=RULE,
     )
 
 
-def _ratio(config: Config, results: Results, q: int) -> Estimate:
-    """Samples of zero-mean heads over those of biased ones, on the same sets.
-
-    Heads are infinitely many of both.
-    """
-    zero_mean = measured_curve(config, results, "attention", notation(q), exact=True)
-    biased = measured_curve(config, results, "biased", notation(q), exact=True)
+def _ratio(config: Config, rows: Sequence[Row], q: int) -> Estimate:
+    """Samples of zero-mean over those of biased heads, infinitely many, on the same sets."""
+    zero_mean, biased = (config.curve(rows, model, notation(q), exact=True) for model in BOTH)
     return samples_ratio(zero_mean, biased, config.level, config.seed)
 
 
@@ -151,49 +145,39 @@ def _predicted_ratio(config: Config, q: int, dim: int) -> float | None:
     return zero_mean / biased
 
 
-def _row(config: Config, results: Results, dim: int, q: int, ratio: Estimate) -> Row:
+def _samples_row(config: Config, rows: Sequence[Row], dim: int, q: int, ratio: Estimate) -> Row:
     """A row of the table; measured is one dimension only."""
     is_measured = dim == config.dim
-    row: dict[str, str] = {"d": str(dim), "target": f"f_{{2,{q}}}"}
+    row: Row = {"d": str(dim), "target": f"f_{{2,{q}}}"}
     predicted = _predicted(config, q, dim)
     for model, words, n_predicted in zip(BOTH, ("zero-mean", "biased"), predicted, strict=True):
         row[words] = "–"
         if is_measured:
-            curve = measured_curve(config, results, model, notation(q), exact=True)
-            samples = samples_measured(curve, config.level)
-            row[words] = samples.text(missing=f"> {config.largest}")
+            curve = config.curve(rows, model, notation(q), exact=True)
+            row[words] = samples_needed(curve, config.level).text(missing=f"> {config.largest}")
         row[f"{words}, predicted"] = count_text(n_predicted)
     row["ratio"] = ratio.text() if is_measured else "–"
     predicted_ratio = _predicted_ratio(config, q, dim)
     row["ratio, predicted"] = "–" if predicted_ratio is None else f"{predicted_ratio:.3g}"
-    return dict(row)
+    return row
 
 
-def _ratio_chart(config: Config, ratios: dict[int, Estimate], rows: list[Row]) -> Chart:
+def _ratio_chart(
+    config: Config, ratios: Mapping[int, Estimate], rows: Sequence[Mapping[str, Any]]
+) -> Chart:
     """The ratio of samples against the power q, measured and predicted."""
-    # measured, where both kinds of heads reach the error
-    powers = []
-    values = []
-    errors = []
-    for q, ratio in ratios.items():
-        if ratio.value is not None:
-            powers.append(q)
-            values.append(float(ratio.value))
-            errors.append(float(np.nan_to_num(ratio.spread)))
-    series = [bars(f"measured, d = {config.dim}", powers, values, errors, "biased")]
-
-    # predicted, in this and in higher dimensions
+    measured = {q: ratio for q, ratio in ratios.items() if ratio.value is not None}
+    values = [float(ratio.value or 0.0) for ratio in measured.values()]
+    errors = [0.0 if ratio.spread != ratio.spread else ratio.spread for ratio in measured.values()]
+    series = [bars(f"measured, d = {config.dim}", list(measured), values, errors, "biased")]
     for dim in (config.dim, *config.far_dims):
-        predicted = {}
-        for q in config.powers:
-            predicted_ratio = _predicted_ratio(config, q, dim)
-            if predicted_ratio is not None:
-                predicted[q] = predicted_ratio
+        predicted = {q: _predicted_ratio(config, q, dim) for q in config.powers}
+        known = {q: ratio for q, ratio in predicted.items() if ratio is not None}
         series.append(
             Series(
                 name=f"predicted, d = {dim}",
-                x=list(predicted),
-                y=list(predicted.values()),
+                x=list(known),
+                y=list(known.values()),
                 look="dashed",
                 role="biased" if dim == config.dim else f"d = {dim}",
             )
@@ -215,19 +199,14 @@ def _ratio_chart(config: Config, ratios: dict[int, Estimate], rows: list[Row]) -
     )
 
 
-def _verdict(config: Config, ratios: dict[int, Estimate], deviation: str) -> Verdict:
-    """The claim holds where the ratio grows with q, and biased heads need fewer samples throughout.
-
-    The last interval has to lie above the first and above 1. A power whose interval does not lie
-    above 1 makes it hold in part, and is named.
-    """
-    # the numbers
+def verdict(config: Config, ratios: Mapping[int, Estimate], deviation: str) -> Verdict:
+    """The `RULE` on the ratios of samples by power."""
     numbers = {}
     for q, ratio in ratios.items():
         predicted = _predicted_ratio(config, q, config.dim)
         prediction = "no prediction" if predicted is None else f"predicted {predicted:.2f}"
         name = f"samples of zero-mean over biased heads, f_{{2,{q}}}"
-        numbers[name] = f"{ratio.text()} ({prediction})"
+        numbers[name] = f"{ratio.text()}, {prediction}"
     numbers[DEVIATION] = deviation
 
     # what cannot be compared
@@ -245,17 +224,20 @@ def _verdict(config: Config, ratios: dict[int, Estimate], deviation: str) -> Ver
 
     # the state
     estimates = list(ratios.values())
-    first = estimates[0]
-    last = estimates[-1]
+    first, last = estimates[0], estimates[-1]
     values = [ratio.value or 0.0 for ratio in estimates]
     grows = all(value < next_value for value, next_value in pairwise(values))
-    is_sure = last.lower > max(first.upper, 1.0)
-    without_advantage = [q for q, ratio in ratios.items() if ratio.lower <= 1.0]
+    is_more = above(last, max(first.high, 1.0)) if first.high == first.high else None
+    if below(last, max(first.low, 1.0)):
+        is_more = False
+    helps_at_all = all_of([above(ratio, 1.0) for ratio in estimates])
     state: State
-    if grows and is_sure and not without_advantage:
+    if is_more and grows and helps_at_all:
         state = "holds"
-    elif is_sure:
+    elif is_more:
         state = "partly"
+    elif is_more is None:
+        state = "not sure"
     else:
         state = "does not show"
 
@@ -266,9 +248,9 @@ def _verdict(config: Config, ratios: dict[int, Estimate], deviation: str) -> Ver
         f"For {config.level:.0%} error zero-mean heads need {listed} times the samples of biased "
         f"heads: at the size that each power needs the advantage {growth}."
     )
-    for q in without_advantage:
-        if ratios[q].upper < 1.0:
+    for q, ratio in ratios.items():
+        if below(ratio, 1.0):
             sentence += f" At q = {q} biased heads need more samples than zero-mean heads."
-        else:
-            sentence += f" At q = {q} an advantage of biased heads is not beyond error bars."
+        elif not above(ratio, 1.0):
+            sentence += f" At q = {q} an advantage of biased heads is not sure."
     return Verdict(state, sentence, numbers)

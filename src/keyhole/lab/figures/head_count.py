@@ -7,25 +7,44 @@ limit.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
-from keyhole.lab.cells import Cell
-from keyhole.lab.figures.learning_curves import DEVIATION, MODELS, predicted_error
-from keyhole.lab.jobs import read_target, target_variance
-from keyhole.lab.measured import (
-    CellSweep,
+from keyhole.lab.cells import Cell, RidgeCell, Row, read_target, target_variance
+from keyhole.lab.curves import (
+    DEVIATION,
+    MODELS,
     Curve,
     Estimate,
-    Results,
+    below,
+    curve_of,
+    curve_rows,
     deviation_text,
-    log_chart,
     slope,
+    state_of,
 )
-from keyhole.lab.report.document import Chart, Row, Section, Series, State, Table, Verdict
+from keyhole.lab.predictions import predicted_error
+from keyhole.lab.report.document import Chart, Section, Series, Table, Verdict
 from keyhole.theory.bounds import approximation_bound
+
+PLENTY = 4
+"""Samples per feature from which on the error is that of approximation: what is left of estimation
+is a few percent."""
+
+EXPLAINED = 0.5
+"""The relative error from which on a slope is read."""
+
+ENDLESS = 1e12
+"""Samples that stand for n → ∞ in a prediction."""
+
+RULE = (
+    "The number is the slope of the approximation error against M on logarithmic axes, from the "
+    "first M that explains half of the target. Holds if its 95 % interval ends at −1 or below for "
+    "every target; partly if for some; not sure if intervals have −1 inside and none ends below."
+)
 
 
 @dataclass(frozen=True)
@@ -39,8 +58,7 @@ class Config:
     targets: tuple[str, ...] = ("token^2", "corr * token")
     slope_dim: int = 4
     """The approximation error is measured at this d = N, where its decline is within reach of the
-    samples.
-    """
+    samples."""
     slope_heads: tuple[int, ...] = (2, 4, 8, 16, 32, 64)
     slope_samples: int = 2048
     repetitions: int = 5
@@ -56,48 +74,13 @@ class Config:
             f"measured at d = N = {self.slope_dim} with n = {self.slope_samples}."
         )
 
-    def sweep(self, model: str, target: str, n: int) -> CellSweep:
-        """Error against M at one n."""
-        cell = Cell(
-            model=model,
-            target=target,
-            dim=self.dim,
-            n_keys=self.n_keys,
-            n_heads=None,
-            n_samples=n,
-            most_samples=max(self.sizes),
-            n_test=self.n_test,
-            seed=self.seed,
-            repetition=0,
-        )
-        return CellSweep.over(cell, "n_heads", sorted(self.heads), self.repetitions)
-
-    def limit(self, model: str, target: str, n: int) -> CellSweep:
-        """The same with infinitely many heads."""
-        cell = self.sweep(model, target, n).cells[0]
-        return CellSweep.over(cell, "n_heads", [None], self.repetitions)
-
-    def slope_sweep(self, target: str) -> CellSweep:
-        """Error against M where features are few.
-
-        Few enough for the samples to show their approximation error.
-        """
-        n = self.slope_samples
+    @property
+    def slope_counts(self) -> tuple[int, ...]:
+        """Heads with few enough features for the samples to show their approximation error."""
         n_features = self.slope_dim + 1  # of a head
-        heads = [m for m in sorted(self.slope_heads) if PLENTY * m * n_features <= n]
-        cell = Cell(
-            model="attention",
-            target=target,
-            dim=self.slope_dim,
-            n_keys=self.slope_dim,
-            n_heads=None,
-            n_samples=n,
-            most_samples=n,
-            n_test=self.n_test,
-            seed=self.seed,
-            repetition=0,
+        return tuple(
+            m for m in sorted(self.slope_heads) if PLENTY * m * n_features <= self.slope_samples
         )
-        return CellSweep.over(cell, "n_heads", heads, self.repetitions)
 
 
 PRESETS = {
@@ -111,32 +94,45 @@ PRESETS = {
     "full": Config(),
 }
 
-PLENTY = 4
-"""Samples per feature from which on the error is that of approximation: what is left of estimation
-is a few percent.
-"""
-EXPLAINED = 0.5
-"""The relative error from which on a slope is read."""
-ENDLESS = 1e12
-"""Samples that stand for n → ∞ in a prediction."""
-
 
 def cells(config: Config) -> list[Cell]:
-    """What has to be known."""
-    sweeps = []
-    for model, target, n in product(("attention", "biased"), config.targets, config.sizes):
-        sweeps.append(config.sweep(model, target, n))
-        sweeps.append(config.limit(model, target, n))
-    sweeps += [config.slope_sweep(target) for target in config.targets]
-    return [cell for sweep in sweeps for cell in sweep.cells]
+    """What has to be measured."""
+    cells: list[Cell] = []
+    for repetition in range(config.repetitions):
+        for model in ("attention", "biased"):
+            for heads in (tuple(sorted(config.heads)), (None,)):
+                cells.append(
+                    RidgeCell(
+                        model=model,
+                        targets=config.targets,
+                        dim=config.dim,
+                        n_keys=config.n_keys,
+                        heads=heads,
+                        sizes=tuple(sorted(config.sizes)),
+                        n_test=config.n_test,
+                        seed=config.seed,
+                        repetition=repetition,
+                    )
+                )
+        cells.append(
+            RidgeCell(
+                model="attention",
+                targets=config.targets,
+                dim=config.slope_dim,
+                n_keys=config.slope_dim,
+                heads=config.slope_counts,
+                sizes=(config.slope_samples,),
+                n_test=config.n_test,
+                seed=config.seed,
+                repetition=repetition,
+            )
+        )
+    return cells
 
 
 @dataclass(frozen=True)
 class Slopes:
-    """How the approximation error falls with M on logarithmic axes.
-
-    Measured, predicted, and over which heads.
-    """
+    """How the approximation error falls with M: measured, predicted, and over which heads."""
 
     measured: Estimate
     predicted: float
@@ -145,38 +141,35 @@ class Slopes:
     @property
     def range(self) -> str:
         """The heads, in words."""
-        if not self.heads:
-            return "–"
-        return f"{self.heads[0]} … {self.heads[-1]}"
+        return f"{self.heads[0]} … {self.heads[-1]}" if self.heads else "–"
 
 
-def section(config: Config, results: Results) -> Section:
+def section(config: Config, rows: Sequence[Row]) -> Section:
     """The figure and its verdict."""
     # errors of every target and size, then approximation errors of every target
-    charts = []
-    for target, n in product(config.targets, sorted(config.sizes)):
-        charts.append(_error_chart(config, results, target, n))
-    charts += [_approximation_chart(config, results, target) for target in config.targets]
-
-    slopes = {target: _slopes(config, results, target) for target in config.targets}
-    slope_rows: list[Row] = [
-        {
-            "target": f"`{target}`",
-            "slope, measured": target_slopes.measured.text(),
-            "slope, predicted": f"{target_slopes.predicted:.2f}",
-            "slope of the theorem": "-1",
-            "heads": target_slopes.range,
-        }
-        for target, target_slopes in slopes.items()
+    charts = [
+        _error_chart(config, rows, target, n)
+        for target, n in product(config.targets, sorted(config.sizes))
     ]
+    charts += [_approximation_chart(config, rows, target) for target in config.targets]
+    slopes = {target: _slopes(config, rows, target) for target in config.targets}
     table = Table(
         name="heads-slopes",
         title="How fast the approximation error falls with the number of heads",
-        rows=slope_rows,
+        rows=[
+            {
+                "target": f"`{target}`",
+                "slope, measured": target_slopes.measured.text(),
+                "slope, predicted": f"{target_slopes.predicted:.2f}",
+                "slope of the theorem": "-1",
+                "heads": target_slopes.range,
+            }
+            for target, target_slopes in slopes.items()
+        ],
         note=(
-            "Slopes on logarithmic axes, from the first M that explains half of the target to the "
-            f"last for which n = {config.slope_samples} is at least {PLENTY} times the number "
-            "M(d+1) of features."
+            "Slopes on logarithmic axes with 95 % intervals, from the first M that explains half "
+            f"of the target to the last for which n = {config.slope_samples} is at least {PLENTY} "
+            "times the number M(d+1) of features."
         ),
     )
     deviation = deviation_text([row for chart in charts for row in chart.rows])
@@ -188,64 +181,99 @@ def section(config: Config, results: Results) -> Section:
             "that, more heads bring a finite layer to its infinite-head kernel."
         ),
         blocks=[*charts, table],
-        verdict=_verdict(config, results, slopes, deviation),
+        verdict=verdict(config, rows, slopes, deviation),
         settings=config.describe(),
+        rule=RULE,
     )
 
 
-def _error_chart(config: Config, results: Results, target: str, n: int) -> Chart:
+def _curve(
+    config: Config, rows: Sequence[Row], target: str, n: int, model: str, y: str = "error"
+) -> Curve:
+    """Error against M at one n."""
+    finite = [row for row in _of_errors(config, rows) if row["M"] is not None]
+    return curve_of(finite, "M", y, model=model, target=target, n=n)
+
+
+def _limit(config: Config, rows: Sequence[Row], target: str, n: int, model: str) -> Curve:
+    """Error of infinitely many heads at one n."""
+    return curve_of(_of_errors(config, rows), "n", model=model, target=target, n=n, M=None)
+
+
+def _of_errors(config: Config, rows: Sequence[Row]) -> list[Row]:
+    """The rows of errors at fixed n, without those of the approximation error."""
+    draw = (config.dim, config.n_keys, max(config.sizes))
+    return [row for row in rows if (row["d"], row["N"], row["most"]) == draw]
+
+
+def _approximation_curve(config: Config, rows: Sequence[Row], target: str) -> Curve:
+    """Error against M where samples are plenty."""
+    n = config.slope_samples
+    draw = (config.slope_dim, config.slope_dim, n)
+    plenty = [
+        row
+        for row in rows
+        if (row["d"], row["N"], row["most"]) == draw and row["M"] in config.slope_counts
+    ]
+    return curve_of(plenty, "M", model="attention", target=target, n=n)
+
+
+def _error_chart(config: Config, rows: Sequence[Row], target: str, n: int) -> Chart:
     """Error against M at one n, for zero-mean and biased heads."""
     heads = sorted(config.heads)
     series: list[Series] = []
-    rows: list[Row] = []
+    table: list[Row] = []
     for model in ("attention", "biased"):
         words = MODELS[model]
-        sweep = config.sweep(model, target, n)
-        curve = sweep.curve(results)
-        oracle = sweep.curve(results, "oracle")
-        limit = config.limit(model, target, n).curve(results)
-
-        # what theory predicts, where its spectrum is fine enough
-        predicted: dict[float, float] = {}
-        for m in (*heads, math.inf):
-            error = predicted_error(target, config.dim, config.n_keys, n, m, model)
-            if error is not None:
-                predicted[m] = error
-        predicted_line = [predicted.get(m, math.nan) for m in heads]
-
-        # measured, predicted, with the oracle's penalty, and the level of infinitely many heads
-        ends = [heads[0], heads[-1]]
-        level = float(limit.mean[0])
+        curve = _curve(config, rows, target, n, model)
+        oracle = _curve(config, rows, target, n, model, "oracle")
+        level = float(_limit(config, rows, target, n, model).mean[0])
+        predicted = {
+            m: predicted_error(target, config.dim, config.n_keys, n, m, model) for m in heads
+        }
+        line = [math.nan if predicted[m] is None else predicted[m] or 0.0 for m in heads]
         series += [
             curve.series(words, model),
-            Series(f"{words}, predicted", heads, predicted_line, look="dashed", role=model),
+            Series(f"{words}, predicted", heads, line, look="dashed", role=model),
             oracle.series(f"{words}, oracle penalty", model, "thin"),
-            Series(f"{words}, ∞ heads", ends, [level, level], look="line", role=model),
+            Series(
+                f"{words}, ∞ heads", [heads[0], heads[-1]], [level, level], look="line", role=model
+            ),
         ]
         common: Row = {"target": target, "model": words, "n": n}
-        rows += curve.rows("heads", common, predicted, oracle)
-        rows += limit.rows("heads", common, predicted)
-    return log_chart(
-        f"heads-{_slug(target)}-n{n}",
-        f"`{target}` at n = {n}",
-        "heads M",
-        "relative test error",
-        series,
-        rows=rows,
-        note="The level line is the exact kernel of infinitely many heads. Dashed: theory.",
+        table += curve_rows(curve, "heads", common, dict(predicted.items()), oracle)
+        table.append(
+            {
+                **common,
+                "heads": "∞",
+                "measured": level,
+                "predicted": predicted_error(target, config.dim, config.n_keys, n, math.inf, model),
+            }
+        )
+    return Chart(
+        name=f"heads-{_slug(target)}-n{n}",
+        title=f"`{target}` at n = {n}",
+        x_label="heads M",
+        y_label="relative test error",
+        series=series,
+        rows=table,
+        x_log=True,
+        y_log=True,
+        note=(
+            "The level line is the exact kernel of infinitely many heads. Dashed: theory. Thin: the "
+            "penalty that is best on the test sets."
+        ),
     )
 
 
-def _slopes(config: Config, results: Results, target: str) -> Slopes:
+def _slopes(config: Config, rows: Sequence[Row], target: str) -> Slopes:
     """Slopes from the first M at which half of the variance is explained.
 
     Before, there is nothing to fall from.
     """
-    curve = config.slope_sweep(target).curve(results)
+    curve = _approximation_curve(config, rows, target)
     is_explained = curve.mean <= EXPLAINED
-    first = len(curve.x)
-    if is_explained.any():
-        first = int(np.argmax(is_explained))
+    first = int(np.argmax(is_explained)) if is_explained.any() else len(curve.x)
     tail = Curve(curve.x[first:], curve.runs[:, first:])
     if len(tail.x) < 2:
         return Slopes(measured=Estimate(None), predicted=math.nan, heads=[])
@@ -258,12 +286,10 @@ def _slopes(config: Config, results: Results, target: str) -> Slopes:
 def _approximation(config: Config, target: str, heads: int, n: float = ENDLESS) -> float:
     """Predicted error of M heads, for n → ∞ that of approximation; NaN where theory has none."""
     error = predicted_error(target, config.slope_dim, config.slope_dim, n, heads)
-    if error is None:
-        return math.nan
-    return error
+    return math.nan if error is None else error
 
 
-def _approximation_chart(config: Config, results: Results, target: str) -> Chart:
+def _approximation_chart(config: Config, rows: Sequence[Row], target: str) -> Chart:
     """The approximation error against M: measured, predicted, and the slope of the theorem."""
     heads = sorted(config.slope_heads)
     dim = config.slope_dim
@@ -271,40 +297,45 @@ def _approximation_chart(config: Config, results: Results, target: str) -> Chart
     polynomial = read_target(target, dim)
     variance = target_variance(polynomial, dim)
 
-    curve = config.slope_sweep(target).curve(results)
-    predicted = [_approximation(config, target, m, n) for m in heads]
-    predicted_limit = [_approximation(config, target, m) for m in heads]
-    bounds = [approximation_bound(polynomial, m) / variance for m in heads]
+    curve = _approximation_curve(config, rows, target)
+    predicted = {m: _approximation(config, target, m, n) for m in heads}
+    predicted_limit = {m: _approximation(config, target, m) for m in heads}
+    bounds = {m: approximation_bound(polynomial, m) / variance for m in heads}
     start = float(curve.mean[0])
     one_over_heads = [start * heads[0] / m for m in heads]
     series = [
         curve.series(f"measured at n = {n}", "attention"),
-        Series(f"predicted at n = {n}", heads, predicted, look="dashed", role="attention"),
-        Series("predicted for n → ∞", heads, predicted_limit, look="dashed", role="prediction"),
+        Series(f"predicted at n = {n}", heads, list(predicted.values()), look="dashed",
+               role="attention"),
+        Series("predicted for n → ∞", heads, list(predicted_limit.values()), look="dashed",
+               role="prediction"),
         Series("slope of 1/M", heads, one_over_heads, look="thin", role="oracle"),
-    ]
-    rows: list[Row] = [
+    ]  # fmt: skip
+    measured = dict(zip(curve.x.tolist(), curve.mean.tolist(), strict=True))
+    table: list[Row] = [
         {
             "target": target,
             "heads": m,
-            "measured": float(curve.mean[i]) if i < len(curve.x) else None,
-            "predicted": predicted[i],
-            "predicted_limit": predicted_limit[i],
-            "paper_bound": bounds[i],
+            "measured": measured.get(m),
+            "predicted": predicted[m],
+            "predicted_limit": predicted_limit[m],
+            "paper_bound": bounds[m],
         }
-        for i, m in enumerate(heads)
+        for m in heads
     ]
-    return log_chart(
-        f"heads-{_slug(target)}-approximation",
-        f"`{target}`: approximation error of M heads, d = N = {dim}",
-        "heads M",
-        "relative error",
-        series,
-        rows=rows,
+    return Chart(
+        name=f"heads-{_slug(target)}-approximation",
+        title=f"`{target}`: approximation error of M heads, d = N = {dim}",
+        x_label="heads M",
+        y_label="relative error",
+        series=series,
+        rows=table,
+        x_log=True,
+        y_log=True,
         note=(
             "The theorem's bound (d² + log M) B/(δM), with constant 1 and δ = 0.05, is "
-            f"{bounds[0]:.2g} for M = {heads[0]} and {bounds[-1]:.2g} for M = {heads[-1]}: too far "
-            "up to draw."
+            f"{bounds[heads[0]]:.2g} for M = {heads[0]} and {bounds[heads[-1]]:.2g} for M = "
+            f"{heads[-1]}: too far up to draw."
         ),
     )
 
@@ -314,27 +345,26 @@ def _slug(target: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in target).strip("-").replace("---", "-")
 
 
-def _verdict(
-    config: Config, results: Results, slopes: dict[str, Slopes], deviation: str
+def verdict(
+    config: Config, rows: Sequence[Row], slopes: Mapping[str, Slopes], deviation: str
 ) -> Verdict:
-    """The claim holds where every slope is −1 or steeper by its whole interval."""
-    # the numbers: slopes, and how near the largest number of heads comes to infinitely many
+    """The `RULE` on the slopes of all targets."""
+    # slopes, and how near the largest number of heads comes to infinitely many
     numbers = {}
     for target, target_slopes in slopes.items():
         numbers[f"slope on `{target}`, M = {target_slopes.range}"] = (
-            f"{target_slopes.measured.text()} (predicted {target_slopes.predicted:.2f})"
+            f"{target_slopes.measured.text()}, predicted {target_slopes.predicted:.2f}"
         )
     n = max(config.sizes)
     most = max(config.heads)
     ratios = []
     for target in config.targets:
-        finite, _ = config.sweep("attention", target, n).curve(results).at(most)
-        infinite = float(config.limit("attention", target, n).curve(results).mean[0])
+        finite = float(_curve(config, rows, target, n, "attention").at(most).mean[0])
+        infinite = float(_limit(config, rows, target, n, "attention").mean[0])
         ratios.append(finite / infinite)
         numbers[f"{most} heads over ∞ heads on `{target}`, n = {n}"] = f"{ratios[-1]:.2f}"
     numbers[DEVIATION] = deviation
 
-    # the state
     estimates = [item.measured for item in slopes.values() if item.measured.value is not None]
     if not estimates:
         sentence = (
@@ -342,17 +372,8 @@ def _verdict(
             "to show its slope."
         )
         return Verdict("not tested", sentence, numbers)
+    state = state_of([below(estimate, -1.0) for estimate in estimates])
     values = [estimate.value or 0.0 for estimate in estimates]
-    shallowest = max(estimate.upper for estimate in estimates)
-    state: State
-    if shallowest <= -1:
-        state = "holds"
-    elif max(values) <= -1:
-        state = "partly"
-    else:
-        state = "does not show"
-
-    # the sentence
     sentence = (
         "Once half of the target is explained, the approximation error falls with slopes between "
         f"{min(values):.2f} and {max(values):.2f} in M, where the theorem's bound has −1; with "
@@ -361,17 +382,13 @@ def _verdict(
     )
     if state != "holds":
         sentence += (
-            " Over the heads measured that is not steeper than −1 beyond error bars on every "
-            f"target; by theory it is, on all of them, from M = {_steep_from(config)} on."
+            f" By theory it is steeper than −1 on every target from M = {_steep_from(config)} on."
         )
     return Verdict(state, sentence, numbers)
 
 
 def _steep_from(config: Config) -> int:
-    """The first power of two from which on doubling M pays.
-
-    It more than halves every predicted approximation error.
-    """
+    """The first power of two from which on doubling M halves every predicted error and more."""
 
     def is_steep(target: str, m: int) -> bool:
         return 2 * _approximation(config, target, 2 * m) < _approximation(config, target, m)

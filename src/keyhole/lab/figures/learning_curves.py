@@ -6,29 +6,18 @@ Test error against n for attention, biased attention and an MLP of as many param
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import product
 
-from keyhole.attention.heads import GaussianHeads
-from keyhole.lab.cells import Cell
-from keyhole.lab.jobs import DISTRIBUTIONS, read_target, target_variance
-from keyhole.lab.measured import CellSweep, Curve, Results, log_chart
-from keyhole.lab.report.document import Chart, Row, Series
-from keyhole.theory.bounds import samples_needed
-from keyhole.theory.curves import best_ridge_curve
-
-MODELS = {"attention": "attention", "biased": "biased attention", "mlp": "MLP"}
-"""Models by the names a reader sees."""
-
-DEVIATION = "median deviation of prediction"
-"""Among the numbers of every verdict."""
+from keyhole.lab.cells import Cell, RidgeCell, Row
+from keyhole.lab.curves import MODELS, Curve, curve_of, curve_rows
+from keyhole.lab.predictions import predicted_error
+from keyhole.lab.report.document import Chart, Series
 
 
 @dataclass(frozen=True)
 class CurveConfig:
-    """Sizes. All figures that agree on them share their jobs."""
+    """Sizes of learning curves."""
 
     dim: int = 16
     n_keys: int = 16
@@ -73,201 +62,112 @@ class CurveConfig:
         """The largest n at which a model is run."""
         return self.largest
 
-    def sweep(
-        self, model: str, target: str, sizes: Sequence[int], *, exact: bool = False
-    ) -> CellSweep:
-        """Error against n of one model on one target, in every repetition up to its largest n."""
-        n_heads = None if exact else self.n_heads
-        reach = self.reach(model, exact=exact)
-        runs = []
-        for repetition in range(self.repetitions + self.more_repetitions):
-            # the first repetitions go all the way, the others end earlier
-            most_samples = reach
-            if repetition >= self.repetitions:
-                most_samples = min(self.more_up_to, reach)
-            run = [
-                Cell(
-                    model=model,
-                    target=target,
-                    dim=self.dim,
-                    n_keys=self.n_keys,
-                    n_heads=n_heads,
-                    n_samples=n,
-                    most_samples=most_samples,
-                    n_test=self.n_test,
-                    seed=self.seed,
-                    repetition=repetition,
-                )
-                for n in sizes
-                if n <= most_samples
-            ]
-            runs.append(tuple(run))
-        return CellSweep(x=tuple(n for n in sizes if n <= reach), runs=tuple(runs))
+    def cells(self, targets: Sequence[str], sizes: Sequence[int] = ()) -> list[Cell]:
+        """Every model, finite and infinite, on all targets, sizes and repetitions."""
+        cells: list[Cell] = []
+        for exact in (False, True):
+            for model in MODELS:
+                for repetition in range(self.repetitions + self.more_repetitions):
+                    # the first repetitions go all the way, the others end earlier
+                    most = self.reach(model, exact=exact)
+                    if repetition >= self.repetitions:
+                        most = min(self.more_up_to, most)
+                    cell_sizes = tuple(n for n in sizes or self.sizes if n <= most)
+                    if cell_sizes:
+                        cells.append(
+                            RidgeCell(
+                                model=model,
+                                targets=tuple(targets),
+                                dim=self.dim,
+                                n_keys=self.n_keys,
+                                heads=(None if exact else self.n_heads,),
+                                sizes=cell_sizes,
+                                n_test=self.n_test,
+                                seed=self.seed,
+                                repetition=repetition,
+                            )
+                        )
+        return cells
+
+    def curve(
+        self, rows: Sequence[Row], model: str, target: str, *, exact: bool, y: str = "error"
+    ) -> Curve:
+        """Error against n of one model on one target."""
+        heads = None if exact else self.n_heads
+        return curve_of(rows, "n", y, model=model, target=target, M=heads)
+
+    def predicted(
+        self, model: str, target: str, *, exact: bool, sizes: Sequence[int] = ()
+    ) -> dict[float, float]:
+        """Relative error predicted at the best ridge, by n, where theory has a prediction."""
+        heads = math.inf if exact else self.n_heads
+        errors: dict[float, float] = {}
+        for n in sizes or self.sizes:
+            error = predicted_error(target, self.dim, self.n_keys, n, heads, model)
+            if error is not None:
+                errors[n] = error
+        return errors
 
 
-def curve_cells(
-    config: CurveConfig, targets: Iterable[str], sizes: Sequence[int] | None = None
-) -> list[Cell]:
-    """Every model, finite and infinite, on every target, size and repetition."""
-    cells = []
-    for target, exact, model in product(targets, (False, True), MODELS):
-        cells += config.sweep(model, target, sizes or config.sizes, exact=exact).cells
-    return cells
-
-
-def measured_curve(
-    config: CurveConfig,
-    results: Results,
-    model: str,
-    target: str,
-    *,
-    exact: bool = False,
-    name: str = "error",
-) -> Curve:
-    """Error against n of one model on one target."""
-    return config.sweep(model, target, config.sizes, exact=exact).curve(results, name)
-
-
-def predicted_curve(
-    config: CurveConfig,
-    model: str,
-    target: str,
-    *,
-    exact: bool = False,
-    sizes: Sequence[int] | None = None,
-) -> dict[float, float]:
-    """Relative error predicted from exact spectra at the best ridge, by n.
-
-    Sizes for which theory keeps no spectrum fine enough are left out.
-    """
-    n_heads = math.inf if exact else config.n_heads
-    errors: dict[float, float] = {}
-    for n in sizes or config.sizes:
-        error = predicted_error(target, config.dim, config.n_keys, n, n_heads, model)
-        if error is not None:
-            errors[n] = error
-    return errors
-
-
-@lru_cache(maxsize=16384)
-def predicted_error(
-    target: str,
-    dim: int,
-    n_keys: int,
-    n: float,
-    heads: float,
-    model: str = "attention",
-    noise: float = 0.0,
-) -> float | None:
-    """Test error over Var f* at the best ridge, label noise of ``noise`` Var f* taken off.
-
-    None where the finest spectrum that is kept is not fine enough for so many samples.
-    """
-    polynomial = read_target(target, dim)
-    variance = target_variance(polynomial, n_keys)
-    kind, distribution = _theory_of(model)
-    try:
-        best = best_ridge_curve(
-            polynomial,
-            n,
-            n_keys,
-            noise=noise * variance,
-            n_heads=heads,
-            model=kind,
-            heads=distribution,
-        )
-    except ValueError:
-        return None
-    return float(best.error) / variance - noise
-
-
-@lru_cache(maxsize=4096)
-def predicted_samples(
-    target: str, dim: int, n_keys: int, level: float, model: str, heads: float = math.inf
-) -> int | None:
-    """Samples predicted to reach a share of Var f*.
-
-    None where theory finds none or keeps no spectrum fine enough.
-    """
-    polynomial = read_target(target, dim)
-    error = level * target_variance(polynomial, n_keys)
-    kind, distribution = _theory_of(model)
-    try:
-        return samples_needed(
-            polynomial, n_keys, error, model=kind, n_heads=heads, heads=distribution
-        )
-    except ValueError:
-        return None
-
-
-def _theory_of(model: str) -> tuple[str, GaussianHeads | None]:
-    """A model as the theory names it, and its head distribution."""
-    if model == "mlp":
-        return "mlp", None
-    return "attention", DISTRIBUTIONS[model]
-
-
-def curve_rows(
-    config: CurveConfig, results: Results, target: str, sizes: Sequence[int] | None = None
+def table_of(
+    config: CurveConfig, rows: Sequence[Row], target: str, sizes: Sequence[int] = ()
 ) -> list[Row]:
     """One row per model, finite and infinite, and n: measured, oracle, predicted."""
-    rows: list[Row] = []
+    table: list[Row] = []
     for model, words in MODELS.items():
         for exact in (False, True):
-            sweep = config.sweep(model, target, sizes or config.sizes, exact=exact)
-            measured = sweep.curve(results)
-            oracle = sweep.curve(results, "oracle")
-            predicted = predicted_curve(config, model, target, exact=exact, sizes=sizes)
-            heads = "∞" if exact else str(config.n_heads)
-            common = {"target": target, "model": words, "heads": heads}
-            rows += measured.rows("n", common, predicted, oracle)
-    return rows
-
-
-def predicted_series(errors: Mapping[float, float], words: str, model: str) -> Series:
-    """What theory predicts for a model, error by abscissa: a dashed curve in its colour."""
-    return Series(
-        name=f"{words}, predicted",
-        x=list(errors),
-        y=list(errors.values()),
-        look="dashed",
-        role=model,
-    )
+            table += curve_rows(
+                config.curve(rows, model, target, exact=exact),
+                "n",
+                {
+                    "target": target,
+                    "model": words,
+                    "heads": "∞" if exact else str(config.n_heads),
+                },
+                config.predicted(model, target, exact=exact, sizes=sizes),
+                config.curve(rows, model, target, exact=exact, y="oracle"),
+            )
+    return table
 
 
 def curve_chart(
-    config: CurveConfig, results: Results, target: str, name: str, title: str, level: float
+    config: CurveConfig, rows: Sequence[Row], target: str, name: str, title: str, level: float
 ) -> Chart:
     """Error against n of all models: measured, oracle, predicted, and infinitely many heads."""
-    measured = []
-    predicted = []
-    limits = []
-    oracles = []
+    series = []
     for model, words in MODELS.items():
-        measured.append(measured_curve(config, results, model, target).series(words, model))
-
+        series.append(config.curve(rows, model, target, exact=False).series(words, model))
         # theory may keep no spectrum fine enough for any of the sizes
-        errors = predicted_curve(config, model, target)
-        if errors:
-            predicted.append(predicted_series(errors, words, model))
-
-        limit = measured_curve(config, results, model, target, exact=True)
+        predicted = config.predicted(model, target, exact=False)
+        if predicted:
+            series.append(predicted_series(predicted, words, model))
         unit = "units" if model == "mlp" else "heads"
-        limits.append(limit.series(f"{words}, ∞ {unit}", model, "line"))
-        oracle = measured_curve(config, results, model, target, name="oracle")
-        oracles.append(oracle.series(f"{words}, oracle penalty", model, "thin"))
-    return log_chart(
-        name,
-        title,
-        "training sets n",
-        "relative test error",
-        [*measured, *predicted, *limits, *oracles],
-        rows=curve_rows(config, results, target),
+        limit = config.curve(rows, model, target, exact=True)
+        series.append(limit.series(f"{words}, ∞ {unit}", model, "line"))
+        oracle = config.curve(rows, model, target, exact=False, y="oracle")
+        series.append(oracle.series(f"{words}, oracle penalty", model, "thin"))
+    return Chart(
+        name=name,
+        title=title,
+        x_label="training sets n",
+        y_label="relative test error",
+        series=series,
+        rows=table_of(config, rows, target),
+        x_log=True,
+        y_log=True,
         note=(
-            "Points: mean over repetitions, bars one standard error. Dashed: theory, nothing "
-            "fitted to the points."
+            "Points: mean over repetitions, bars one standard error. In the colour of each: "
+            "dashed, theory, nothing fitted to the points; line, infinitely many heads or units; "
+            "thin, the penalty that is best on the test sets."
         ),
         marks={f"{level:.0%} of Var f*": level},
+    )
+
+
+def predicted_series(errors: dict[float, float], words: str, model: str) -> Series:
+    """What theory predicts for a model, error by abscissa: a dashed curve in its colour."""
+    return Series(
+        f"{words}, predicted", list(errors), list(errors.values()), look="dashed", role=model
     )
 
 
@@ -277,6 +177,4 @@ def power(base: str, exponent: int) -> str:
     >>> power("⟨β, xᵢ⟩", 2), power("⟨β, xᵢ⟩", 1)
     ('⟨β, xᵢ⟩^{2}', '⟨β, xᵢ⟩')
     """
-    if exponent == 1:
-        return base
-    return f"{base}^{{{exponent}}}"
+    return base if exponent == 1 else f"{base}^{{{exponent}}}"

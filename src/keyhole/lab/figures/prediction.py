@@ -10,11 +10,10 @@ features (the constant is an eigenfunction like any other), α = nλ, on the sph
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, product
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -22,23 +21,30 @@ from jaxtyping import Float
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import GaussianHeads
 from keyhole.data.sets import SetBatch
-from keyhole.lab.cells import Cell
-from keyhole.lab.figures.learning_curves import DEVIATION, MODELS, predicted_samples
-from keyhole.lab.jobs import DISTRIBUTIONS, HEADS_DRAWN, read_target, target_variance
-from keyhole.lab.measured import (
-    CellSweep,
+from keyhole.lab.cells import (
+    DISTRIBUTIONS,
+    HEADS_DRAWN,
+    Cell,
+    FixedCell,
+    Row,
+    read_target,
+    target_variance,
+)
+from keyhole.lab.curves import (
+    DEVIATION,
+    MODELS,
     Curve,
     Estimate,
-    Results,
-    apart,
     count_text,
+    curve_of,
     deviation_text,
     falls_to,
     missed_window,
     quotient,
     resample,
 )
-from keyhole.lab.report.document import Chart, Row, Section, Series, State, Table, Verdict, bars
+from keyhole.lab.predictions import predicted_samples
+from keyhole.lab.report.document import Chart, Section, Series, State, Table, Verdict, bars
 from keyhole.theory.conditional import conditional_curve
 from keyhole.theory.curves import learning_curve
 from keyhole.theory.targets import sphere_sets
@@ -49,27 +55,33 @@ TARGETS = {"f_{1,2}": "token^2", "f_{2,1}": "corr * token", "f_{2,3}": "corr^3 *
 NO_RIDGE = (0.0, 1e-6)
 """Penalties of which samples are counted with the better one; the theory says none."""
 
+MEDIAN = 0.06
+"""The largest median of |predicted/measured − 1| for the claim to hold."""
 
-@dataclass(frozen=True)
-class GridSetting:
-    """One setting of the grid: a learning curve of `Config.sizes`."""
+SHARE = 0.9
+"""The least share of settings within the tolerance of their dimension."""
 
-    model: str
-    dim: int
-    n_keys: int
-    target: str
-    """By the name a reader sees, a key of `TARGETS`."""
-    heads: int | None
-    ridge: float
-    noise: float
-    """Its variance as a share of Var f*."""
+RULE = (
+    f"The number is |predicted/measured − 1|. Holds if its median over the settings is {MEDIAN:.0%}"
+    f" or less, {SHARE:.0%} of the settings are within 12 % (20 % below d = 8), and no predicted "
+    "number of samples is contradicted by the sizes run around it; partly if half of the settings "
+    f"are within; not sure if the standard errors of the measured means are above {MEDIAN:.0%} in "
+    "the median."
+)
+
+FEW_FEATURES = 600
+"""Layers with at most this many features are predicted from drawn heads too."""
+
+CONDITIONAL_DRAWS = 4
+"""Draws of heads that such a prediction is a mean over, as the measured errors are over many."""
+
+CONDITIONAL_SETS = 2000
+"""Sets without labels that it uses."""
 
 
 @dataclass(frozen=True)
 class Config:
     """The grid is every combination of its settings.
-
-    Dims, keys, targets, sizes, heads (and infinitely many), ridges and noise.
 
     Biased heads: the last number of heads and infinitely many, the first noise.
     """
@@ -80,25 +92,22 @@ class Config:
     repetitions: tuple[int, ...] = (32, 16, 6, 3)
     """Of each size. A repetition serves all sizes that have it: smaller ones are its first rows."""
     heads: tuple[int, ...] = (20, 60, 200)
+    """And infinitely many."""
     ridges: tuple[float, ...] = (1e-5, 1e-3)
     noises: tuple[float, ...] = (0.0, 0.25)
     """Noise variance as a share of Var f*."""
     n_test: int = 1000
     most_keys: int = 25_600
-    """Sizes with more than this many training keys nN are left out: the exact kernel costs
-    (nN)².
-    """
+    """Sizes with more training keys nN than this are left out: the exact kernel costs (nN)²."""
     ratio_dim: int = 8
     ratio_keys: tuple[int, ...] = (4, 8)
     """Sets on which the samples of attention and of an MLP are counted, target f_{1,2}, no
-    noise.
-    """
+    noise."""
     level: float = 0.1
     """The error at which they are counted, as a share of Var f*."""
     factors: tuple[float, ...] = (0.25, 0.5, 0.75, 0.9, 1.05, 1.25, 1.6)
     """Sizes run for that, in units of the predicted number of samples: far enough below and above
-    that a wrong prediction shows.
-    """
+    that a wrong prediction shows."""
     attention_repetitions: int = 24
     mlp_repetitions: int = 6
     ratio_test: int = 2000
@@ -107,11 +116,8 @@ class Config:
     def __post_init__(self) -> None:
         has_pairs = len(self.sizes) == len(self.repetitions)
         pairs = sorted(zip(self.sizes, self.repetitions, strict=False))
-        fewer_with_size = all(
-            repetitions >= next_repetitions
-            for (_, repetitions), (_, next_repetitions) in pairwise(pairs)
-        )
-        if not has_pairs or not fewer_with_size:
+        falls = all(count >= next_count for (_, count), (_, next_count) in pairwise(pairs))
+        if not has_pairs or not falls:
             raise ValueError(
                 "`sizes` and `repetitions` must be as many, and a larger size may not have more "
                 f"repetitions: got {self.sizes} and {self.repetitions}."
@@ -126,94 +132,21 @@ class Config:
             f"anew; heads drawn again until {HEADS_DRAWN} have been); {self.n_test} test sets."
         )
 
-    def sweep(
-        self,
-        model: str,
-        dim: int,
-        n_keys: int,
-        target: str,
-        heads: int | None,
-        ridge: float,
-        noise: float,
-        mean: float = 1.0,
-    ) -> CellSweep:
-        """Mean squared error against n."""
-        # the sizes that are not too expensive, with their numbers of repetitions
-        counts = {
+    def counts(self, n_keys: int) -> dict[int, int]:
+        """Repetitions of the sizes that are not too expensive."""
+        return {
             n: count
             for n, count in sorted(zip(self.sizes, self.repetitions, strict=True))
             if n * n_keys <= self.most_keys
         }
-        runs = []
-        for repetition in range(max(counts.values(), default=0)):
-            # larger sizes have fewer repetitions, so a repetition has the first few sizes
-            sizes = [n for n, count in counts.items() if repetition < count]
-            run = [
-                Cell(
-                    model=model,
-                    target=target,
-                    dim=dim,
-                    n_keys=n_keys,
-                    n_heads=heads,
-                    n_samples=n,
-                    most_samples=sizes[-1],
-                    n_test=self.n_test,
-                    seed=self.seed,
-                    repetition=repetition,
-                    learner="fixed",
-                    noise=noise,
-                    ridge=ridge,
-                    mean=mean,
-                )
-                for n in sizes
-            ]
-            runs.append(tuple(run))
-        return CellSweep(x=tuple(counts), runs=tuple(runs))
 
-    def setting_sweep(self, setting: GridSetting) -> CellSweep:
-        """The same for a setting of the grid."""
-        return self.sweep(
-            model=setting.model,
-            dim=setting.dim,
-            n_keys=setting.n_keys,
-            target=TARGETS[setting.target],
-            heads=setting.heads,
-            ridge=setting.ridge,
-            noise=setting.noise,
-        )
-
-    def ratio_sweeps(self, model: str, n_keys: int) -> list[CellSweep]:
-        """Mean squared error against n around the samples predicted for a level.
-
-        For each of two penalties.
-        """
+    def ratio_sizes(self, model: str, n_keys: int) -> tuple[int, ...]:
+        """Sizes around the samples predicted for the level; none without a prediction."""
         target = TARGETS["f_{1,2}"]
         predicted = predicted_samples(target, self.ratio_dim, n_keys, self.level, model)
         if predicted is None:
-            return []
-        sizes = sorted({max(2, round(factor * predicted)) for factor in self.factors})
-        if model == "attention":
-            repetitions = self.attention_repetitions
-        else:
-            repetitions = self.mlp_repetitions
-        sweeps = []
-        for ridge in NO_RIDGE:
-            cell = Cell(
-                model=model,
-                target=target,
-                dim=self.ratio_dim,
-                n_keys=n_keys,
-                n_heads=None,
-                n_samples=sizes[-1],
-                most_samples=sizes[-1],
-                n_test=self.ratio_test,
-                seed=self.seed,
-                repetition=0,
-                learner="fixed",
-                ridge=ridge,
-            )
-            sweeps.append(CellSweep.over(cell, "n_samples", sizes, repetitions))
-        return sweeps
+            return ()
+        return tuple(sorted({max(2, round(factor * predicted)) for factor in self.factors}))
 
 
 PRESETS = {
@@ -235,124 +168,148 @@ PRESETS = {
 
 def tolerance(dim: int) -> float:
     """How far a prediction may be off: the theory is asymptotic in the number of eigenfunctions."""
-    if dim < 8:
-        return 0.20
-    return 0.12
-
-
-def _grid(config: Config) -> list[GridSetting]:
-    """Every combination for zero-mean heads, fewer for biased ones."""
-    zero_mean = product(
-        config.dims, config.keys, TARGETS, (*config.heads, None), config.ridges, config.noises
-    )
-    # there is no mean to speak of in one dimension
-    biased_dims = [dim for dim in config.dims if dim > 1]
-    biased_heads = (*config.heads[-1:], None)
-    biased = product(
-        biased_dims, config.keys, TARGETS, biased_heads, config.ridges, config.noises[:1]
-    )
-    settings = []
-    for model, combinations in (("attention", zero_mean), ("biased", biased)):
-        for dim, n_keys, target, heads, ridge, noise in combinations:
-            settings.append(
-                GridSetting(
-                    model=model,
-                    dim=dim,
-                    n_keys=n_keys,
-                    target=target,
-                    heads=heads,
-                    ridge=ridge,
-                    noise=noise,
-                )
-            )
-    return settings
+    return 0.20 if dim < 8 else 0.12
 
 
 def cells(config: Config) -> list[Cell]:
-    """What has to be known."""
-    sweeps = [config.setting_sweep(setting) for setting in _grid(config)]
-    for n_keys in config.ratio_keys:
-        sweeps += config.ratio_sweeps("attention", n_keys)
-        sweeps += config.ratio_sweeps("mlp", n_keys)
-    return [cell for sweep in sweeps for cell in sweep.cells]
+    """What has to be measured."""
+    return [*_grid_cells(config), *_ratio_cells(config)]
 
 
-def grid_rows(config: Config, results: Results) -> list[dict[str, Any]]:
-    """One row per cell of the grid.
-
-    With the mean of its repetitions and the standard error of that.
-    """
-    rows = []
-    for setting in _grid(config):
-        target = read_target(TARGETS[setting.target], setting.dim)
-        variance = target_variance(target, setting.n_keys)
-        noise = setting.noise * variance
-        n_heads = math.inf if setting.heads is None else setting.heads
-        curve = config.setting_sweep(setting).curve(results, "mean_square")
-        for i, n in enumerate(map(int, curve.x)):
-            predicted = float(
-                learning_curve(
-                    target,
-                    n,
-                    setting.n_keys,
-                    setting.ridge,
-                    noise=noise,
-                    n_heads=n_heads,
-                    heads=DISTRIBUTIONS[setting.model],
-                )
+def _grid_cells(config: Config) -> list[Cell]:
+    """Every combination for zero-mean heads, fewer for biased ones."""
+    cells: list[Cell] = []
+    for model, dim, n_keys in product(("attention", "biased"), config.dims, config.keys):
+        heads: tuple[int | None, ...] = (*config.heads, None)
+        noises = config.noises
+        if model == "biased":
+            heads = (*config.heads[-1:], None)
+            noises = config.noises[:1]
+            # there is no mean to speak of in one dimension
+            if dim == 1:
+                continue
+        counts = config.counts(n_keys)
+        for count, repetition in product(heads, range(max(counts.values(), default=0))):
+            # larger sizes have fewer repetitions, so a repetition has the first few sizes
+            cell = FixedCell(
+                model=model,
+                targets=tuple(TARGETS.values()),
+                dim=dim,
+                n_keys=n_keys,
+                heads=count,
+                sizes=tuple(n for n, most in counts.items() if repetition < most),
+                ridges=config.ridges,
+                noises=noises,
+                n_test=config.n_test,
+                seed=config.seed,
+                repetition=repetition,
             )
-            # the error of a cell is against f*, the prediction is against noisy labels
-            measured = float(curve.mean[i]) + noise
-            conditional = _conditional_error(setting, n, noise)
-            conditional_deviation = None
-            if conditional is not None:
-                conditional_deviation = conditional / measured - 1
-            rows.append(
-                {
-                    "model": MODELS[setting.model],
-                    "d": setting.dim,
-                    "N": setting.n_keys,
-                    "target": setting.target,
-                    "n": n,
-                    "M": "inf" if setting.heads is None else setting.heads,
-                    "ridge": setting.ridge,
-                    "noise": noise,
-                    "predicted": predicted,
-                    "measured": measured,
-                    "standard_error": float(curve.error[i]),
-                    "repetitions": int(np.isfinite(curve.runs[:, i]).sum()),
-                    "deviation": predicted / measured - 1,
-                    "conditional": conditional,
-                    "conditional_deviation": conditional_deviation,
-                    "excess_deviation": (predicted - noise) / (measured - noise) - 1,
-                    "relative_error": measured / variance,
-                }
+            cells.append(cell)
+    return cells
+
+
+def _ratio_cells(config: Config) -> list[Cell]:
+    """Both models around the samples predicted for a level, at both penalties of `NO_RIDGE`."""
+    cells: list[Cell] = []
+    counts = {"attention": config.attention_repetitions, "mlp": config.mlp_repetitions}
+    for n_keys, (model, count) in product(config.ratio_keys, counts.items()):
+        sizes = config.ratio_sizes(model, n_keys)
+        if sizes:
+            cell = FixedCell(
+                model=model,
+                targets=(TARGETS["f_{1,2}"],),
+                dim=config.ratio_dim,
+                n_keys=n_keys,
+                heads=None,
+                sizes=sizes,
+                ridges=NO_RIDGE,
+                noises=(0.0,),
+                n_test=config.ratio_test,
+                seed=config.seed,
+                repetition=0,
             )
-    return rows
+            cells += [replace(cell, repetition=repetition) for repetition in range(count)]
+    return cells
 
 
-FEW_FEATURES = 600
-"""Layers with at most this many features are predicted from drawn heads too."""
-
-CONDITIONAL_DRAWS = 4
-"""Draws of heads that such a prediction is a mean over, as the measured errors are over many."""
-
-CONDITIONAL_SETS = 2000
-"""Sets without labels that it uses."""
+# ---------------------------------------------------------------- the grid
 
 
-def _conditional_error(setting: GridSetting, n: int, noise: float) -> float | None:
-    """The test error by `conditional_curve`, mean over draws of heads; None for many heads."""
-    if setting.heads is None or setting.heads * (setting.dim + 1) > FEW_FEATURES:
-        return None
-    target = read_target(TARGETS[setting.target], setting.dim)
+def grid_rows(config: Config, rows: Sequence[Row]) -> list[Row]:
+    """A row for each setting and size of the grid: predicted, measured, and how far apart."""
+    names = ("model", "d", "N", "target", "M", "ridge", "noise", "n")
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        if row["ridge"] in config.ridges and row["n"] in config.sizes:
+            groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return [_grid_row(group) for group in groups.values()]
+
+
+def _grid_row(group: Sequence[Row]) -> Row:
+    """One setting: its repetitions beside the prediction."""
+    setting = group[0]
+    model, dim, n_keys, target_text = (setting[name] for name in ("model", "d", "N", "target"))
+    n, heads, ridge = (setting[name] for name in ("n", "M", "ridge"))
+    squares = np.array([row["mean_square"] for row in group])
+    target = read_target(target_text, dim)
+    variance = target_variance(target, n_keys)
+    noise = setting["noise"] * variance
+    predicted = float(
+        learning_curve(
+            target,
+            n,
+            n_keys,
+            ridge,
+            noise=noise,
+            n_heads=math.inf if heads is None else heads,
+            heads=DISTRIBUTIONS[model],
+        )
+    )
+    # the measured error is against f*, the prediction is against noisy labels
+    measured = float(squares.mean()) + noise
+    error = math.nan
+    if len(squares) > 1:
+        error = float(squares.std(ddof=1) / math.sqrt(len(squares)))
+    conditional = None
+    if heads is not None and heads * (dim + 1) <= FEW_FEATURES:
+        conditional = _conditional_error(model, dim, n_keys, target_text, heads, n, ridge, noise)
+    return {
+        "model": MODELS[model],
+        "d": dim,
+        "N": n_keys,
+        "target": next(name for name, text in TARGETS.items() if text == target_text),
+        "n": n,
+        "M": "inf" if heads is None else heads,
+        "ridge": ridge,
+        "noise": noise,
+        "predicted": predicted,
+        "measured": measured,
+        "standard_error": error,
+        "repetitions": len(squares),
+        "deviation": predicted / measured - 1,
+        "conditional": conditional,
+        "conditional_deviation": None if conditional is None else conditional / measured - 1,
+        "excess_deviation": (predicted - noise) / (measured - noise) - 1,
+        "relative_error": measured / variance,
+    }
+
+
+def _conditional_error(
+    model: str,
+    dim: int,
+    n_keys: int,
+    target_text: str,
+    heads: int,
+    n: int,
+    ridge: float,
+    noise: float,
+) -> float:
+    """The test error by `conditional_curve`, mean over draws of heads."""
+    target = read_target(target_text, dim)
     errors = []
     for draw in range(CONDITIONAL_DRAWS):
-        sets, features = _drawn_features(
-            setting.model, setting.dim, setting.n_keys, setting.heads, draw
-        )
-        curve = conditional_curve(features, target(sets), n, setting.ridge, noise=noise)
-        errors.append(float(curve))
+        sets, features = _drawn_features(model, dim, n_keys, heads, draw)
+        errors.append(float(conditional_curve(features, target(sets), n, ridge, noise=noise)))
     return float(np.mean(errors))
 
 
@@ -368,20 +325,16 @@ def _drawn_features(
 
 
 def outliers(rows: Sequence[Row]) -> list[Row]:
-    """Cells beyond the tolerance of their dimension, worst first."""
-
-    def deviation(row: Row) -> float:
-        return abs(float(row["deviation"] or 0.0))
-
-    beyond = [row for row in rows if deviation(row) > tolerance(int(row["d"] or 0))]
-    return sorted(beyond, key=lambda row: -deviation(row))
+    """Settings beyond the tolerance of their dimension, worst first."""
+    beyond = [row for row in rows if abs(row["deviation"]) > tolerance(row["d"])]
+    return sorted(beyond, key=lambda row: -abs(row["deviation"]))
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
     """Deviations over the whole grid, then by each of its axes."""
     groups: list[tuple[str, Sequence[Row]]] = [
-        ("all cells", rows),
-        ("d ≥ 8", [r for r in rows if int(r["d"] or 0) >= 8]),
+        ("all settings", rows),
+        ("d ≥ 8", [row for row in rows if row["d"] >= 8]),
     ]
     for axis in ("model", "d", "N", "target", "n", "M", "ridge"):
         for value in dict.fromkeys(row[axis] for row in rows):
@@ -391,32 +344,25 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
     return [_summary(name, group) for name, group in groups if group]
 
 
-def _summary(name: str, rows: Sequence[Any]) -> Row:
-    """Deviations of some cells in per cent."""
+def _summary(name: str, rows: Sequence[Row]) -> Row:
+    """Deviations of some settings in per cent."""
     deviations = np.abs([row["deviation"] for row in rows])
-    excess_deviations = np.abs([row["excess_deviation"] for row in rows])
-    relative_errors = [row["standard_error"] / row["measured"] for row in rows]
     shares = {
         "median": np.median(deviations),
         "90 %": np.quantile(deviations, 0.9),
         "worst": deviations.max(),
         "within": 1 - len(outliers(rows)) / len(rows),
-        "no floor": np.median(excess_deviations),
-        "s.e.": np.median(relative_errors),
+        "no floor": np.median(np.abs([row["excess_deviation"] for row in rows])),
+        "s.e.": np.median([row["standard_error"] / row["measured"] for row in rows]),
     }
     percents = {key: f"{100 * share:.1f} %" for key, share in shares.items()}
-    return {"cells": name, "number": str(len(rows)), **percents}
+    return {"settings": name, "number": str(len(rows)), **percents}
 
 
-def _readable(row: Any) -> Row:
+def _readable(row: Row) -> Row:
     """A row of the grid as text."""
     return {
-        "model": str(row["model"]),
-        "d": str(row["d"]),
-        "N": str(row["N"]),
-        "target": str(row["target"]),
-        "n": str(row["n"]),
-        "M": str(row["M"]),
+        **{name: str(row[name]) for name in ("model", "d", "N", "target", "n", "M")},
         "ridge": f"{row['ridge']:g}",
         "noise": f"{row['noise']:.2g}",
         "predicted": f"{row['predicted']:.3g}",
@@ -425,36 +371,105 @@ def _readable(row: Any) -> Row:
     }
 
 
-def section(config: Config, results: Results) -> Section:
+# ---------------------------------------------------------------- samples of both models
+
+
+def ratio_rows(config: Config, rows: Sequence[Row]) -> list[Row]:
+    """One row per N: predicted and measured samples of both models, and their ratio."""
+    return [_ratio_row(config, rows, n_keys) for n_keys in config.ratio_keys]
+
+
+def _ratio_row(config: Config, rows: Sequence[Row], n_keys: int) -> Row:
+    """Samples of attention and of an MLP, predicted and measured, and their ratio."""
+    target = TARGETS["f_{1,2}"]
+    row: Row = {"N": str(n_keys)}
+    measured = {}
+    predicted = {}
+    for model in ("attention", "mlp"):
+        predicted[model] = predicted_samples(target, config.ratio_dim, n_keys, config.level, model)
+        measured[model], miss = _samples(config, rows, model, n_keys)
+        row[f"{model}, predicted"] = count_text(predicted[model])
+        row[f"{model}, measured"] = measured[model].text(missing=miss or "–")
+        row[f"{model}, miss"] = miss
+    row["ratio, predicted"] = "–"
+    if predicted["attention"] is not None and predicted["mlp"] is not None:
+        row["ratio, predicted"] = f"{predicted['mlp'] / predicted['attention']:.2f}"
+    row["ratio, measured"] = quotient(measured["mlp"], measured["attention"]).text()
+    return row
+
+
+def _samples(
+    config: Config, rows: Sequence[Row], model: str, n_keys: int
+) -> tuple[Estimate, str | None]:
+    """Where the mean error, with the better penalty, falls to the level, or how it misses that."""
+    sizes = config.ratio_sizes(model, n_keys)
+    of_ratio = [row for row in rows if row["n"] in sizes]
+    curves = [
+        curve_of(
+            of_ratio,
+            "n",
+            "mean_square",
+            model=model,
+            target=TARGETS["f_{1,2}"],
+            d=config.ratio_dim,
+            N=n_keys,
+            M=None,
+            ridge=ridge,
+            noise=0.0,
+        )
+        for ridge in NO_RIDGE
+    ]
+    if not sizes:
+        return Estimate(None), None
+    x = curves[0].x
+    variance = target_variance(read_target(TARGETS["f_{1,2}"], config.ratio_dim), n_keys)
+    level = config.level * variance
+
+    def statistic(tables: list[np.ndarray]) -> float | None:
+        means = [table.mean(axis=0) for table in tables]
+        return falls_to(x, np.min(means, axis=0), level)
+
+    samples = resample(statistic, [curve.runs for curve in curves], config.seed)
+    best_mean = np.min([curve.mean for curve in curves], axis=0)
+    return samples, missed_window(Curve(x, best_mean[None, :]), level)
+
+
+# ---------------------------------------------------------------- the figure
+
+
+def section(config: Config, rows: Sequence[Row]) -> Section:
     """The figure and its verdict."""
-    rows = grid_rows(config, results)
-    ratios = ratio_rows(config, results)
-    charts = [_chart(rows, name, MODELS[model]) for model, name in product(DISTRIBUTIONS, TARGETS)]
+    grid = grid_rows(config, rows)
+    ratios = ratio_rows(config, rows)
+    charts = [_chart(grid, name, MODELS[model]) for model, name in product(DISTRIBUTIONS, TARGETS)]
     tables = [
         Table(
             name="prediction-summary",
             title="Predicted against measured",
-            rows=summarise(rows),
+            rows=summarise(grid),
             note=(
-                "Number of cells; median of |predicted/measured − 1|; what 90 % of the cells stay "
-                "below; the worst; the share within the tolerance of their dimension "
+                "Number of settings; median of |predicted/measured − 1|; what 90 % of the settings "
+                "stay below; the worst; the share within the tolerance of their dimension "
                 "(20 % below d = 8, 12 % from there on); the median with the noise floor taken off "
                 "both; the median standard error of a measured mean."
             ),
         ),
         Table(
             name="prediction-outliers",
-            title="Cells beyond the tolerance",
-            rows=[_readable(row) for row in outliers(rows)],
+            title="Settings beyond the tolerance",
+            rows=[_readable(row) for row in outliers(grid)],
         ),
         Table(
             name="prediction-ratio",
             title=f"Samples for {config.level:.0%} error on f_{{1,2}}, d = {config.ratio_dim}, "
             "kernel limits",
-            rows=ratios,
+            rows=[
+                {name: value for name, value in row.items() if not name.endswith("miss")}
+                for row in ratios
+            ],
             note=(
-                "Read between the sizes run on logarithmic axes, ± standard error over resampled "
-                "repetitions."
+                "Read between the sizes run on logarithmic axes, with 95 % intervals over "
+                "resampled repetitions."
             ),
         ),
     ]
@@ -466,30 +481,44 @@ def section(config: Config, results: Results) -> Section:
             "error of ridge for any number of samples, heads, any penalty and noise."
         ),
         blocks=[*charts, *(table for table in tables if table.rows)],
-        verdict=_verdict(rows, ratios),
+        verdict=verdict(grid, ratios),
         settings=config.describe(),
+        rule=RULE,
     )
 
 
-def _chart(rows: list[dict[str, Any]], target: str, model: str) -> Chart:
+def _chart(rows: Sequence[Row], target: str, model: str) -> Chart:
     """Predicted over measured against the measured error, for one target and model."""
     chart_rows = [row for row in rows if row["target"] == target and row["model"] == model]
     series = []
     for dim in dict.fromkeys(row["d"] for row in chart_rows):
-        for is_infinite in (False, True):
-            count = "∞" if is_infinite else "finite"
-            label = f"d = {dim}, {count} heads"
-            label_rows = [
-                row for row in chart_rows if row["d"] == dim and (row["M"] == "inf") == is_infinite
+        for count in ("∞", "finite"):
+            points = [
+                row
+                for row in chart_rows
+                if row["d"] == dim and (row["M"] == "inf") == (count == "∞")
             ]
-            series.append(_points(label, label_rows))
+            ratios = [row["predicted"] / row["measured"] for row in points]
+            curve = bars(
+                f"d = {dim}, {count} heads",
+                [row["relative_error"] for row in points],
+                ratios,
+                [
+                    ratio * row["standard_error"] / row["measured"]
+                    for ratio, row in zip(ratios, points, strict=True)
+                ],
+                hover=[
+                    f"N = {row['N']}, n = {row['n']}, M = {row['M']}, λ = {row['ridge']:g}"
+                    for row in points
+                ],
+            )
+            series.append(replace(curve, look="dots"))
 
     # the line on which predictions are right
     errors = [row["relative_error"] for row in chart_rows]
     if errors:
         ends = [min(errors), max(errors)]
         series.append(Series("as predicted", ends, [1.0, 1.0], look="dashed", role="prediction"))
-
     digits = "".join(character for character in target if character.isdigit())
     prefix = "prediction-biased-" if model == MODELS["biased"] else "prediction-"
     return Chart(
@@ -500,105 +529,37 @@ def _chart(rows: list[dict[str, Any]], target: str, model: str) -> Chart:
         series=series,
         rows=chart_rows,
         x_log=True,
-        note="Bars are one standard error. Hover for the cell.",
+        note="Bars are one standard error. Hover for the setting.",
         marks={"+12%": 1.12, "-12%": 0.88, "+20%": 1.2, "-20%": 0.8},
     )
 
 
-def _points(label: str, rows: list[dict[str, Any]]) -> Series:
-    """A point per cell, with the standard error of its mean."""
-    ratios = [row["predicted"] / row["measured"] for row in rows]
-    errors = [
-        ratio * row["standard_error"] / row["measured"]
-        for ratio, row in zip(ratios, rows, strict=True)
-    ]
-    hover = [
-        f"N = {row['N']}, n = {row['n']}, M = {row['M']}, λ = {row['ridge']:g}" for row in rows
-    ]
-    x = [row["relative_error"] for row in rows]
-    return apart(bars(label, x, ratios, errors, role=label, hover=hover))
-
-
-def _samples(config: Config, results: Results, model: str, n_keys: int) -> Estimate:
-    """Where the mean error, with the better penalty, falls to the level."""
-    sweeps = config.ratio_sweeps(model, n_keys)
-    if not sweeps:
-        return Estimate(None)
-    variance = target_variance(read_target(TARGETS["f_{1,2}"], config.ratio_dim), n_keys)
-    curves = [sweep.curve(results, "mean_square") for sweep in sweeps]
-
-    def statistic(tables: list[np.ndarray]) -> float | None:
-        means = [table.mean(axis=0) for table in tables]
-        return falls_to(curves[0].x, np.min(means, axis=0), config.level * variance)
-
-    return resample(statistic, [curve.runs for curve in curves], config.seed)
-
-
-def _miss(config: Config, results: Results, model: str, n_keys: int) -> str:
-    """What the sizes run say where the error is not reached among them; a dash without sizes."""
-    variance = target_variance(read_target(TARGETS["f_{1,2}"], config.ratio_dim), n_keys)
-    curves = [sweep.curve(results, "mean_square") for sweep in config.ratio_sweeps(model, n_keys)]
-    if not curves:
-        return "–"
-    # the better penalty at every size
-    best_mean = np.min([curve.mean for curve in curves], axis=0)
-    best = Curve(curves[0].x, best_mean[None, :])
-    return missed_window(best, config.level * variance) or "–"
-
-
-def ratio_rows(config: Config, results: Results) -> list[Row]:
-    """One row per N: predicted and measured samples of both models, and their ratio."""
-    return [_ratio_row(config, results, n_keys) for n_keys in config.ratio_keys]
-
-
-def _ratio_row(config: Config, results: Results, n_keys: int) -> Row:
-    """Samples of attention and of an MLP, predicted and measured, and their ratio."""
-    target = TARGETS["f_{1,2}"]
-    row: dict[str, Any] = {"N": str(n_keys)}
-    measured = {}
-    predicted = {}
-    for model in ("attention", "mlp"):
-        measured[model] = _samples(config, results, model, n_keys)
-        predicted[model] = predicted_samples(target, config.ratio_dim, n_keys, config.level, model)
-        row[f"{model}, predicted"] = count_text(predicted[model])
-        row[f"{model}, measured"] = measured[model].text(
-            missing=_miss(config, results, model, n_keys)
-        )
-    if predicted["attention"] is None or predicted["mlp"] is None:
-        row["ratio, predicted"] = "–"
-    else:
-        row["ratio, predicted"] = f"{predicted['mlp'] / predicted['attention']:.2f}"
-    row["ratio, measured"] = quotient(measured["mlp"], measured["attention"]).text()
-    return row
-
-
-def _verdict(rows: list[dict[str, Any]], ratios: list[Row]) -> Verdict:
-    """The claim holds where the median is off by 6 % at most and nine in ten cells are within.
-
-    And where the predicted numbers of samples are not contradicted by the sizes run around them.
-    """
+def verdict(rows: Sequence[Row], ratios: Sequence[Mapping[str, object]]) -> Verdict:
+    """The `RULE` on the grid, and on the predicted numbers of samples."""
     everything = summarise(rows)[0]
     within = 1 - len(outliers(rows)) / len(rows)
-    median = _median_deviation(rows)
-
-    # the numbers
+    median = _median(rows)
+    uncertainty = float(np.median([row["standard_error"] / row["measured"] for row in rows]))
     numbers = {DEVIATION: deviation_text(rows)}
     for key in ("90 %", "worst", "within"):
         numbers[key] = str(everything[key])
+    numbers["standard error of a measured mean, median"] = str(everything["s.e."])
     for row in ratios:
         name = f"samples of the MLP over attention's, N = {row['N']}"
-        numbers[name] = f"{row['ratio, measured']} (predicted {row['ratio, predicted']})"
+        numbers[name] = f"{row['ratio, measured']}, predicted {row['ratio, predicted']}"
 
     # the state; a prediction of samples that the sizes run contradict counts too
     contradicted = [
-        f"{model} at N = {row['N']}, {row[f'{model}, measured']} ({row[f'{model}, predicted']} "
+        f"{model} at N = {row['N']}, {row[f'{model}, miss']} ({row[f'{model}, predicted']} "
         "samples were predicted)"
         for row in ratios
         for model in ("attention", "mlp")
-        if "n =" in str(row[f"{model}, measured"])
+        if row[f"{model}, miss"]
     ]
     state: State
-    if median <= 0.06 and within >= 0.9 and not contradicted:
+    if not uncertainty <= MEDIAN:
+        state = "not sure"
+    elif median <= MEDIAN and within >= SHARE and not contradicted:
         state = "holds"
     elif within >= 0.5:
         state = "partly"
@@ -610,26 +571,24 @@ def _verdict(rows: list[dict[str, Any]], ratios: list[Row]) -> Verdict:
         f"The test errors of {len(rows)} settings are predicted to {100 * median:.1f} % in the "
         f"median, {within:.0%} of them within 12 % (20 % below d = 8)."
     )
-    infinite_rows = [row for row in rows if row["M"] == "inf"]
-    if infinite_rows:
-        infinite_median = 100 * _median_deviation(infinite_rows)
-        sentence += f" With infinitely many heads the median is {infinite_median:.1f} %."
-    conditional_rows = [row for row in rows if row["conditional_deviation"] is not None]
-    if conditional_rows:
-        conditional_median = _median_deviation(conditional_rows, "conditional_deviation")
-        formula_median = _median_deviation(conditional_rows)
+    infinite = [row for row in rows if row["M"] == "inf"]
+    if infinite:
+        sentence += f" With infinitely many heads the median is {100 * _median(infinite):.1f} %."
+    conditional = [row for row in rows if row["conditional_deviation"] is not None]
+    if conditional:
+        drawn = 100 * _median(conditional, "conditional_deviation")
         sentence += (
-            f" With few heads it is {100 * formula_median:.1f} %, and predicted from heads that "
-            f"were drawn {100 * conditional_median:.1f} %."
+            f" With few heads it is {100 * _median(conditional):.1f} %, and predicted from heads "
+            f"that were drawn {drawn:.1f} %."
         )
-    biased_rows = [row for row in rows if row["model"] == MODELS["biased"]]
-    if biased_rows:
-        sentence += f" With biased heads it is {100 * _median_deviation(biased_rows):.1f} %."
+    biased = [row for row in rows if row["model"] == MODELS["biased"]]
+    if biased:
+        sentence += f" With biased heads it is {100 * _median(biased):.1f} %."
     for words in contradicted:
         sentence += f" Contradicted: {words}."
     return Verdict(state, sentence, numbers)
 
 
-def _median_deviation(rows: list[dict[str, Any]], name: str = "deviation") -> float:
+def _median(rows: Sequence[Row], name: str = "deviation") -> float:
     """Median of |predicted/measured − 1|."""
     return float(np.median(np.abs([row[name] for row in rows])))

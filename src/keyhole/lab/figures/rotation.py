@@ -5,24 +5,33 @@ Rotation away from the identity f_{3,γ}: where the advantage of the identity me
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 
-from keyhole.lab.cells import Cell
-from keyhole.lab.figures.learning_curves import (
+from keyhole.lab.cells import Cell, Row
+from keyhole.lab.curves import (
     DEVIATION,
     MODELS,
-    CurveConfig,
-    curve_cells,
-    curve_rows,
-    predicted_curve,
-    predicted_series,
+    Curve,
+    Estimate,
+    above,
+    below,
+    deviation_text,
+    resample,
+    rises_through,
+    state_of,
 )
-from keyhole.lab.measured import Curve, Estimate, Results, deviation_text, resample, rises_through
-from keyhole.lab.report.document import Chart, Look, Row, Section, State, Table, Verdict
+from keyhole.lab.figures.learning_curves import CurveConfig, predicted_series, table_of
+from keyhole.lab.report.document import Chart, Section, Series, Table, Verdict
+
+RULE = (
+    "The number is the error of biased over that of zero-mean heads at the largest n. Holds if the "
+    "95 % interval of its growth from the first turn to the last lies above 0, and that of the "
+    "number at the first turn below 1; partly if it only grows; does not show if the interval of "
+    "the growth lies below 0; not sure if 0 is inside."
+)
 
 
 @dataclass(frozen=True)
@@ -51,9 +60,6 @@ PRESETS = {
     "full": Config(),
 }
 
-SMALL = 1.1
-"""A ratio of errors up to which a handicap is called small."""
-
 
 def notation(gamma: float) -> str:
     """f_{3,γ} in words that can be read back."""
@@ -61,30 +67,27 @@ def notation(gamma: float) -> str:
 
 
 def cells(config: Config) -> list[Cell]:
-    """What has to be known."""
-    return curve_cells(config, map(notation, config.gammas), config.shown)
+    """What has to be measured."""
+    return config.cells([notation(gamma) for gamma in config.gammas], config.shown)
 
 
-def section(config: Config, results: Results) -> Section:
+def section(config: Config, rows: Sequence[Row]) -> Section:
     """The figure and its verdict."""
-    rows: list[Row] = []
+    table_rows: list[Row] = []
     for gamma in config.gammas:
-        for row in curve_rows(config, results, notation(gamma), config.shown):
-            rows.append({"gamma": gamma, **row})
-    crossings = {}
-    for n, exact in product(config.shown, (False, True)):
-        crossings[n, exact] = _crossing(config, results, n, exact)
+        for row in table_of(config, rows, notation(gamma), config.shown):
+            table_rows.append({"gamma": gamma, **row})
     table = Table(
         name="rotation-crossings",
         title="The turn γ at which biased heads become a handicap",
-        rows=[_crossing_row(config, results, n, crossings) for n in config.shown],
+        rows=[_crossing_row(config, rows, n) for n in config.shown],
         note=(
             "Where the mean error of biased heads overtakes that of zero-mean heads, read between "
-            "the turns run; ± standard error over resampled repetitions that have a crossing. The "
-            "last columns are the ratio of errors at the last turn."
+            "the turns run, with 95 % intervals over resampled repetitions that have a crossing. "
+            "The last columns are the ratio of errors at the last turn."
         ),
     )
-    error_charts = [_error_chart(config, results, n, rows) for n in reversed(config.shown)]
+    error_charts = [_error_chart(config, rows, n, table_rows) for n in reversed(config.shown)]
     return Section(
         slug="rotation",
         title="Rotation away from the identity",
@@ -93,37 +96,28 @@ def section(config: Config, results: Results) -> Section:
             "from it, f_{3,γ} = (1/N) Σ ⟨x₀, S_{γ} xᵢ⟩^{3} ⟨β, xᵢ⟩ with S_{γ} = (1 − γ) I + γ P, P "
             "a rotation without fixed directions."
         ),
-        blocks=[_ratio_chart(config, results, rows), *error_charts, table],
-        verdict=_verdict(config, results, crossings, deviation_text(rows)),
+        blocks=[_ratio_chart(config, rows, table_rows), *error_charts, table],
+        verdict=verdict(config, rows, deviation_text(table_rows)),
         settings=config.describe(),
+        rule=RULE,
     )
 
 
 def _curve(
-    config: Config,
-    results: Results,
-    model: str,
-    n: int,
-    *,
-    exact: bool = False,
-    name: str = "error",
+    config: Config, rows: Sequence[Row], model: str, n: int, *, exact: bool, y: str = "error"
 ) -> Curve:
-    """Error against γ at one n."""
-    columns = []
-    for gamma in config.gammas:
-        sweep = config.sweep(model, notation(gamma), (n,), exact=exact)
-        columns.append(sweep.curve(results, name).runs[:, 0])
-    table = np.stack(columns, axis=1)
-    # the repetitions that reach this n, of all turns
-    is_complete = np.isfinite(table).all(axis=1)
-    return Curve(np.array(config.gammas), table[is_complete])
-
-
-def _pair(config: Config, results: Results, n: int, exact: bool) -> list[np.ndarray]:
-    """Errors of biased and of zero-mean heads: repetitions by turns."""
-    return [
-        _curve(config, results, model, n, exact=exact).runs for model in ("biased", "attention")
+    """Error against γ at one n, in the repetitions that reach this n."""
+    columns = [
+        config.curve(rows, model, notation(gamma), exact=exact, y=y).at(n).runs
+        for gamma in config.gammas
     ]
+    table = np.concatenate(columns, axis=1)
+    return Curve(np.array(config.gammas), table[np.isfinite(table).all(axis=1)])
+
+
+def _pair(config: Config, rows: Sequence[Row], n: int, exact: bool) -> list[np.ndarray]:
+    """Errors of biased and of zero-mean heads: repetitions by turns."""
+    return [_curve(config, rows, model, n, exact=exact).runs for model in ("biased", "attention")]
 
 
 def _mean_ratio(tables: list[np.ndarray]) -> np.ndarray:
@@ -131,148 +125,131 @@ def _mean_ratio(tables: list[np.ndarray]) -> np.ndarray:
     return np.asarray(tables[0].mean(axis=0) / tables[1].mean(axis=0))
 
 
-def _crossing(config: Config, results: Results, n: int, exact: bool) -> Estimate:
+def _crossing(config: Config, rows: Sequence[Row], n: int, exact: bool) -> Estimate:
     """The turn from which on biased heads have the larger error."""
     turns = np.array(config.gammas)
 
     def statistic(tables: list[np.ndarray]) -> float | None:
         return rises_through(turns, _mean_ratio(tables), 1.0)
 
-    return resample(statistic, _pair(config, results, n, exact), config.seed)
+    return resample(statistic, _pair(config, rows, n, exact), config.seed)
 
 
-def _ratio(config: Config, results: Results, n: int, exact: bool, turn: int = -1) -> Estimate:
+def ratio_at_turn(
+    config: Config, rows: Sequence[Row], n: int, turn: int, *, exact: bool = False
+) -> Estimate:
     """Ratio of errors at one of the turns."""
 
     def statistic(tables: list[np.ndarray]) -> float:
         return float(_mean_ratio(tables)[turn])
 
-    return resample(statistic, _pair(config, results, n, exact), config.seed)
+    return resample(statistic, _pair(config, rows, n, exact), config.seed)
 
 
-def _ratio_chart(config: Config, results: Results, rows: list[Row]) -> Chart:
+def _growth(config: Config, rows: Sequence[Row], n: int) -> Estimate:
+    """How much the ratio of errors grows from the first turn to the last."""
+
+    def statistic(tables: list[np.ndarray]) -> float:
+        ratios = _mean_ratio(tables)
+        return float(ratios[-1] - ratios[0])
+
+    return resample(statistic, _pair(config, rows, n, exact=False), config.seed)
+
+
+def _ratio_chart(config: Config, rows: Sequence[Row], table_rows: list[Row]) -> Chart:
     """The ratio of errors against γ, at every n shown, for finitely and infinitely many heads."""
-    series = []
-    looks: dict[bool, Look] = {False: "points", True: "thin"}
-    for exact, look in looks.items():
+    series: list[Series] = []
+    for exact in (False, True):
         heads = "∞" if exact else config.n_heads
         for n in config.shown:
-            biased, zero_mean = _pair(config, results, n, exact)
+            biased, zero_mean = _pair(config, rows, n, exact)
             curve = Curve(np.array(config.gammas), biased / zero_mean)
-            series.append(curve.series(f"n = {n}, {heads} heads", f"n = {n}", look))
+            name = f"n = {n}, {heads} heads"
+            series.append(curve.series(name, f"n = {n}", "thin" if exact else "points"))
     return Chart(
         name="rotation-ratio",
         title="Error of biased over zero-mean heads",
         x_label="turn γ",
         y_label="ratio of test errors",
         series=series,
-        rows=rows,
+        rows=table_rows,
         note=(
             "Below 1 the identity mean helps, above it is a handicap. Means of the ratios of "
-            "single repetitions."
+            "single repetitions. Thin: infinitely many heads."
         ),
         marks={"equal": 1.0},
     )
 
 
-def _error_chart(config: Config, results: Results, n: int, rows: list[Row]) -> Chart:
+def _error_chart(config: Config, rows: Sequence[Row], n: int, table_rows: list[Row]) -> Chart:
     """Errors of all models against γ at one n."""
-    measured = []
-    predicted = []
-    others = []
+    series = []
     for model, words in MODELS.items():
-        measured.append(_curve(config, results, model, n).series(words, model))
-
+        series.append(_curve(config, rows, model, n, exact=False).series(words, model))
         # what theory predicts, where its spectrum is fine enough
         errors = {}
         for gamma in config.gammas:
-            error = predicted_curve(config, model, notation(gamma), sizes=(n,)).get(n)
-            if error is not None:
-                errors[gamma] = error
+            predicted = config.predicted(model, notation(gamma), exact=False, sizes=(n,))
+            if n in predicted:
+                errors[gamma] = predicted[n]
         if errors:
-            predicted.append(predicted_series(errors, words, model))
-
-        limit = _curve(config, results, model, n, exact=True)
-        others.append(limit.series(f"{words}, ∞ heads", model, "line"))
-        oracle = _curve(config, results, model, n, name="oracle")
-        others.append(oracle.series(f"{words}, oracle penalty", model, "thin"))
+            series.append(predicted_series(errors, words, model))
+        limit = _curve(config, rows, model, n, exact=True)
+        series.append(limit.series(f"{words}, ∞ heads", model, "line"))
+        oracle = _curve(config, rows, model, n, exact=False, y="oracle")
+        series.append(oracle.series(f"{words}, oracle penalty", model, "thin"))
     return Chart(
         name=f"rotation-n{n}",
         title=f"Error against the turn at n = {n}",
         x_label="turn γ",
         y_label="relative test error",
-        series=[*measured, *predicted, *others],
-        rows=[row for row in rows if row["n"] == n],
+        series=series,
+        rows=[row for row in table_rows if row["n"] == n],
         note=(
-            "In even dimension S_{γ} is a multiple of a rotation, so theory gives zero-mean heads "
-            "and the MLP one error for all γ."
+            "Dashed: theory; line: infinitely many heads; thin: the penalty that is best on the "
+            "test sets. In even dimension S_{γ} is a multiple of a rotation, so theory gives "
+            "zero-mean heads and the MLP one error for all γ."
         ),
     )
 
 
-def _crossing_row(
-    config: Config, results: Results, n: int, crossings: dict[tuple[int, bool], Estimate]
-) -> Row:
+def _crossing_row(config: Config, rows: Sequence[Row], n: int) -> Row:
     """Crossing and last ratio at one n, of finitely and infinitely many heads."""
+    row: Row = {"n": n}
     last = f"ratio at γ = {config.gammas[-1]:g}"
-    return {
-        "n": n,
-        f"crossing, {config.n_heads} heads": crossings[n, False].text(),
-        "crossing, ∞ heads": crossings[n, True].text(),
-        f"{last}, {config.n_heads} heads": _ratio(config, results, n, exact=False).text(),
-        f"{last}, ∞ heads": _ratio(config, results, n, exact=True).text(),
-    }
+    for exact, heads in ((False, f"{config.n_heads} heads"), (True, "∞ heads")):
+        row[f"crossing, {heads}"] = _crossing(config, rows, n, exact).text()
+        row[f"{last}, {heads}"] = ratio_at_turn(config, rows, n, -1, exact=exact).text()
+    return row
 
 
-def _verdict(
-    config: Config, results: Results, crossings: dict[tuple[int, bool], Estimate], deviation: str
-) -> Verdict:
-    """The claim holds where biased heads help at the first turn and their advantage fades.
-
-    It fades where the ratio of errors grows by more than two standard errors.
-    """
-    # the ratio at both ends, at the largest n
+def verdict(config: Config, rows: Sequence[Row], deviation: str) -> Verdict:
+    """The `RULE` at the largest n."""
     n = config.shown[-1]
     first = f"γ = {config.gammas[0]:g}"
     last = f"γ = {config.gammas[-1]:g}"
-    start = _ratio(config, results, n, exact=False, turn=0)
-    end = _ratio(config, results, n, exact=False, turn=-1)
+    start = ratio_at_turn(config, rows, n, 0)
+    end = ratio_at_turn(config, rows, n, -1)
+    growth = _growth(config, rows, n)
+    crossing = _crossing(config, rows, n, exact=False)
     numbers = {
         f"ratio at {first}, n = {n}": start.text(),
         f"ratio at {last}, n = {n}": end.text(),
+        "growth of the ratio": growth.text(),
+        f"crossing at n = {n}": crossing.text(),
+        f"crossing at n = {n}, ∞ heads": _crossing(config, rows, n, exact=True).text(),
+        DEVIATION: deviation,
     }
-    for size in config.shown:
-        numbers[f"crossing at n = {size}"] = crossings[size, False].text()
-    numbers[f"crossing at n = {n}, ∞ heads"] = crossings[n, True].text()
-    numbers[DEVIATION] = deviation
-
-    # the state
-    # an unknown spread is NaN, and nothing exceeds it
-    spread = math.hypot(start.spread, end.spread)
-    fades = (end.value or 0.0) - (start.value or 0.0) > 2 * spread
-    state: State
-    if start.upper < 1 and fades:
-        state = "holds"
-    elif fades:
-        state = "partly"
-    else:
-        state = "does not show"
-
-    # the sentence
     sentence = (
         f"At n = {n} biased heads have {start.text()} times the error of zero-mean heads at "
         f"{first} and {end.text()} times at {last}."
     )
-    crossing = crossings[n, False]
     if crossing.value is None:
         sentence += " Between these turns they do not become a handicap at this size."
     else:
-        sentence += f" They become a handicap at γ = {crossing.text(2)}"
-        is_sure = math.isfinite(end.low) and end.low > 1
-        if not is_sure:
-            sentence += "; at the last turn it is still within error bars of none."
-        elif (end.value or 0.0) <= SMALL:
-            sentence += ", a small one."
-        else:
-            sentence += "."
+        sentence += f" They become a handicap at γ = {crossing.text(2)}."
+        if not above(end, 1.0):
+            sentence += " At the last turn it is not sure that there is one."
+    grows = above(growth, 0.0)
+    state = state_of([grows, below(start, 1.0)]) if grows else state_of([grows])
     return Verdict(state, sentence, numbers)

@@ -14,8 +14,8 @@ from typing import Literal
 
 Scalar = str | int | float | None
 Row = Mapping[str, Scalar]
-Look = Literal["points", "line", "dashed", "thin", "band"]
-State = Literal["holds", "partly", "does not show", "not tested", "information"]
+Look = Literal["points", "dots", "line", "dashed", "thin", "band"]
+State = Literal["holds", "partly", "does not show", "not sure", "not tested", "information"]
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,8 @@ class Section:
     verdict: Verdict | None = None
     settings: str = ""
     text: Sequence[str] = ()
+    rule: str = ""
+    """When the claim holds, in words."""
 
 
 @dataclass(frozen=True)
