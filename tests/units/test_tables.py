@@ -159,10 +159,6 @@ CSV_ERRORS = {
         {},
         r"a column of numbers, or of few texts, for the keys.*'when' looks like a time",
     ),
-    "set,x,when\na,1,12:00:00\n": (
-        {"keys": "x,when"},
-        r"'when' must hold numbers, text or dates: it holds time32",
-    ),
     "set,role,x\na,key,1\nb,query,1\nb,key,2\n": (
         {},
         r"one row whose role is 'query'.*set number 0 has 0",

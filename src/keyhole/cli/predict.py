@@ -138,6 +138,7 @@ def predict(
             dim=dim,
             schema=saved.schema,
             unknown=unknown,
+            copied=[name for name in [*(keep or []), key_id] if name is not None],
             batch_size=batch_size,
         )
         sets.layout = replace(sets.layout, key_id=key_id)

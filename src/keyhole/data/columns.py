@@ -183,6 +183,7 @@ def set_ids(
     noun = what.split()[-1]
     missing_rows = _missing_rows(column)
     if len(missing_rows) == 0:
+        _refuse_merged_ids(column, name, place)
         return _values(column, name, place, f"{noun} column")
     if len(missing_rows) == 1:
         rows = f"{place.row(missing_rows[0])} is"
@@ -194,6 +195,35 @@ def set_ids(
         f"column {name!r} must say of every row {what} it belongs to: {rows} empty "
         f"({len(missing_rows)} in all). Fill in the {noun}s, or drop such rows."
     )
+
+
+def _refuse_merged_ids(column: Any, name: str, place: Place) -> None:
+    """Raise if ids are floats so large that different whole numbers may have become one."""
+    if not pa.types.is_floating(column.type):
+        return
+    values = column.to_numpy(zero_copy_only=False)
+    largest_exact = 2.0 ** (np.finfo(values.dtype).nmant + 1)
+    may_have_merged = np.abs(values) >= largest_exact
+    if may_have_merged.any():
+        row = int(may_have_merged.argmax())
+        raise SchemaError(
+            f"ids must be told apart: column {name!r} holds {column.type}, and {place.row(row)} is "
+            f"{values[row]:.0f}, where several whole numbers become one float. Read the column as "
+            "text or whole numbers, for example by dtype=str of pandas.read_csv."
+        )
+
+
+def ids_alike(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of two tables to be compared: whole numbers as they are written, where others are text.
+
+    >>> ids_alike(np.array(["7", "07"]), np.array([7, 12]))[1].tolist()
+    ['7', '12']
+    """
+    if first.dtype.kind == "U" and second.dtype.kind in "iu":
+        return first, second.astype(np.str_)
+    if second.dtype.kind == "U" and first.dtype.kind in "iu":
+        return first.astype(np.str_), second
+    return first, second
 
 
 def instants(column: Any, name: str, place: Place) -> Float[np.ndarray, " r"]:

@@ -1238,6 +1238,7 @@ def open_data(
     missing: str | None = None,
     unknown: str = "error",
     dim: int | None = None,
+    copied: Sequence[str] = (),
     batch_size: int | None = None,
 ) -> ParquetSets:
     """A table, or series (.ts), without its target, to be read in parts.
@@ -1258,6 +1259,7 @@ def open_data(
             dim=dim,
             schema=schema,
             unknown=unknown,
+            copied=copied,
             batch_size=batch_size,
         )
     # series are read whole, and go through the same reader as a table in memory

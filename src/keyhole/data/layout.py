@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from keyhole.data.columns import (
     HOLDS,
+    MIN_ROWS,
     PLURALS,
     NumberEvidence,
     Place,
@@ -26,6 +27,7 @@ from keyhole.data.columns import (
     TextEvidence,
     ages,
     coded,
+    ids_alike,
     instants,
     is_date,
     is_list,
@@ -45,11 +47,14 @@ from keyhole.data.columns import (
     time_zone,
     unlisted,
 )
-from keyhole.data.schema import Coding, Schema, names_of_coordinates
+from keyhole.data.schema import MOST_CATEGORIES, Coding, Schema, names_of_coordinates
 from keyhole.data.sets import SetBatch, SetGroups
 
 SET_NAMES = ("set", "set_id", "bag", "bag_id", "id", "group")
 TARGET_NAMES = ("target", "label", "class", "y")  # usual names, "y" last: it may be a coordinate
+ColumnName = str | int
+ColumnNames = ColumnName | Sequence[ColumnName]
+"""What users name columns by: pandas may have whole numbers for names."""
 Pieces = Callable[[list[str]], Iterator[Any]]
 """Record batches of some columns, all rows of the table in their order."""
 PROBLEM = b"keyhole: no column"
@@ -169,6 +174,53 @@ class Dataset:
         return self[np.flatnonzero(self.split == 1)]
 
 
+def warn_of_leaks(data: Dataset) -> None:
+    """Name the columns that are the target, or a factor of it plus a number, in all samples.
+
+    Of labels the ones that say whether a sample has a label are meant. Fewer than `MIN_ROWS`
+    samples show nothing.
+    """
+    if data.target is None or len(data) < MIN_ROWS:
+        return
+    targets = np.asarray(data.target)
+    if targets.dtype.kind in "US":
+        targets = (targets[:, None] == np.unique(targets)[:MOST_CATEGORIES]).astype(np.float64)
+    targets = targets.reshape(len(data), -1).astype(np.float64)
+
+    # columns of samples, and those of tokens that are the same in all tokens of a sample
+    sets = data.sets.sets
+    starts = sets.offsets[:-1]
+    of_tokens = np.asarray(sets.tokens[starts])
+    owner = np.repeat(np.arange(len(data)), np.diff(sets.offsets))
+    is_constant = (sets.tokens == of_tokens[owner]).all(axis=0)
+    named_columns = list(zip(data.names, of_tokens.T, strict=True))
+    named_columns = [pair for pair, same in zip(named_columns, is_constant, strict=True) if same]
+    for names, values in ((data.query_names, sets.query), (data.extra_names, sets.extras)):
+        if values is not None and len(names) == values.shape[1]:
+            named_columns += zip(names, values.T, strict=True)
+    for name, values in named_columns:
+        if any(_is_affine(values, target) for target in targets.T):
+            warnings.warn(
+                f"column {name.partition('=')[0]!r} gives the target {data.target_name!r} away: "
+                f"in all {len(data)} samples it is the target, or a factor times it plus a "
+                "number. Leave it out by naming `keys` (--keys), unless it is known when a "
+                "prediction is made.",
+                UserWarning,
+                stacklevel=3,
+            )
+
+
+def _is_affine(values: Float[np.ndarray, " n"], target: Float[np.ndarray, " n"]) -> bool:
+    """Whether values are a·target + b with a ≠ 0, up to the rounding of float32."""
+    low, high = int(target.argmin()), int(target.argmax())
+    rise = float(target[high] - target[low])
+    difference = float(values[high]) - float(values[low])
+    if rise == 0 or difference == 0:
+        return False
+    expected = float(values[low]) + difference / rise * (target - target[low])
+    return bool((np.abs(values - expected) <= 1e-6 * abs(difference)).all())
+
+
 # ---------------------------------------------------------------- which column is what
 
 
@@ -204,6 +256,15 @@ def check_names(given: str | Sequence[str] | None, option: str) -> None:
     are_texts = all(isinstance(name, str) and name for name in names)
     if not names or not are_texts or len(set(names)) < len(names):
         raise ValueError(f"`{option}` must name columns, each once: got {given!r}.")
+
+
+def names_as_text(given: Any) -> Any:
+    """Names of columns as texts: pandas may have whole numbers for names."""
+    if isinstance(given, (int, np.integer)) and not isinstance(given, bool):
+        return str(given)
+    if isinstance(given, (list, tuple)):
+        return type(given)(names_as_text(name) for name in given)
+    return given
 
 
 def _parted_by_commas(text: str) -> tuple[str, ...]:
@@ -291,6 +352,7 @@ class Layout:
     dim: int | None = None
     missing: str = "error"
     joined: bool = False
+    has_lists: bool = False
     codings: tuple[Coding, ...] = ()
     unknown: str = "error"
     left_out: tuple[str, ...] = ()
@@ -350,8 +412,9 @@ class Layout:
                 schema, source, tokens, keys, query, used, options.set_id, with_ages=with_ages
             )
         else:
-            keys_are_lists = keys[0] in lists if keys else bool(lists)
-            if options.set_id is None and keys_are_lists:
+            free_lists = [name for name in lists if name not in used]
+            keys_are_lists = keys[0] in lists if keys else bool(free_lists)
+            if keys_are_lists:
                 layout = cls._by_set(schema, pieces, source, keys, query, used, with_ages=with_ages)
             else:
                 layout = cls._by_token(
@@ -375,6 +438,7 @@ class Layout:
             time=options.time,
             split=options.split,
             reference_date=options.reference_date,
+            set_id=options.set_id or layout.set_id,
         )
         if tokens is not None:
             return layout
@@ -546,7 +610,7 @@ class Layout:
                     f"all key columns must hold lists if one does: {name!r} holds {kind}. Repeat "
                     "what belongs to the whole set as a list, or make it the query."
                 )
-        return cls(keys=keys, query=query, left_out=left_out)
+        return cls(keys=keys, query=query, has_lists=True, left_out=left_out)
 
     def _with_width(self, schema: pa.Schema, pieces: Pieces, source: str) -> Layout:
         """The same with the coordinates of a token.
@@ -560,7 +624,7 @@ class Layout:
             )
         name = self.keys[0]
         kind = schema.field(name).type
-        if self.dim is not None or self.set_id is not None or len(self.keys) > 1:
+        if self.dim is not None or not self.has_lists or len(self.keys) > 1:
             return self
         if not is_list(kind.value_type):
             if name == "keys":  # tokens, by its name
@@ -693,7 +757,7 @@ class Layout:
             self._check_time_zones(table, tokens)
             if self.joined:
                 return self._read_joined(table, place, copied, tokens)
-            if self.set_id:
+            if not self.has_lists:
                 return self._read_rows(table, place, copied)
             return self._read_lists(table, place, copied)
         except pa.ArrowException as error:
@@ -873,7 +937,7 @@ class Layout:
             offsets = np.concatenate([[0], np.cumsum(np.maximum(np.diff(offsets), 1))])
         elif len(empty):
             evidence = f"set {empty[0]} has no keys"
-            if not self.set_id:
+            if self.has_lists:
                 evidence += f", {place.row(empty[0])} has none in column {self.keys[0]!r}"
             raise SchemaError(
                 f"every set must have at least one key: {evidence}. Drop such sets, or give them a "
@@ -951,7 +1015,11 @@ class Layout:
             return np.repeat(np.arange(len(lengths)), lengths)
 
         sets = self._sets(tokens, offsets, query, owners, place, rows_of_tokens)
-        return self._dataset(sets, names, table, place), self._beside(copied, table, sets, place)
+        ids = None
+        if self.set_id is not None:
+            ids = set_ids(plain_values(table.column(self.set_id)), self.set_id, place)
+        data = self._dataset(sets, names, table, place, ids=ids)
+        return data, self._beside(copied, table, sets, place)
 
     def _list_tokens(
         self, table: Any, place: Place
@@ -1171,6 +1239,7 @@ class Layout:
         token_column = tokens.column(self.set_id)
         sample_ids = set_ids(plain_values(sample_column), self.set_id, place)
         token_ids = set_ids(plain_values(token_column), self.set_id, place_of_tokens)
+        sample_ids, token_ids = ids_alike(sample_ids, token_ids)
         if (sample_ids.dtype.kind == "U") != (token_ids.dtype.kind == "U"):
             raise SchemaError(
                 f"column {self.set_id!r} must hold the same ids in both tables: it holds "

@@ -5,23 +5,20 @@ Whole by `read_table`, in parts by `ParquetSets`.
 
 from __future__ import annotations
 
-import io
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow import csv
 
 from keyhole._array import MEMORY_BUDGET, thread_count
 from keyhole._checks import LARGEST_COUNT, check_choice, check_count
@@ -32,6 +29,7 @@ from keyhole.data.columns import (
     SchemaError,
     Study,
     days,
+    ids_alike,
     is_list,
     labels,
     one_piece,
@@ -42,14 +40,27 @@ from keyhole.data.columns import (
 )
 from keyhole.data.layout import (
     PROBLEM,
+    SET_NAMES,
+    ColumnName,
+    ColumnNames,
     Dataset,
     Layout,
     TableOptions,
     check_columns,
     check_names,
+    names_as_text,
+    warn_of_leaks,
 )
 from keyhole.data.npz import npz_table
 from keyhole.data.schema import Coding, Schema
+from keyhole.data.text_files import (
+    ColumnUses,
+    UnreadableFileError,
+    column_names_of,
+    is_text_file,
+    read_texts,
+    typed,
+)
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".csv", ".tsv", ".npz")
 BATCH_BYTES = 2**25  # bytes of a batch when nobody says how many rows it has
@@ -74,10 +85,6 @@ class DataTable(Protocol):
 FilePath = str | os.PathLike[str]
 TableSource = FilePath | Sequence[FilePath] | DataTable
 """Files, or a table in memory."""
-
-
-class UnreadableFileError(ValueError):
-    """A file that does not read; the message says all that is to be said."""
 
 
 @contextmanager
@@ -132,7 +139,6 @@ class _ParquetFile:
     """
 
     split = None
-    codes: frozenset[str] = frozenset()
 
     def __init__(self, path: Path) -> None:
         with reading(path), pq.ParquetFile(path) as file:
@@ -220,7 +226,6 @@ class _ArrowFile:
         n_groups: int,
         name: str,
         split: np.ndarray | None = None,
-        codes: frozenset[str] = frozenset(),
     ) -> None:
         self.path = path
         self.schema = schema
@@ -228,7 +233,6 @@ class _ArrowFile:
         self.n_groups = n_groups
         self._name = name
         self.split = split
-        self.codes = codes  # columns of a CSV file that are text because of leading zeros
         with reading(path):
             schema.names  # noqa: B018 - text, or an error
 
@@ -263,7 +267,6 @@ class _ArrowFile:
         path: Path,
         table: pa.Table,
         split: np.ndarray | None = None,
-        codes: frozenset[str] = frozenset(),
     ) -> _ArrowFile:
         """All rows are one group: they were read together."""
         with reading(path):
@@ -275,8 +278,7 @@ class _ArrowFile:
             groups=[whole].__getitem__,
             n_groups=1,
             name="{1}",
-            split=split,
-            codes=codes,
+            split=names_as_text(split),
         )
 
     def where(self, group: int) -> str:
@@ -308,119 +310,6 @@ def _rows_of_batch_bytes(n_rows: int, n_bytes: int) -> int:
     return max(1, int(BATCH_BYTES * n_rows // max(1, n_bytes)))
 
 
-def _parse_options(name: str) -> Any:
-    """How a file of this name separates its columns: by tabs in .tsv, by commas else."""
-    if name.lower().endswith(".tsv"):
-        return csv.ParseOptions(delimiter="\t")
-    return csv.ParseOptions(delimiter=",")
-
-
-PADDED_CELL = r'(?:^|[,\t\r\n"]) *0[0-9]+ *(?:[,\t\r\n"]|$)'
-"""What finds a cell of a zero and more digits, such as 007, among the bytes of a CSV file."""
-SCANNED_BYTES = 2**18  # bytes of a CSV file that are searched at a time
-
-
-def _csv_table(
-    source: Path | bytes, name: str, is_text: Mapping[str, bool]
-) -> tuple[pa.Table, frozenset[str]]:
-    """A CSV or TSV file, or its bytes, as a table; and the columns that leading zeros make text.
-
-    Arrow reads 007 as the number 7. But codes, such as ids and postcodes, are written with such
-    zeros, and there 007 and 7 differ. So a column of whole numbers is text if any row has a leading
-    zero. For the columns in ``is_text`` their entry there decides instead: True makes whole numbers
-    text, and False leaves them numbers. The columns returned are those that their rows made text.
-    """
-    table = _read_csv(source, name)
-    _check_utf8(table, name)
-
-    # columns of whole numbers: those whose rows decide, and those that are known to be text
-    names = table.column_names
-    undecided = []
-    known_texts = []
-    for column_name, kind in zip(names, table.schema.types, strict=True):
-        is_single = names.count(column_name) == 1
-        if not is_single or not pa.types.is_integer(kind):
-            continue
-        if column_name not in is_text:
-            undecided.append(column_name)
-        elif is_text[column_name]:
-            known_texts.append(column_name)
-
-    # most files have no leading zero anywhere. A search through their bytes, of some 2 s per GB,
-    # shows that, and then nothing is read again
-    if undecided and not _has_padded_cell(source):
-        undecided = []
-    if not undecided and not known_texts:
-        return table, frozenset()
-
-    # these columns again, as they are written
-    written = _read_csv(source, name, as_text=[*undecided, *known_texts])
-    codes = set()
-    for column_name in written.column_names:
-        texts = pc.utf8_trim_whitespace(written.column(column_name))
-        has_leading_zero = pc.any(pc.match_substring_regex(texts, "^0[0-9]")).as_py()
-        if column_name in undecided and has_leading_zero:
-            codes.add(column_name)
-        if column_name in codes or column_name in known_texts:
-            table = table.set_column(names.index(column_name), column_name, texts)
-    return table, frozenset(codes)
-
-
-def _read_csv(source: Path | bytes, name: str, as_text: Sequence[str] = ()) -> pa.Table:
-    """A CSV file as Arrow reads it; or some of its columns alone, as text."""
-    content = pa.BufferReader(source) if isinstance(source, bytes) else source
-    # empty cells, NA and the like are missing, as they are among numbers
-    options = csv.ConvertOptions(
-        include_columns=list(as_text),
-        column_types=dict.fromkeys(as_text, pa.string()),
-        strings_can_be_null=bool(as_text),
-    )
-    return csv.read_csv(content, parse_options=_parse_options(name), convert_options=options)
-
-
-def _has_padded_cell(source: Path | bytes) -> bool:
-    """Whether some cell of a CSV file is a zero and more digits."""
-    file: BinaryIO
-    if isinstance(source, bytes):
-        file = io.BytesIO(source)
-    else:
-        file = source.open("rb")
-    with file:
-        while lines := file.read(SCANNED_BYTES):
-            # whole lines: a cell is not cut in two
-            lines += file.readline()
-            text = pa.scalar(lines, pa.large_binary())
-            if pc.match_substring_regex(text, PADDED_CELL).as_py():
-                return True
-    return False
-
-
-def _check_utf8(table: pa.Table, name: str) -> None:
-    """Raise if the text of a CSV file is in another encoding.
-
-    Arrow reads such cells as binary, and such names not at all.
-    """
-    remedy = "Save the file as UTF-8."
-    try:
-        fields = list(zip(table.schema.names, table.schema.types, strict=True))
-    except UnicodeDecodeError as error:
-        raise UnreadableFileError(
-            f"a CSV file must be in UTF-8: the name {error.object!r:.60} of a column in the first "
-            f"line of {name!r} is not. {remedy}"
-        ) from None
-    for i, (column_name, kind) in enumerate(fields):
-        if not pa.types.is_binary(kind):
-            continue
-        for row, cell in enumerate(table.column(i).to_pylist()):
-            try:
-                cell.decode()
-            except UnicodeDecodeError:
-                raise UnreadableFileError(
-                    f"a CSV file must be in UTF-8: column {column_name!r} of {name!r} is not, row "
-                    f"{row} holds {cell!r:.60}. {remedy}"
-                ) from None
-
-
 class _ArrayNames(NamedTuple):
     """Which arrays of an npz file hold what; None where that is to be told by usual names."""
 
@@ -448,21 +337,36 @@ def _as_tuple(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def _open(
-    path: Path, arrays: _ArrayNames, is_text: Mapping[str, bool]
-) -> _ParquetFile | _ArrowFile:
-    """A file by its suffix if its kind is read whole, else by its first bytes.
+def _open_all(
+    paths: Sequence[Path], arrays: _ArrayNames, uses: ColumnUses
+) -> list[_ParquetFile | _ArrowFile]:
+    """Files by their suffix if their kind is read whole, else by their first bytes.
 
-    ``is_text`` is that of `_csv_table`.
+    The columns of text files have one type in all of them.
     """
-    suffix = path.suffix.lower()
-    if suffix == ".npz":
+    texts = {}
+    for path in paths:
+        if is_text_file(path.name):
+            with reading(path):
+                texts[path] = read_texts(path, path.name)
+    tables = {}
+    if texts:
+        names = ", ".join(path.name for path in list(texts)[:3])
+        tables = dict(zip(texts, typed(list(texts.values()), names, uses), strict=True))
+    files: list[_ParquetFile | _ArrowFile] = []
+    for path in paths:
+        if path in tables:
+            files.append(_ArrowFile.table(path, tables[path]))
+        else:
+            files.append(_open(path, arrays))
+    return files
+
+
+def _open(path: Path, arrays: _ArrayNames) -> _ParquetFile | _ArrowFile:
+    """A file that is no text."""
+    if path.suffix.lower() == ".npz":
         table, split = npz_table(path, arrays.keys, arrays.query, arrays.target, arrays.extras)
         return _ArrowFile.table(path, table, split)
-    if suffix in (".csv", ".tsv"):
-        with reading(path):
-            table, codes = _csv_table(path, path.name, is_text)
-        return _ArrowFile.table(path, table, codes=codes)
     status = path.stat()
     return _opened(path, os.getpid(), status.st_size, status.st_mtime_ns)
 
@@ -501,7 +405,8 @@ def table_in_memory(content: bytes, name: str, target: str | None = None) -> pa.
         elif content[:6] == b"ARROW1":
             table = pa.ipc.open_file(pa.BufferReader(content)).read_all()
         else:
-            table, _ = _csv_table(content, name or "the file", {})
+            name = name or "the file"
+            (table,) = typed([read_texts(content, name)], name, ColumnUses())
         table.validate(full=True)
         return table
     except UnreadableFileError:
@@ -621,24 +526,23 @@ def _table_of_files(files: Sequence[_ParquetFile | _ArrowFile]) -> pa.Table:
         return pa.Table.from_batches(batches, files[0].schema)
 
 
-def _texts_by_options(options: TableOptions, schema: Schema | None) -> dict[str, bool]:
-    """Of some columns whether they are text, whatever a CSV file holds: see `_csv_table`.
+def _uses_of_columns(
+    options: TableOptions, schema: Schema | None, id_column: str | None, copied: Sequence[str]
+) -> ColumnUses:
+    """What the columns of a text file are read as, whatever their cells are.
 
-    Weights, times and splits are no codes. What a schema says of keys, queries and extras holds
-    for all tables that are read by it.
+    Ids, groups and columns that are copied are what is written. Weights, times and splits are no
+    codes. What a schema says of keys, queries and extras holds for all tables that are read by it.
     """
-    is_text = {}
-    for name in (options.weight, options.time, options.split):
-        if isinstance(name, str):
-            is_text[name] = False
-    if schema is None:
-        return is_text
-    for names in (options.keys, options.query, options.extras):
-        for name in _as_tuple(names) or ():
-            is_text[name] = False
-    for coding in schema.codings:
-        is_text[coding.column] = coding.kind in ("one-hot", "hashed")
-    return is_text
+    texts: set[str] = set()
+    numbers = {name for name in (options.weight, options.time, options.split) if name}
+    if schema is not None:
+        for names in (options.keys, options.query, options.extras):
+            numbers.update(_as_tuple(names) or ())
+        texts = {c.column for c in schema.codings if c.kind in ("one-hot", "hashed")}
+    ids = {name for name in (id_column, options.groups) if name}
+    ids.update(name for name in copied if name not in numbers)
+    return ColumnUses(texts=texts - ids, ids=ids - texts, numbers=numbers - texts)
 
 
 class _Beginnings(NamedTuple):
@@ -764,6 +668,8 @@ class ParquetSets:
     unknown : "error" or "ignore"
         With a schema, what becomes of a category that is not in it: it is refused, or read as none
         of its categories.
+    copied : sequence of str
+        Columns that are copied to predictions: those of a text file are read as written.
     batch_size : int, optional
         Sets of a batch; by default as many as take some 32 MiB.
     start, stop : int, optional
@@ -787,39 +693,41 @@ class ParquetSets:
         path: TableSource,
         *,
         tokens: FilePath | DataTable | None = None,
-        keys: str | Sequence[str] | None = None,
-        query: str | Sequence[str] | None = None,
-        target: str | Sequence[str] | None = None,
-        extras: str | Sequence[str] | None = None,
-        weight: str | None = None,
-        groups: str | None = None,
-        time: str | None = None,
-        split: str | None = None,
-        reference_date: str | None = None,
-        set_id: str | None = None,
+        keys: ColumnNames | None = None,
+        query: ColumnNames | None = None,
+        target: ColumnNames | None = None,
+        extras: ColumnNames | None = None,
+        weight: ColumnName | None = None,
+        groups: ColumnName | None = None,
+        time: ColumnName | None = None,
+        split: ColumnName | None = None,
+        reference_date: ColumnName | None = None,
+        set_id: ColumnName | None = None,
         missing: str | None = None,
         dim: int | None = None,
         schema: Schema | None = None,
         unknown: str = "error",
+        copied: Sequence[str] = (),
         batch_size: int | None = None,
         start: int = 0,
         stop: int | None = None,
     ) -> None:
         # what was not given is as in the table that the schema was learned from
         options = TableOptions(
-            keys=keys,
-            query=query,
-            target=target,
-            extras=extras,
-            set_id=set_id,
+            keys=names_as_text(keys),
+            query=names_as_text(query),
+            target=names_as_text(target),
+            extras=names_as_text(extras),
+            set_id=names_as_text(set_id),
             missing=missing,
             dim=dim,
-            weight=weight,
-            groups=groups,
-            time=time,
+            weight=names_as_text(weight),
+            groups=names_as_text(groups),
+            time=names_as_text(time),
             split=split,
-            reference_date=reference_date,
+            reference_date=names_as_text(reference_date),
         )
+        target = options.target
         target_is_of_schema = False
         if schema is not None:
             stored = dict(schema.columns)
@@ -838,14 +746,15 @@ class ParquetSets:
             self._lasting = [_ArrowFile.table(self.paths[0], table_of(path, "source"))]
         self._arrays = _ArrayNames.of(options)
         self._held: list[_ParquetFile | _ArrowFile] = []
-        self._is_text = _texts_by_options(options, schema)
+        id_column = self._id_column(options, tokens)
+        self._uses = _uses_of_columns(options, schema, id_column, copied)
 
         # the table of tokens, where there is one
         token_files: list[Path] = []
         self.tokens: pa.Table | None = None
         if isinstance(tokens, (str, os.PathLike)):
             token_files = _files(tokens)
-            self.tokens = self._table_of_tokens(token_files)
+            self.tokens = _table_of_files(_open_all(token_files, _ArrayNames(), self._uses))
         elif tokens is not None:
             self.tokens = table_of(tokens, "tokens")
         self.files = [] if self._lasting else [*self.paths, *token_files]
@@ -935,6 +844,7 @@ class ParquetSets:
         place = Place("the table of tokens")
         tokens = self.tokens.select([set_id, study.name])
         token_ids = set_ids(plain_values(one_piece(tokens.column(0))), set_id, place)
+        ids, token_ids = ids_alike(ids, token_ids)
         in_days = days(plain_values(one_piece(tokens.column(1))))
         is_counted = np.isin(token_ids, ids) & np.isfinite(in_days)
         position = np.searchsorted(ids, token_ids[is_counted])
@@ -959,29 +869,26 @@ class ParquetSets:
 
     def _file(self, which: int) -> _ParquetFile | _ArrowFile:
         if not self._held:
-            self._held = self._lasting or self._opened(self.paths, self._arrays)
+            self._held = self._lasting or _open_all(self.paths, self._arrays, self._uses)
         return self._held[which]
 
-    def _opened(
-        self, paths: Sequence[Path], arrays: _ArrayNames
-    ) -> list[_ParquetFile | _ArrowFile]:
-        """Files, in which a column is text if leading zeros make it text in one of them."""
-        files = [_open(path, arrays, self._is_text) for path in paths]
-        codes = frozenset[str]().union(*(file.codes for file in files))
-        self._is_text.update(dict.fromkeys(codes, True))
-        if any(file.codes != codes for file in files):
-            files = [_open(path, arrays, self._is_text) for path in paths]
-        return files
+    def _id_column(self, options: TableOptions, tokens: Any) -> str | None:
+        """The column of a text file that names the sets, as far as names tell."""
+        if options.set_id is not None:
+            return options.set_id
+        names = self._names_of_text_file(self.paths[0])
+        if isinstance(tokens, (str, os.PathLike)):
+            names_of_tokens = self._names_of_text_file(Path(tokens))
+            both = set(names) & set(names_of_tokens)
+            names = [name for name in names or names_of_tokens if name in both or not both]
+        return next((name for name in SET_NAMES if name in names), None)
 
-    def _table_of_tokens(self, paths: Sequence[Path]) -> pa.Table:
-        """Files of tokens as one table, which agrees with that of samples on what is text."""
-        files = self._opened(paths, _ArrayNames())
-        if not self._lasting:
-            known = dict(self._is_text)
-            self._file(0)
-            if self._is_text != known:
-                files = self._opened(paths, _ArrayNames())
-        return _table_of_files(files)
+    def _names_of_text_file(self, path: Path) -> list[str]:
+        """The names of the columns of a text file; none of another kind of file."""
+        if self._lasting or not is_text_file(path.name):
+            return []
+        with reading(path):
+            return column_names_of(path, path.name)
 
     def _evidence(self, columns: list[str]) -> Iterator[Any]:
         """Record batches of some columns of all files, to say what the columns are.
@@ -1024,7 +931,7 @@ class ParquetSets:
     @property
     def _by_token(self) -> bool:
         """Whether a row is a token, so that a set may go on in the next row group."""
-        return self.layout.set_id is not None and not self.layout.joined
+        return not self.layout.has_lists and not self.layout.joined
 
     @property
     def n_groups(self) -> int:
@@ -1298,16 +1205,16 @@ def read_table(
     source: Any,
     *,
     tokens: Any = None,
-    keys: str | Sequence[str] | None = None,
-    query: str | Sequence[str] | None = None,
-    target: str | Sequence[str] | None = None,
-    extras: str | Sequence[str] | None = None,
-    weight: str | None = None,
-    groups: str | None = None,
-    time: str | None = None,
-    split: str | None = None,
-    reference_date: str | None = None,
-    set_id: str | None = None,
+    keys: ColumnNames | None = None,
+    query: ColumnNames | None = None,
+    target: ColumnNames | None = None,
+    extras: ColumnNames | None = None,
+    weight: ColumnName | None = None,
+    groups: ColumnName | None = None,
+    time: ColumnName | None = None,
+    split: ColumnName | None = None,
+    reference_date: ColumnName | None = None,
+    set_id: ColumnName | None = None,
     missing: str | None = None,
     dim: int | None = None,
 ) -> Dataset:
@@ -1427,4 +1334,6 @@ def read_table(
         missing=missing,
         dim=dim,
     )
-    return reader.whole()
+    data = reader.whole()
+    warn_of_leaks(data)
+    return data
