@@ -213,7 +213,7 @@ def test_fit_says_which_columns_are_keys(tables, rng):
     assert "left out" not in output
     assert read_model("n").schema.names == ("x", "line", "split")
     csv.write_csv(pa.table({name: rows[name] for name in ("set", "split", "target")}), "u.csv")
-    assert "none is left among" in (said := invoke("fit", "u.csv", "o", *FAST, code=2).stderr)
+    assert "none is left in u.csv" in (said := invoke("fit", "u.csv", "o", *FAST, code=2).stderr)
     assert "'split' looks like a split" in said
 
 

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from keyhole.data.rules import CELL_RULES
+
 CODE = r"^[+-]?0[0-9xX]"
 """A whole number that begins with a zero, such as 007: ids and postcodes are written so."""
 DECIMAL_COMMA = r"^[+-]?[0-9]*,[0-9]+$"
@@ -19,26 +21,6 @@ MISSING_CELLS = pa.array(csv.ConvertOptions().null_values)
 
 class UnreadableFileError(ValueError):
     """A file that does not read; the message says all that is to be said."""
-
-
-@dataclass(frozen=True)
-class CellRule:
-    """A type that a column of a text file has if all its cells read as such."""
-
-    kind: pa.DataType
-    is_number: bool
-    reason: str
-
-
-CELL_RULES = (
-    CellRule(pa.int64(), True, "digits without a leading zero, which would make a code of them"),
-    CellRule(pa.float64(), True, "numbers with a decimal point, or too large for 64 bits"),
-    CellRule(pa.bool_(), False, "true and false, which become 1 and 0"),
-    CellRule(pa.date32(), False, "days, as 2024-01-31"),
-    CellRule(pa.timestamp("us"), False, "a day and a time of day, as 2024-01-31 12:30"),
-    CellRule(pa.timestamp("us", "UTC"), False, "the same with a time zone, as …T12:30+02:00"),
-)
-"""Types of columns, the first that all cells have. A column that has none of them is text."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +104,10 @@ def _kind_of_cells(
         if rule.is_number and not may_be_number:
             continue
         try:
-            cells.cast(rule.kind)
+            cells.cast(rule.type)
         except pa.ArrowInvalid:
             continue
-        return rule.kind
+        return rule.type
     _refuse_decimal_commas(cells, column_name, name)
     return pa.string()
 
