@@ -37,7 +37,7 @@ UNCHECKED = {
         "LearnedHeads",
         "HeadDraw",
         "ParquetSets",
-        "PartedFile",
+        "TableOptions",
         "SetBatch",
         "SetGroups",
     )

@@ -115,6 +115,7 @@ def fit_dask(
         parts, n_sets = _tables_by_set(
             cluster, data, parts, schema=schema, set_id=set_id, may_shuffle=True
         )
+        parts = _numbered(parts)
         draft = twin_of(estimator)
         forget(draft)
 
@@ -174,6 +175,7 @@ def predict_dask(
         parts, _ = _tables_by_set(
             cluster, data, parts, schema=schema, set_id=set_id, may_shuffle=False
         )
+        parts = _numbered(parts)
         model = cluster.scatter(light(estimator), broadcast=True, hash=False)
 
         # so many partitions are under way at most: predictions that nobody has taken yet are held
@@ -239,6 +241,19 @@ def _partitions(data: Any, count: int | None) -> list[Any]:
         "`data` must be a ParquetSets, a path, a dask Bag or DataFrame, or a list of partitions: "
         f"got {type(data).__name__}. One batch in memory is fitted by fit."
     )
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition with its number, which errors name."""
+
+    number: int
+    content: Any
+
+
+def _numbered(parts: list[Any]) -> list[Any]:
+    """Partitions with their numbers."""
+    return [_delayed(Partition)(number, part) for number, part in enumerate(parts)]
 
 
 @dataclass(frozen=True)
@@ -372,18 +387,24 @@ def _ids_of_table(part: Any, set_column: str) -> list[Any]:
     return list(part[set_column].drop_duplicates())
 
 
-def _batches(part: Any) -> Iterator[Batch]:
+def _batches(part: Partition) -> Iterator[Batch]:
     """The batches of a partition, whatever it is: none, if it is empty."""
-    if isinstance(part, TablePart):
-        yield from part.batches()
-    elif isinstance(part, (ParquetSets, list, Iterator)):
-        for item in part:
-            yield as_batch(item)
-    else:
-        yield as_batch(part)
+    content = part.content
+    if isinstance(content, TablePart):
+        yield from content.batches()
+        return
+    items = content if isinstance(content, (ParquetSets, list, Iterator)) else [content]
+    for item in items:
+        batch = as_batch(item)
+        if hasattr(batch.sets, "__len__") and len(batch.sets) == 0:
+            raise ValueError(
+                f"a batch must have at least one set: partition {part.number} has one of 0 sets. "
+                "Leave such batches out; a partition may be an empty list."
+            )
+        yield batch
 
 
-def _checked_batches(template: Any, form: SampleForm, part: Any) -> Iterator[TrainingSet]:
+def _checked_batches(template: Any, form: SampleForm, part: Partition) -> Iterator[TrainingSet]:
     """The batches of a partition as the estimator takes them; each has the form of the first."""
     for batch in _batches(part):
         data, single = check_batch(template, batch, first=False)
@@ -391,7 +412,7 @@ def _checked_batches(template: Any, form: SampleForm, part: Any) -> Iterator[Tra
         yield data
 
 
-def _peek(part: Any) -> Batch | None:
+def _peek(part: Partition) -> Batch | None:
     """The first sample of a partition, if there is one."""
     for batch in _batches(part):
         weights = batch.weights
@@ -468,10 +489,10 @@ def _all_labels(cluster: Any, parts: list[Any]) -> np.ndarray:
     return np.unique(np.concatenate(labels))
 
 
-def _labels(part: Any) -> np.ndarray | None:
+def _labels(part: Partition) -> np.ndarray | None:
     """The distinct labels of a partition, None if it is empty."""
-    if isinstance(part, ParquetSets):
-        return part.labels()
+    if isinstance(part.content, ParquetSets):
+        return part.content.labels()
     labels = [np.unique(batch.y) for batch in _batches(part)]
     if not labels:
         return None

@@ -7,7 +7,8 @@ import pytest
 from pyarrow import feather, parquet
 
 import keyhole as kh
-from keyhole.data.columns import NumberEvidence, TextEvidence
+from keyhole.data.columns import ColumnSummary
+from keyhole.data.rules import reason_to_leave_out
 
 
 def as_files(frame, folder):
@@ -189,14 +190,14 @@ def test_evidence_does_not_depend_on_the_pieces(size, rng):
     }
     for name, values in columns.items():
         values[rng.integers(0, 100, 5)] = np.nan  # missing values say nothing
-        whole = NumberEvidence(name)
-        whole.add(values)
-        parts = NumberEvidence(name)
+        whole = ColumnSummary(name, "number")
+        whole.add(pa.array(values))
+        parts = ColumnSummary(name, "number")
         for start in range(0, len(values), size):
-            parts.add(values[start : start + size])
-        assert parts.reason() == whole.reason()
-        assert parts.is_coordinate() == (whole.reason() == "")
-    texts = TextEvidence("note")
+            parts.add(pa.array(values[start : start + size]))
+        assert reason_to_leave_out(parts) == reason_to_leave_out(whole)
+        assert parts.is_settled == (reason_to_leave_out(whole) == "")
+    texts = ColumnSummary("note", "text")
     for start in range(0, 100, size):
         texts.add(pa.array([f"text {i % 40}" for i in range(start, min(100, start + size))]))
-    assert texts.reason() == "a name, with 40 different texts"
+    assert reason_to_leave_out(texts) == "a name, with 40 different texts"

@@ -6,11 +6,10 @@ import stat
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 import keyhole as kh
 from keyhole._files import write_whole
-from keyhole.data.writer import PartedFile
+from keyhole.data.writer import write_tables
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="modes and links as POSIX has them")
 
@@ -29,10 +28,8 @@ def write_sets(path):
     kh.data.write_parquet(path, [(kh.SetBatch(np.eye(3)[:, None, :]), np.arange(3.0))])
 
 
-def write_parts(path):
-    with PartedFile(path, {"job": 1}, overwrite=True) as file:
-        file.write(0, pa.table({"prediction": [1.0, 2.0]}))
-        file.join([0])
+def write_predictions(path):
+    write_tables(path, [pa.table({"prediction": [1.0, 2.0]})], overwrite=True)
 
 
 WRITERS = {
@@ -40,7 +37,7 @@ WRITERS = {
     "function": lambda path: write_whole(lambda draft: draft.write_bytes(b"new"), path),
     "model": save_model,
     "sets": write_sets,
-    "predictions": write_parts,
+    "predictions": write_predictions,
 }
 every_writer = pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS.keys())
 
@@ -111,11 +108,6 @@ def test_the_draft_of_a_private_file_is_private(tmp_path):
 
     write_whole(write, path)
     assert modes == [0o600]
-    with PartedFile(path, {"job": 1}, overwrite=True) as file:
-        assert mode_of(file.folder) == 0o700
-        file.write(0, pa.table({"prediction": [1.0]}))
-        file.join([0])
-    assert parquet.read_table(path).num_rows == 1
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):

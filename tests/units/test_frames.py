@@ -126,7 +126,7 @@ def test_samples_and_tokens_are_joined_by_id():
     with pytest.raises(SchemaError, match="every sample must have tokens: 'user' is c in row 1"):
         data.schema.read(samples.assign(user=["a", "c", "b"]), tokens=tokens)
     with pytest.raises(SchemaError, match="must hold the same ids in both tables"):
-        data.schema.read(samples.assign(user=[1, 2, 3]), tokens=tokens)
+        data.schema.read(samples.assign(user=[1.5, 2, 3]), tokens=tokens)
     with pytest.raises(SchemaError, match=r"'year' is not in the table\. It has .*`tokens`"):
         kh.read_table(samples[["user", "liked"]], set_id="user", keys="year", target="liked")
     with pytest.raises(

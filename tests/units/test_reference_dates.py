@@ -228,11 +228,11 @@ def test_a_token_without_a_date_is_refused_dropped_or_of_the_mean_age(visits, pu
     assert by_list.sets.tokens[:, 0].tolist() == [2.0, 10 / 3, 1.0, 7.0]
 
 
-def test_durations_stay_what_they_are(visits, purchases):
+def test_durations_are_seconds_and_say_so(visits, purchases):
     purchases["took"] = pd.to_timedelta([1, 2, 3, 4], unit="D")
     data = kh.read_table(visits, tokens=purchases, keys="bought,took", **READ)
-    assert data.names == ("bought (age)", "took")
-    assert data.sets.tokens[:, 1].tolist() == [0, 1, 2, 0]
+    assert data.names == ("bought (age)", "took (s)")
+    assert data.sets.tokens[:, 1].tolist() == [86400, 172800, 259200, 86400]
 
 
 @pytest.mark.parametrize(

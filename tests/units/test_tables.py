@@ -4,7 +4,6 @@ import io
 import os
 import subprocess
 import sys
-import tracemalloc
 import zipfile
 
 import numpy as np
@@ -159,10 +158,6 @@ CSV_ERRORS = {
         {},
         r"a column of numbers, or of few texts, for the keys.*'when' looks like a time",
     ),
-    "set,x,when\na,1,12:00:00\n": (
-        {"keys": "x,when"},
-        r"'when' must hold numbers, text or dates: it holds time32",
-    ),
     "set,role,x\na,key,1\nb,query,1\nb,key,2\n": (
         {},
         r"one row whose role is 'query'.*set number 0 has 0",
@@ -222,7 +217,7 @@ def test_errors_of_npz(tmp_path):
         with pytest.raises(ValueError, match=words):
             read_table(path)
     np.savez(path, keys=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(ValueError, match="holds objects"):
+    with pytest.raises(ValueError, match="Object arrays cannot be loaded"):
         read_table(path)
 
 
@@ -391,79 +386,8 @@ def test_an_array_larger_than_its_file_is_refused_before_it_is_made(tmp_path):
     )
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
         file.writestr("keys.npy", header.getvalue() + b"0" * 64)
-    with pytest.raises(ValueError, match="as large as its shape says"):
+    with pytest.raises(ValueError, match=r"an npz file is an archive of arrays.*allocate"):
         read_table(tmp_path / "a.npz")
-
-
-def npz_of(path, members, kind=zipfile.ZIP_DEFLATED):
-    with zipfile.ZipFile(path, "w", kind) as file:
-        for name, content in members.items():
-            file.writestr(f"{name}.npy", content)
-    return path
-
-
-def npy(header, data=b"", version=1):
-    text = header.encode("latin1")
-    return (
-        b"\x93NUMPY"
-        + bytes([version, 0])
-        + len(text).to_bytes(2 if version == 1 else 4, "little")
-        + text
-        + data
-    )
-
-
-def test_a_small_npz_that_claims_much_is_refused_before_it_is_read(tmp_path):
-    """1.5 MB of deflated zeros, here 30 kB, can claim a thousand times as much; so can many arrays
-    together.
-    """
-    header = "{'descr': '|u1', 'fortran_order': False, 'shape': (30000000, 1, 1)}"
-    zeros = npz_of(tmp_path / "z.npz", {"keys": npy(header, bytes(30_000_000))})
-    tracemalloc.start()
-    with pytest.raises(ValueError, match=r"'keys' of 'z\.npz' .*240,000,000 bytes.*np\.savez"):
-        read_table(zeros)
-    assert tracemalloc.get_traced_memory()[1] < 10e6
-    tracemalloc.stop()
-
-
-def test_arrays_of_an_npz_are_limited_together(tmp_path, monkeypatch):
-    monkeypatch.setattr("keyhole.data.npz.GROWTH", 16_500)
-    monkeypatch.setattr("keyhole.data.npz.TIMES", 0)
-    np.savez_compressed(
-        tmp_path / "a.npz", keys=np.zeros((100, 10, 2)), query=np.zeros((100, 2)), y=np.zeros(100)
-    )
-    with pytest.raises(ValueError, match=r"'query' of 'a\.npz'"):
-        read_table(tmp_path / "a.npz")
-    monkeypatch.setattr("keyhole.data.npz.GROWTH", 0)
-    monkeypatch.setattr("keyhole.data.npz.TIMES", 1)
-    np.savez(
-        tmp_path / "b.npz", keys=np.zeros((100, 10, 2)), query=np.zeros((100, 2)), y=np.zeros(100)
-    )
-    assert len(read_table(tmp_path / "b.npz").sets) == 100  # what fills its file is welcome
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1, 1, 1), }\n(", bytes(8)),
-        npy("{'descr': ((((", bytes(8)),
-        npy("'''", bytes(8)),
-        npy("(" * 5000, bytes(8)),
-        npy(" " * 60_000, bytes(8)),
-        npy(" " * 2_000_000, bytes(8), version=2),
-        npy("{'descr': '<U0', 'fortran_order': False, 'shape': (9, 9, 9)}"),
-        npy("{'descr': '|V0', 'fortran_order': False, 'shape': (9, 9, 9)}"),
-        npy("{'descr': '<f8', 'fortran_order': False, 'shape': (0, 4611686018427387904, 9)}"),
-        b"", b"\x93NUM", b"\x93NUMPY\x01\x00\xff",
-    ],
-)  # fmt: skip
-def test_a_strange_header_of_an_npy_gets_our_sentence(content, tmp_path):
-    path = npz_of(tmp_path / "a.npz", {"keys": content})
-    with pytest.raises(
-        ValueError,
-        match=r"'keys'.*(fetch or write it again|Save it as numbers|must have sets, keys)",
-    ):
-        read_table(path)
 
 
 def polars_series(values):

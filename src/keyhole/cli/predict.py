@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from keyhole.cli._app import (
-    INTERRUPTED,
     Dim,
     Keys,
     MissingAsFitted,
@@ -33,7 +31,6 @@ from keyhole.cli._output import echo, refuse
 if TYPE_CHECKING:
     from keyhole.data.layout import Dataset
     from keyhole.data.reader import ParquetSets
-    from keyhole.data.writer import PartedFile
     from keyhole.models import SavedModel
 
 
@@ -87,13 +84,11 @@ def predict(
             "--key-id", help="Column that names the keys. OUT gets it as lists, in their order."
         ),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace OUT, and start over.")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
 ) -> None:
     """Predict every set of IN with a saved model, row group by row group.
 
-    An interrupted run continues where it stopped.
+    OUT appears when all of it is written.
 
     IN is read like the data that the model was fitted to, unless options say otherwise. Its
     columns, dimension and queries are checked. With one row per token, OUT has a column that says
@@ -105,12 +100,13 @@ def predict(
     check_output(out, inputs)
     from keyhole.data.datasets import open_data
     from keyhole.data.layout import check_columns
-    from keyhole.data.outputs import output_format
-    from keyhole.data.writer import PartedFile
+    from keyhole.data.writer import output_format, write_tables
     from keyhole.models import read_model
 
     try:
-        file_format = output_format(out)
+        output_format(out)  # refuses an ending that says nothing
+        if out.exists() and not overwrite:
+            refuse(f"{out} exists. Choose another name, or pass --overwrite.")
 
         # the model, and whether it can do what it is to do
         saved = read_model(model)
@@ -136,6 +132,7 @@ def predict(
             missing=missing,
             dim=dim,
             schema=saved.schema,
+            copied=[name for name in [*(keep or []), key_id] if name is not None],
         )
         sets.layout = replace(sets.layout, key_id=key_id)
 
@@ -147,7 +144,7 @@ def predict(
             columns_of_samples = [name for name in copied if name != key_id]
         sets.require(columns_of_samples, one_type=True)
 
-        # predict what an earlier run of the same job has not predicted
+        # predict row group by row group; the file appears when all of it is written
         work = _Work(
             model=saved,
             sets=sets,
@@ -156,27 +153,13 @@ def predict(
             interval=interval,
             explain=explain,
         )
-        file = PartedFile(out, _job(model, work), overwrite=overwrite, file_format=file_format)
         work.check_first()
-        with file:
-            rows = _write_missing(work, file)
+        rows = write_tables(out, work.tables(), overwrite=overwrite)
     except (ValueError, OSError) as error:
         refuse_error(error)
     echo(f"wrote {out}: {rows} predictions")
     if work.has_novelty:
-        _warn_of_novelty(out)
-
-
-def _write_missing(work: _Work, file: PartedFile) -> int:
-    """Predict what is not predicted yet; an interrupt says where the rest is kept."""
-    try:
-        return work.write_missing(file)
-    except KeyboardInterrupt:
-        echo(
-            f"interrupted: what is done is kept in {file.folder}; run the same command to go on.",
-            err=True,
-        )
-        raise typer.Exit(INTERRUPTED) from None
+        _warn_of_novelty(sum(work.novel), rows)
 
 
 def _check_interval(saved: SavedModel, interval: float | None) -> None:
@@ -197,44 +180,17 @@ def _check_interval(saved: SavedModel, interval: float | None) -> None:
         )
 
 
-def _warn_of_novelty(out: Path) -> None:
+def _warn_of_novelty(count: int, n_sets: int) -> None:
     """Say how many sets are unlike those of training."""
-    from keyhole.data.outputs import output_format, written_column
     from keyhole.estimators.evidence import NOVEL
 
-    novelty = written_column(out, "novelty", output_format(out))
-    count = int((novelty > NOVEL).sum())
     if count:
         echo(
-            f"warning: {count} of {len(novelty)} sets are more novel than {NOVEL:.0%} of the "
-            f"training sets, where about {len(novelty) * (1 - NOVEL):.2g} would be by chance. If "
+            f"warning: {count} of {n_sets} sets are more novel than {NOVEL:.0%} of the "
+            f"training sets, where about {n_sets * (1 - NOVEL):.2g} would be by chance. If "
             "there are many more, the model extrapolates on them. See column novelty.",
             err=True,
         )
-
-
-def _job(model: Path, work: _Work) -> dict[str, Any]:
-    """What the output depends on; sizes and times stand for the contents of the input.
-
-    An option that is not used is not named.
-    """
-    files = []
-    for path in work.sets.files:
-        status = path.stat()
-        files.append([path.name, status.st_size, status.st_mtime_ns])
-    job: dict[str, Any] = {
-        "model": hashlib.sha256(model.read_bytes()).hexdigest(),
-        "input": files,
-        "columns": list(work.sets.layout.options),
-        "copied": work.copied,
-        "probabilities": work.proba,
-    }
-    # what goes beside the predictions
-    if work.interval is not None:
-        job["interval"] = work.interval
-    if work.explain:
-        job["explain"] = True
-    return job
 
 
 @dataclass(frozen=True)
@@ -247,6 +203,8 @@ class _Work:
     proba: bool
     interval: float | None = None
     explain: bool = False
+    novel: list[int] = field(default_factory=list)
+    """How many sets of each row group are unlike those of training."""
 
     @property
     def has_novelty(self) -> bool:
@@ -271,16 +229,9 @@ class _Work:
                     f"of the predictions ({', '.join(predicted[:5])}). Rename it in the input."
                 )
 
-    def write_missing(self, file: PartedFile) -> int:
-        """Predict the row groups that have no part yet, and join all.
-
-        Row groups without sets need none.
-        """
-        # row groups that have sets, and of these the ones that an earlier run has finished
-        rows = [self.sets.rows(number) for number in range(self.sets.n_groups)]
-        filled = [number for number, count in enumerate(rows) if count]
-        done = file.done(rows)
-        # a bar of progress on a terminal, nothing elsewhere
+    def tables(self) -> Iterator[Any]:
+        """Arrow tables of the row groups that have sets; a terminal gets a bar of progress."""
+        filled = [number for number in range(self.sets.n_groups) if self.sets.rows(number)]
         console = Console(stderr=True)
         columns = (
             TextColumn("{task.description}"),
@@ -289,16 +240,15 @@ class _Work:
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-            task = progress.add_task("row groups", total=len(filled), completed=len(done))
+            task = progress.add_task("row groups", total=len(filled))
             for number in filled:
-                if number not in done:
-                    self.write(number, file)
-                    progress.advance(task)
-        return file.join(filled)
+                yield self.table(number)
+                progress.advance(task)
 
-    def write(self, number: int, file: PartedFile) -> None:
-        """Predict one row group, batch by batch."""
+    def table(self, number: int) -> Any:
+        """An Arrow table of the predictions of one row group, made batch by batch."""
         from keyhole.data.writer import predictions_table
+        from keyhole.lab.explain import NOVEL
 
         columns: dict[str, Any] = {name: [] for name in self.copied}
         parts_of_predictions: dict[str, list[np.ndarray]] = {}
@@ -309,7 +259,9 @@ class _Work:
                 columns[name].append(copies[name])
         for name, parts in parts_of_predictions.items():
             columns[name] = np.concatenate(parts)
-        file.write(number, predictions_table(columns))
+        if self.has_novelty:
+            self.novel.append(int((columns["novelty"] > NOVEL).sum()))
+        return predictions_table(columns)
 
     def predictions(self, data: Dataset) -> dict[str, np.ndarray]:
         """Columns of the output: predictions, and the probability of each class."""

@@ -11,19 +11,20 @@ import errno
 import os
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from jaxtyping import Float, Int
 
 from keyhole._checks import check_choice, check_labels
 from keyhole._files import refuse_special_file
 from keyhole.data.arrays import offsets_of
 from keyhole.data.batches import Batch
-from keyhole.data.npz import NpzFile
 from keyhole.data.sets import SetBatch
 from keyhole.data.sources import TokenSource
 
@@ -37,125 +38,79 @@ MOST_LISTED = 10
 
 # ---- one file ------------------------------------------------------------------------------------
 #
-# Each kind of file has a class with the shape and the type of its keys, which are read from its
-# header, and the rows of them. Nothing in a file is ever executed.
+# A loader opens a file and gives its arrays by name. Each has a shape, a type, and rows that are
+# read when they are asked for. Nothing in a file is ever executed.
 
 
-class BagFile:
-    """One bag: keys of a file, read row by row where its format allows it."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    has_coordinates: bool = False
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Keys ``start`` … ``stop − 1``, as they are stored."""
-        raise NotImplementedError
-
-    def coordinates(self) -> np.ndarray:
-        """Where the keys lie, one row each."""
-        raise NotImplementedError
+@contextmanager
+def _npy_arrays(path: Path, features: str, coordinates: str) -> Iterator[Mapping[str, Any]]:
+    """One array, mapped into memory."""
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    if not isinstance(array, np.ndarray):
+        raise ValueError("it holds several arrays, and is an npz file by another name")
+    yield {features: array}
 
 
-class NpyFile(BagFile):
-    """A file of NumPy's with one array, which is mapped into memory."""
-
-    def __init__(self, path: Path, features: str, coordinates: str) -> None:
-        self.path = path
-        array = self._mapped()
-        self.shape = array.shape
-        self.dtype = array.dtype
-
-    def _mapped(self) -> np.ndarray:
-        array = np.load(self.path, mmap_mode="r", allow_pickle=False)
-        if not isinstance(array, np.ndarray):
-            raise ValueError("it holds several arrays, and is an npz file by another name")
-        return array
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Rows of the array: read as they are looked at."""
-        return self._mapped()[start:stop]
+@contextmanager
+def _npz_arrays(path: Path, features: str, coordinates: str) -> Iterator[Mapping[str, Any]]:
+    """Arrays of which each is unpacked whole."""
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        yield arrays
 
 
-class NpzBag(BagFile):
-    """An npz file: an array of keys, and perhaps one of coordinates."""
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor of a safetensors file."""
 
-    def __init__(self, path: Path, features: str, coordinates: str) -> None:
-        self.path = path
-        self.names = (features, coordinates)
-        archive = NpzFile(path)
-        if features not in archive and len(archive.names) == 1:
-            self.names = (archive.names[0], coordinates)
-        array = archive[self.names[0]]
-        self.shape = array.shape
-        self.dtype = array.dtype
-        self.has_coordinates = coordinates in archive
+    stored: Any
 
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """The whole array is unpacked for them."""
-        return NpzFile(self.path)[self.names[0]][start:stop]
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.stored.get_shape())
 
-    def coordinates(self) -> np.ndarray:
-        """The array of that name."""
-        return NpzFile(self.path)[self.names[1]]
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.stored[:1].dtype)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return np.asarray(self.stored[rows])
 
 
-class SafetensorsBag(BagFile):
-    """A safetensors file: a tensor of keys, and perhaps one of coordinates."""
+@contextmanager
+def _safetensors_arrays(path: Path, features: str, coordinates: str) -> Iterator[Mapping[str, Any]]:
+    """Tensors, whose rows are read."""
+    from safetensors import safe_open
 
-    def __init__(self, path: Path, features: str, coordinates: str) -> None:
-        self.path = path
-        self.names = (features, coordinates)
-        with self._opened() as file:
-            stored = list(file.keys())
-            if features not in stored and len(stored) == 1:
-                self.names = (stored[0], coordinates)
-            tensor = file.get_slice(self.names[0])
-            self.shape = tuple(tensor.get_shape())
-            self.dtype = tensor[:1].dtype
-            self.has_coordinates = coordinates in stored
-
-    def _opened(self) -> Any:
-        from safetensors import safe_open
-
-        return safe_open(self.path, framework="numpy")
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Rows of the tensor."""
-        with self._opened() as file:
-            return np.asarray(file.get_slice(self.names[0])[start:stop])
-
-    def coordinates(self) -> np.ndarray:
-        """The tensor of that name."""
-        with self._opened() as file:
-            return np.asarray(file.get_tensor(self.names[1]))
+    with safe_open(path, framework="numpy") as file:
+        yield {name: _Tensor(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
 
 
-class ParquetBag(BagFile):
-    """A Parquet file with a row for each key: a column of lists, or a column for each coordinate.
+@dataclass(frozen=True)
+class _ParquetColumns:
+    """Columns of numbers side by side, or one column of lists, as the matrix that they are."""
 
-    Columns whose names begin with that of the coordinates, such as coords_x, are where a key lies.
-    """
+    path: Path
+    columns: list[str]
 
-    def __init__(self, path: Path, features: str, coordinates: str) -> None:
-        import pyarrow.parquet as pq
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return pq.read_metadata(self.path).num_rows, *self._first().shape[1:]
 
-        self.path = path
-        file = pq.ParquetFile(path)
-        names = file.schema_arrow.names
-        self.place_columns = [name for name in names if name.startswith(coordinates)]
-        self.key_columns = [name for name in names if name not in self.place_columns]
-        if features in names:
-            self.key_columns = [features]
-        # lists say how long they are row by row: those of the first rows must do, and rows() checks
-        first = self._matrix(next(file.iter_batches(1, columns=self.key_columns)))
-        self.shape = (file.metadata.num_rows, first.shape[1])
-        self.dtype = first.dtype
-        self.has_coordinates = bool(self.place_columns)
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._first().dtype
+
+    def _first(self) -> np.ndarray:
+        """The first row: lists say how long they are row by row, and that of the first must do."""
+        with pq.ParquetFile(self.path) as file:
+            return self._matrix(next(file.iter_batches(1, columns=self.columns)))
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        with pq.ParquetFile(self.path) as file:
+            return self._matrix(file.read(columns=self.columns))[rows]
 
     @staticmethod
     def _matrix(table: Any) -> np.ndarray:
-        """Columns of numbers side by side; one column of lists as the matrix that it is."""
         columns = []
         for column in table.columns:
             values = np.asarray(column)
@@ -164,73 +119,96 @@ class ParquetBag(BagFile):
             columns.append(values.reshape(len(values), -1))
         return np.concatenate(columns, axis=1)
 
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """All rows are read for them."""
-        return self._read(self.key_columns)[start:stop]
 
-    def coordinates(self) -> np.ndarray:
-        """The columns of that name."""
-        return self._read(self.place_columns)
+@contextmanager
+def _parquet_arrays(path: Path, features: str, coordinates: str) -> Iterator[Mapping[str, Any]]:
+    """A row for each key: a column of lists, or a column for each coordinate.
 
-    def _read(self, columns: list[str]) -> np.ndarray:
-        import pyarrow.parquet as pq
-
-        return self._matrix(pq.ParquetFile(self.path).read(columns=columns))
-
-
-class Hdf5Bag(BagFile):
-    """An HDF5 file, through the optional h5py: data sets of keys and, perhaps, of coordinates."""
-
-    def __init__(self, path: Path, features: str, coordinates: str) -> None:
-        self.path = path
-        self.names = (features, coordinates)
-        with self._opened() as file:
-            if features not in file and len(file.keys()) == 1:
-                self.names = (next(iter(file.keys())), coordinates)
-            self.shape = tuple(file[self.names[0]].shape)
-            self.dtype = np.dtype(file[self.names[0]].dtype)
-            self.has_coordinates = coordinates in file
-
-    def _opened(self) -> Any:
-        try:
-            import h5py
-        except ImportError:
-            raise ImportError(
-                f"an HDF5 file such as {self.path.name!r} is read by h5py, which is not installed. "
-                "pip install 'keyhole-ml[hdf5]', or in a clone pip install '.[hdf5]'; or write the "
-                "bags as .npy files."
-            ) from None
-        return h5py.File(self.path, "r")
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Rows of the data set."""
-        with self._opened() as file:
-            return np.asarray(file[self.names[0]][start:stop])
-
-    def coordinates(self) -> np.ndarray:
-        """The data set of that name."""
-        with self._opened() as file:
-            return np.asarray(file[self.names[1]][:])
+    Columns whose names begin with that of the coordinates, such as coords_x, are where a key lies.
+    """
+    names = pq.read_schema(path).names
+    places = [name for name in names if name.startswith(coordinates)]
+    keys = [name for name in names if name not in places]
+    arrays = {features: _ParquetColumns(path, [features] if features in keys else keys)}
+    if places:
+        arrays[coordinates] = _ParquetColumns(path, places)
+    yield arrays
 
 
-FORMATS: dict[str, type[Any]] = {
-    ".npy": NpyFile,
-    ".npz": NpzBag,
-    ".safetensors": SafetensorsBag,
-    ".parquet": ParquetBag,
-    ".h5": Hdf5Bag,
-    ".hdf5": Hdf5Bag,
+@contextmanager
+def _hdf5_arrays(path: Path, features: str, coordinates: str) -> Iterator[Mapping[str, Any]]:
+    """Data sets, through the optional h5py."""
+    try:
+        import h5py
+    except ImportError:
+        raise ImportError(
+            f"an HDF5 file such as {path.name!r} is read by h5py, which is not installed. "
+            "pip install 'keyhole-ml[hdf5]', or in a clone pip install '.[hdf5]'; or write the "
+            "bags as .npy files."
+        ) from None
+    with h5py.File(path, "r") as file:
+        yield file
+
+
+FORMATS: dict[str, Callable[[Path, str, str], AbstractContextManager[Mapping[str, Any]]]] = {
+    ".npy": _npy_arrays,
+    ".npz": _npz_arrays,
+    ".safetensors": _safetensors_arrays,
+    ".parquet": _parquet_arrays,
+    ".h5": _hdf5_arrays,
+    ".hdf5": _hdf5_arrays,
 }
-"""The kinds of files, by suffix."""
+"""The loader of each kind of file, by suffix."""
+
+
+@dataclass(frozen=True)
+class BagFile:
+    """One bag: keys of a file, read row by row where its format allows it."""
+
+    path: Path
+    features: str
+    coordinates_name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    has_coordinates: bool
+
+    def _arrays(self) -> AbstractContextManager[Mapping[str, Any]]:
+        load = FORMATS[self.path.suffix.lower()]
+        return load(self.path, self.features, self.coordinates_name)
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Keys ``start`` … ``stop − 1``, as they are stored."""
+        with self._arrays() as arrays:
+            return np.asarray(arrays[self.features][start:stop])
+
+    def coordinates(self) -> np.ndarray:
+        """Where the keys lie, one row each."""
+        with self._arrays() as arrays:
+            return np.asarray(arrays[self.coordinates_name][:])
 
 
 def open_bag(path: Path, features: str, coordinates: str) -> BagFile:
-    """A file as a bag, its header read and checked; an error names its path."""
+    """A file as a bag, its header read and checked; an error names its path.
+
+    An array of keys may have any name if it is alone.
+    """
     try:
         refuse_special_file(path)
         if path.stat().st_size == 0:
             raise ValueError("it is empty")
-        bag: BagFile = FORMATS[path.suffix.lower()](path, features, coordinates)
+        with FORMATS[path.suffix.lower()](path, features, coordinates) as arrays:
+            names = list(arrays)
+            if features not in names and len(names) == 1:
+                features = names[0]
+            keys = arrays[features]
+            bag = BagFile(
+                path=path,
+                features=features,
+                coordinates_name=coordinates,
+                shape=tuple(keys.shape),
+                dtype=np.dtype(keys.dtype),
+                has_coordinates=coordinates in names,
+            )
     except ImportError:
         raise
     except Exception as error:
@@ -527,7 +505,7 @@ def _label_rows(labels: Any, bag: str, label: str, group: str | None) -> dict[st
         return {str(name): (value, None) for name, value in labels.items()}
 
     # a table with the columns that were named
-    from keyhole.data.reader import table_in_memory, table_of
+    from keyhole.data.frames import table_in_memory, table_of
 
     if isinstance(labels, (str, os.PathLike)):
         path = Path(labels)

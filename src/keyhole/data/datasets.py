@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import bz2
 import csv
-import errno
-import gzip
 import io
 import itertools
 import re
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,50 +22,29 @@ from keyhole._files import refuse_special_file
 from keyhole.data.bags import SyntheticBags as SyntheticBags
 from keyhole.data.bags import make_bags as make_bags
 from keyhole.data.batches import Batch
+from keyhole.data.blocks import SUFFIXES
 from keyhole.data.layout import Dataset, TableOptions
-from keyhole.data.npz import UNREADABLE, NpzFile, check_pointer
-from keyhole.data.reader import SUFFIXES, ParquetSets, read_table
+from keyhole.data.npz import check_pointer, read_arrays
+from keyhole.data.reader import ParquetSets, read_table
 from keyhole.data.schema import Schema
 from keyhole.data.sets import SetBatch, SetGroups
-
-LARGEST = 200_000_000  # bytes of all text files together; more are refused before they are read
-# bytes of a tar archive that are decompressed on the way to what is wanted
-MOST_PASSED = 1_000_000_000
-MOST_MEMBERS = 100_000  # members of a tar archive, wanted or not: each takes a kilobyte of memory
-
-DAMAGED = (tarfile.TarError, *UNREADABLE)
-TextFile = tuple[str, int, Callable[[], bytes]]  # name of a file, its size, and how to read it
 
 
 def read_texts(path: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
     """The files whose name (with its folders, parted by /) is wanted, as text.
 
-    Members of archives are read in memory and only if they are plain files: a link, or a name that
-    leads out of the archive, has no way to the disk. Limits hold for all files together.
-
-    ``zipfile`` and ``tarfile`` read the archives. What is ours are the limits, which neither has:
-    on a size that a zip lies about, on the bytes and members of a tar, on compressions that let a
-    small file ask for all memory.
+    Of a folder, an archive (zip, or tar of any compression), or a file that is neither. Members of
+    archives are read in memory: a link, or a name that leads out of the archive, has no way to the
+    disk.
     """
-    contents: dict[str, bytes] = {}
-    total = 0
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path.name!r} is not there: no such file or folder. Check the name and the folder."
+        )
+    refuse_special_file(path)
     try:
-        with ExitStack() as stack:
-            for name, size, read in _files(path, wanted, stack):
-                total += size
-                if total > LARGEST:
-                    raise ValueError(
-                        f"text files may have {LARGEST:,} bytes together: {path.name!r} has "
-                        f"{total:,} with {name!r:.100}. Is it the right one?"
-                    )
-                contents[name] = read()
-    except (*DAMAGED, OSError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
-        # an invalid argument is a place before the beginning of the file, where a damaged header
-        # leads; all other numbers are errors of the disk
-        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-            raise
+        contents = dict(_files(path, wanted))
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ValueError(
             f"an archive must read back whole: {path.name!r} does not ({str(error)[:200]}). It is "
             "damaged; fetch it again."
@@ -77,125 +52,25 @@ def read_texts(path: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
     return {name: _decode(content, name) for name, content in contents.items()}
 
 
-def _files(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Iterator[TextFile]:
+def _files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
     """What is wanted of a folder, an archive, or a file that is neither."""
-    if path.exists():
-        refuse_special_file(path)
     if path.is_dir():
-        yield from _in_folder(path, wanted)
-    elif not path.is_file():
-        raise FileNotFoundError(
-            f"{path.name!r} is not there: no such file or folder. Check the name and the folder."
-        )
+        for file in sorted(path.rglob("*")):
+            name = file.relative_to(path).as_posix()
+            if wanted(name) and file.is_file():
+                yield name, file.read_bytes()
     elif zipfile.is_zipfile(path):
-        yield from _in_zip(path, wanted, stack)
-    else:
-        yield from _in_tar(path, wanted, stack)
-
-
-def _in_folder(path: Path, wanted: Callable[[str], bool]) -> Iterator[TextFile]:
-    """Files of a folder and of those below it; links that lead out of it are passed over."""
-    root = path.resolve()
-    for file in sorted(path.rglob("*")):
-        name = file.relative_to(path).as_posix()
-        if wanted(name) and file.is_file() and file.resolve().is_relative_to(root):
-            yield name, file.stat().st_size, file.read_bytes
-
-
-def _in_zip(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Iterator[TextFile]:
-    archive = stack.enter_context(zipfile.ZipFile(path))
-    for info in archive.infolist():
-        if info.filename.endswith("/") or not wanted(info.filename):
-            continue
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise _other_compression(path)
-        # as much memory would be allocated before a byte is read
-        if info.compress_size > path.stat().st_size:
-            raise zipfile.BadZipFile(
-                f"{info.filename!r:.100} is said to be larger than the archive"
-            )
-        yield info.filename, info.file_size, partial(_read_member, archive, info)
-
-
-def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """The content of a member of a zip, and no more of it than the zip says that it has.
-
-    ``ZipFile.read`` would unpack all of it first: a few kilobytes may unpack to gigabytes.
-    """
-    with archive.open(info) as member:
-        return member.read(info.file_size)
-
-
-def _in_tar(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Iterator[TextFile]:
-    """Members of a tar archive; a file that is none is a text file itself."""
-    unpacked: Any = _Passed(stack.enter_context(_decompressed(path)), path)
-    try:
-        # next to nothing may be read in one piece but a text: a name of a gigabyte is a name in bad
-        # faith
-        archive = stack.enter_context(tarfile.open(fileobj=unpacked, mode="r:"))  # noqa: SIM115
-    except tarfile.TarError:
-        if wanted(path.name):
-            yield path.name, path.stat().st_size, path.read_bytes
-        return
-    for count, member in enumerate(archive, 1):
-        if count > MOST_MEMBERS:
-            raise ValueError(
-                f"an archive may have {MOST_MEMBERS:,} members: {path.name!r} has more. Unpack it "
-                "first."
-            )
-        if member.isreg() and wanted(member.name):
-            file: Any = archive.extractfile(member)
-            yield member.name, member.size, partial(file.read, member.size)
-
-
-def _decompressed(path: Path) -> Any:
-    """A file opened by its first bytes: compressed by bzip2 or gzip, or as it is."""
-    with path.open("rb") as file:
-        magic = file.read(6)
-    if magic == b"\xfd7zXZ\x00":
-        raise _other_compression(path)
-    if magic[:3] == b"BZh":
-        return bz2.open(path)
-    if magic[:2] == b"\x1f\x8b":
-        return gzip.open(path)
-    return path.open("rb")
-
-
-def _other_compression(path: Path) -> ValueError:
-    return ValueError(
-        f"an archive must be a zip, or a tar compressed by gzip or bzip2: {path.name!r} is "
-        "compressed by other means, some of which let a small file ask for all memory. Unpack it, "
-        "and pass the folder."
-    )
-
-
-class _Passed:
-    """A decompressed file with limits.
-
-    It ends in an error where more is read or passed over than they allow.
-    """
-
-    def __init__(self, file: Any, path: Path) -> None:
-        self._file = file
-        self._path = path
-        self.tell = file.tell
-
-    def seek(self, place: int, whence: int = 0) -> int:
-        self._check(place, MOST_PASSED)
-        return int(self._file.seek(place, whence))
-
-    def read(self, size: int = -1) -> bytes:
-        self._check(size, LARGEST)
-        self._check(self._file.tell() + size, MOST_PASSED)
-        return bytes(self._file.read(size))
-
-    def _check(self, size: int, limit: int) -> None:
-        if size > limit:
-            raise ValueError(
-                f"an archive may have {limit:,} bytes in one piece, and {MOST_PASSED:,} in all "
-                f"before what is wanted: {self._path.name!r} has {size:,}. Is it the right one? If "
-                "so, unpack it and pass the folder."
-            )
+        with zipfile.ZipFile(path) as archive:
+            for name in filter(wanted, archive.namelist()):
+                yield name, archive.read(name)
+    elif tarfile.is_tarfile(path):
+        with tarfile.open(path) as archive:
+            for member in archive:
+                content = archive.extractfile(member) if member.isreg() else None
+                if content is not None and wanted(member.name):
+                    yield member.name, content.read()
+    elif wanted(path.name):
+        yield path.name, path.read_bytes()
 
 
 def _decode(content: bytes, name: str) -> str:
@@ -522,8 +397,8 @@ def load_bags(path: Any, *, bag: str | int = 0, label: str | int = -1, skip: Any
     (array([2, 1]), array([1, 0]))
     """
     path = Path(path)
-    header, rows = _read_cells(path)
-    width = len(header or rows[0])
+    header, cells = _read_cells(path)
+    width = cells.shape[1]
 
     # which column is what
     bag_column = _place(bag, header, width, "bag")
@@ -537,14 +412,13 @@ def load_bags(path: Any, *, bag: str | int = 0, label: str | int = -1, skip: Any
     names = tuple(header[j] if header else f"x{j}" for j in columns)
 
     # the numbers of all instances
-    cells = np.array([[cell.strip() for cell in row] for row in rows], dtype=np.str_)
     tokens = _as_numbers(cells[:, columns])
     not_numbers = np.argwhere(~np.isfinite(tokens))
     if len(not_numbers):
         k, j = not_numbers[0]
         raise ValueError(
             f"instances are numbers: column {names[j]!r} of instance {k} is "
-            f"{rows[k][columns[j]]!r:.40}. Leave the column out with `skip`, or fill it in."
+            f"{str(cells[k, columns[j]])!r:.40}. Leave the column out with `skip`, or fill it in."
         )
 
     # bags in the order in which they first appear, each with the largest of its labels
@@ -557,46 +431,27 @@ def load_bags(path: Any, *, bag: str | int = 0, label: str | int = -1, skip: Any
         sets=SetBatch([tokens[members] for members in bags]),
         target=np.array([max(labels[members].tolist()) for members in bags]),
         names=names,
-        description=f"{path.name}: {len(bags)} bags of {len(rows)} instances",
+        description=f"{path.name}: {len(bags)} bags of {len(cells)} instances",
         target_name="label",
     )
 
 
-def _read_cells(path: Path) -> tuple[list[str] | None, list[list[str]]]:
-    """The names of the columns of a file of bags, or None, and the cells of its other lines.
-
-    There is at least one such line, and all have as many cells.
-    """
+def _read_cells(path: Path) -> tuple[list[str] | None, np.ndarray]:
+    """The names of the columns of a file of bags, or None, and the cells of its other lines."""
     text = next(iter(read_texts(path, lambda name: True).values()), "")
-    try:
-        lines = list(csv.reader(io.StringIO(text, newline="")))
-    except csv.Error as error:
+    lines = csv.reader(io.StringIO(text, newline=""))
+    rows = [[cell.strip() for cell in row] for row in lines if any(cell.strip() for cell in row)]
+    widths = {len(row) for row in rows}
+    if len(rows) < 2 or len(widths) > 1 or min(widths) < 3:
         raise ValueError(
-            f"a file of bags is comma separated: {path.name!r} is not ({error}). Is it damaged?"
-        ) from None
-    rows = [row for row in lines if any(cell.strip() for cell in row)]
-    if not rows:
-        raise ValueError(f"a file of bags has a line per instance: {path.name!r} has none.")
-
-    # a first line without any number is a line of names
-    header = None
-    first = np.array([cell.strip().rstrip(".") for cell in rows[0]])
-    if not np.isfinite(_as_numbers(first)).any():
-        header = [cell.strip() for cell in rows[0]]
-        rows = rows[1:]
-    if not rows:
-        raise ValueError(
-            f"a file of bags has a line per instance: {path.name!r} has none below its names."
+            f"a file of bags has a line per instance, each with a bag, a label and at least one "
+            f"number: {path.name!r} has {len(rows)} lines of {sorted(widths)} cells."
         )
-    width = len(header or rows[0])
-    first_line = 1 if header is None else 2
-    for line, row in enumerate(rows, start=first_line):
-        if len(row) != width or width < 3:
-            raise ValueError(
-                f"every line has a bag, a label and at least one number: line {line} of "
-                f"{path.name!r} has {len(row)} cells, the first has {width}."
-            )
-    return header, rows
+    # a first line without any number is a line of names
+    first = np.char.rstrip(np.array(rows[0]), ".")
+    if np.isfinite(_as_numbers(first)).any():
+        return None, np.array(rows, dtype=np.str_)
+    return rows[0], np.array(rows[1:], dtype=np.str_)
 
 
 def _as_numbers(cells: np.ndarray) -> np.ndarray:
@@ -616,10 +471,7 @@ def _place(column: str | int, header: list[str] | None, width: int, option: str)
     if isinstance(column, str):
         if header is not None and column in header:
             return header.index(column)
-        if header is None:
-            columns = "no line of names"
-        else:
-            columns = ", ".join(map(repr, header[:30]))
+        columns = "no line of names" if header is None else ", ".join(map(repr, header[:30]))
         raise ValueError(f"`{option}` must name a column: got {column!r}, the file has {columns}.")
     if not -width <= column < width:
         raise ValueError(
@@ -707,19 +559,16 @@ _TABLE = (
     "Br Kr Rb Sr Y Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe"
 )
 SYMBOLS = _TABLE.split()
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 
 
 def load_molecules(path: Any, *, n_radial: int = 12) -> Dataset:
-    r"""Read molecules from npz or xyz: sets of neighbours, grouped by molecule.
+    r"""Read molecules from npz: sets of neighbours, grouped by molecule.
 
     Parameters
     ----------
     path : str or Path
-        An npz file has ``X`` (atoms, 4), nuclear charge and position in Ångström, ``ptr``
-        (molecules + 1) and ``y``. An xyz file has one molecule after the other. Its comment lines
-        give the energy, alone or as ``energy=…``. A folder or archive of xyz files has the energies
-        in their comments, or in a text file beside them of lines "name energy".
+        With ``X`` (atoms, 4), nuclear charge and position in Ångström, ``ptr`` (molecules + 1) and
+        ``y``.
     n_radial : int
         Bumps of the radial basis, evenly spread from 0.8 to 6 Å.
 
@@ -732,19 +581,16 @@ def load_molecules(path: Any, *, n_radial: int = 12) -> Dataset:
     Examples
     --------
     >>> import pathlib, tempfile
-    >>> water = "3\nenergy=-1.5\nO 0 0 0\nH 0.76 0.59 0\nH -0.76 0.59 0\n"
+    >>> water = np.array([[8, 0, 0, 0], [1, 0.76, 0.59, 0], [1, -0.76, 0.59, 0]])
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = pathlib.Path(folder, "water.xyz")
-    ...     _ = file.write_text(water)
+    ...     file = pathlib.Path(folder, "water.npz")
+    ...     np.savez(file, X=water, ptr=[0, 3], y=[-1.5])
     ...     data = load_molecules(file, n_radial=4)
     >>> len(data), data.sets.counts, data.target
     (1, array([3]), array([-1.5]))
     """
     path = Path(path)
-    if path.suffix.lower() == ".npz":
-        charges, positions, ptr, energy = _read_npz(path)
-    else:
-        charges, positions, ptr, energy = _read_xyz(path)
+    charges, positions, ptr, energy = _molecules_of(read_arrays(path, path.name), path.name)
     elements = np.unique(charges)
     sets = molecule_sets(charges, positions, ptr, elements=elements, n_radial=n_radial)
 
@@ -822,163 +668,44 @@ def _centres(n_radial: int) -> Float[np.ndarray, " r"]:
     return np.linspace(0.8, 6.0, n_radial)
 
 
-def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+def _molecules_of(
+    arrays: Mapping[str, np.ndarray], name: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
     """Charges, positions, first atoms of molecules, and energies if there are any, all checked."""
-    file = NpzFile(path)
-    for name in ("X", "ptr"):
-        if name not in file.names:
-            raise ValueError(
-                f"molecules need arrays 'X' and 'ptr': {path.name!r} has "
-                f"{', '.join(file.names[:20])}."
-            )
+    if "X" not in arrays or "ptr" not in arrays:
+        raise ValueError(
+            f"molecules need arrays 'X' and 'ptr': {name!r} has {', '.join(list(arrays)[:20])}."
+        )
 
     # atoms: a charge and three coordinates each
-    atoms = file["X"]
+    atoms = arrays["X"]
     has_shape = atoms.ndim == 2 and atoms.shape[1] == 4
     if not has_shape or atoms.dtype.kind not in "fiu" or not np.isfinite(atoms).all():
         raise ValueError(
             f"'X' must hold charge and position of each atom, (atoms, 4): got {atoms.dtype}, "
             f"{atoms.shape}."
         )
-
-    # molecules: at least one atom each
-    ptr = check_pointer(file["ptr"], len(atoms), "X")
-    sizes = np.diff(ptr)
-    if (sizes < 1).any():
-        raise ValueError(
-            f"every molecule must have an atom: molecule {int(sizes.argmin())} of 'ptr' has none."
-        )
     charges = np.rint(atoms[:, 0]).astype(np.int64)
     if charges.min() < 1 or charges.max() > 118:
         raise ValueError(
             f"nuclear charges lie between 1 and 118: got {charges.min()} to {charges.max()}."
         )
-    positions = atoms[:, 1:].astype(np.float64)
 
-    # energies: one for each molecule, or none at all
-    if "y" not in file.names:
-        return charges, positions, ptr, None
-    energy = file["y"].astype(np.float64)
-    if energy.shape != (len(sizes),) or not np.isfinite(energy).all():
+    # molecules: at least one atom each, and an energy for each or none at all
+    ptr = check_pointer(arrays["ptr"], len(atoms), "X")
+    sizes = np.diff(ptr)
+    if (sizes < 1).any():
         raise ValueError(
-            f"'y' must have one number per molecule: got shape {energy.shape} for {len(sizes)}."
+            f"every molecule must have an atom: molecule {int(sizes.argmin())} of 'ptr' has none."
         )
-    return charges, positions, ptr, energy
-
-
-def _read_xyz(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-    """Charges, positions, first atoms of molecules, and energies if there are any."""
-    # all molecules of all files, in the order of their names
-    texts = read_texts(path, lambda name: name.endswith((".xyz", ".txt")))
-    charges: list[np.ndarray] = []
-    positions: list[np.ndarray] = []
-    energies: list[float | None] = []
-    names: list[str] = []
-    for file in sorted(texts):
-        if not file.endswith(".xyz"):
-            continue
-        for charges_of_one, positions_of_one, energy, name in parse_xyz(texts[file], file):
-            charges.append(charges_of_one)
-            positions.append(positions_of_one)
-            energies.append(energy)
-            names.append(name)
-    if not charges:
-        raise ValueError(f"molecules are read from .npz and .xyz files: {path.name!r} has none.")
-
-    # energies: in the comments, else in a text file beside
-    if None in energies:
-        listed = _energies(texts)
-        for i, name in enumerate(names):
-            if energies[i] is None:
-                energies[i] = listed.get(name)
-    missing = [name for name, energy in zip(names, energies, strict=True) if energy is None]
-    if missing and len(missing) < len(names):
-        raise ValueError(
-            f"all molecules must have an energy, or none: {missing[0]!r} has none, {len(missing)} "
-            "in all."
-        )
-    ptr = np.cumsum([0, *map(len, charges)])
-    target = None if missing else np.array(energies, dtype=np.float64)
-    return np.concatenate(charges), np.concatenate(positions), ptr, target
-
-
-def _energies(texts: dict[str, str]) -> dict[str, float]:
-    """Lines "name energy" of text files: by the name without folder and suffix."""
-    energies: dict[str, float] = {}
-    for name, text in texts.items():
-        if not name.endswith(".txt"):
-            continue
-        for line in text.splitlines():
-            match = re.match(rf"\s*(\S+)\s+({_NUMBER})(?:\s|$)", line)
-            if match:
-                molecule = match[1].rpartition("/")[2].removesuffix(".xyz")
-                energies[molecule] = float(match[2])
-    return energies
-
-
-def parse_xyz(text: str, name: str) -> list[tuple[np.ndarray, np.ndarray, float | None, str]]:
-    """Frames of an xyz file: charges, positions, energy, and the name of the molecule.
-
-    The energy is there if the comment has one.
-    """
-    lines = text.splitlines()
-    stem = name.rpartition("/")[2].removesuffix(".xyz")
-    frames = []
-    row = 0
-    while row < len(lines):
-        if not lines[row].strip():
-            row += 1
-            continue
-
-        # the number of atoms; the lines after it are a comment and one line for each atom
-        count = lines[row].strip()
-        lines_of_atoms = len(lines) - row - 2
-        is_count = count.isdecimal() and len(count) <= 9
-        if not is_count or not 1 <= int(count) <= lines_of_atoms:
+    energy = arrays.get("y")
+    if energy is not None:
+        energy = energy.astype(np.float64)
+        if energy.shape != (len(sizes),) or not np.isfinite(energy).all():
             raise ValueError(
-                "a molecule in an xyz file begins with its number of atoms, a comment and as many "
-                f"lines: line {row + 1} of {stem!r:.60} is {lines[row]!r:.40}, with "
-                f"{len(lines) - row - 1} lines left."
+                f"'y' must have one number per molecule: got shape {energy.shape} for {len(sizes)}."
             )
-        n_atoms = int(count)
-        atoms = [_atom(lines[k], k + 1, stem) for k in range(row + 2, row + 2 + n_atoms)]
-        charges = np.array([atom[0] for atom in atoms])
-        positions = np.array([atom[1:] for atom in atoms])
-        frames.append((charges, positions, _energy(lines[row + 1]), stem))
-        row += 2 + n_atoms
-    return frames
-
-
-def _atom(line: str, row: int, stem: str) -> tuple[int, float, float, float]:
-    """Charge and position of an atom; its element is a charge or a symbol."""
-    parts = line.split()
-    try:
-        if parts[0].isdecimal():
-            charge = int(parts[0])
-        else:
-            charge = SYMBOLS.index(parts[0].capitalize()) + 1
-        x, y, z = (float(part) for part in parts[1:4])
-    except (ValueError, IndexError):
-        raise ValueError(
-            f"an atom is an element and three numbers: line {row} of {stem!r:.60} is {line!r:.60}."
-        ) from None
-    if not np.isfinite([x, y, z]).all() or not 1 <= charge <= 118:
-        raise ValueError(
-            f"an atom has an element and a finite position: line {row} of {stem!r:.60} is "
-            f"{line!r:.60}."
-        )
-    return charge, x, y, z
-
-
-def _energy(comment: str) -> float | None:
-    """The energy that a comment gives, as ``energy=…`` or alone; None if it is not finite."""
-    match = re.search(rf"(?i)energy\s*=\s*['\"]?({_NUMBER})", comment)
-    if match is None:
-        match = re.fullmatch(rf"\s*({_NUMBER})\s*", comment)
-    if match is None:
-        return None
-    energy = float(match[1])
-    return energy if np.isfinite(energy) else None
+    return charges, atoms[:, 1:].astype(np.float64), ptr, energy
 
 
 def load_uea(path: Any, *, time: bool = True) -> Dataset:
@@ -1162,7 +889,7 @@ def load_data(
     """Read data by a name that comes with keyhole ("digits"), or from a file.
 
     The suffix of a file says what it is. A table takes the ``options`` of `read_table`. Time series
-    are a .ts file, or a folder with a …_TRAIN.ts and a …_TEST.ts. Molecules are .xyz files.
+    are a .ts file, or a folder with a …_TRAIN.ts and a …_TEST.ts.
 
     >>> load_data("digits")
     Dataset(1797 sets: scikit-learn's digits, 8 × 8 pixels, those with some ink)
@@ -1171,9 +898,8 @@ def load_data(
 
     # a table
     path = Path(data)
-    loaders: dict[str, Callable[[Path], Dataset]] = {".ts": load_uea, ".xyz": load_molecules}
-    suffix = ".ts" if holds_series(path) else path.suffix.lower()
-    if suffix in SUFFIXES or (path.is_dir() and suffix not in loaders):
+    is_series = holds_series(path) or path.suffix.lower() == ".ts"
+    if not is_series and (path.suffix.lower() in SUFFIXES or path.is_dir()):
         return read_table(
             path,
             tokens=tokens,
@@ -1192,7 +918,7 @@ def load_data(
         )
 
     # neither a name nor a format of ours
-    is_ours = data in NAMES or suffix in loaders
+    is_ours = data in NAMES or is_series
     if not is_ours and not path.exists():
         raise FileNotFoundError(
             f"{data!r} is neither a file nor data that comes with keyhole ({', '.join(NAMES)}). "
@@ -1200,7 +926,7 @@ def load_data(
         )
     if not is_ours:
         raise ValueError(
-            f"data is read by its suffix, one of {', '.join((*SUFFIXES, *loaders))}: got "
+            f"data is read by its suffix, one of {', '.join((*SUFFIXES, '.ts'))}: got "
             f"{path.name!r}."
         )
 
@@ -1216,8 +942,8 @@ def load_data(
         raise ValueError(
             f"only tables have columns to choose: {data!r} takes no {', '.join(sorted(chosen))}."
         )
-    if suffix in loaders:
-        return loaders[suffix](path)
+    if is_series:
+        return load_uea(path)
     return NAMES[data]()
 
 
@@ -1238,6 +964,7 @@ def open_data(
     missing: str | None = None,
     unknown: str = "error",
     dim: int | None = None,
+    copied: Sequence[str] = (),
     batch_size: int | None = None,
 ) -> ParquetSets:
     """A table, or series (.ts), without its target, to be read in parts.
@@ -1258,6 +985,7 @@ def open_data(
             dim=dim,
             schema=schema,
             unknown=unknown,
+            copied=copied,
             batch_size=batch_size,
         )
     # series are read whole, and go through the same reader as a table in memory

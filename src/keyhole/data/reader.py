@@ -1,700 +1,75 @@
-"""One reader of sets, for files and for tables in memory.
-
-Whole by `read_table`, in parts by `ParquetSets`.
-"""
+"""Tables of sets, whole by `read_table` and in parts by `ParquetSets`."""
 
 from __future__ import annotations
 
-import io
 import os
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from dataclasses import replace
+from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from pyarrow import csv
 
-from keyhole._array import MEMORY_BUDGET, thread_count
+from keyhole._array import thread_count
 from keyhole._checks import LARGEST_COUNT, check_choice, check_count
-from keyhole._files import refuse_special_file
+from keyhole.data.assembly import read_samples, split_rows, sums_of_ages
 from keyhole.data.batches import Batch
+from keyhole.data.blocks import (
+    ALL_ROWS,
+    TableBlocks,
+    files_of,
+    open_files,
+    reading,
+    rows_of_batch_bytes,
+    whole_table,
+)
+from keyhole.data.blocks import SUFFIXES as SUFFIXES
 from keyhole.data.columns import (
+    ColumnSummary,
     Place,
     SchemaError,
-    Study,
-    days,
     is_list,
     labels,
-    one_piece,
-    plain_values,
-    reference_days,
+    plain_column,
     set_ids,
     unlisted,
 )
+from keyhole.data.dataset import Dataset, warn_of_leaks
+from keyhole.data.frames import DataTable, table_of
+from keyhole.data.frames import table_in_memory as table_in_memory
 from keyhole.data.layout import (
-    PROBLEM,
-    Dataset,
+    ColumnName,
+    ColumnNames,
     Layout,
     TableOptions,
+    as_names,
     check_columns,
-    check_names,
+    check_kinds_agree,
+    settle,
+    usual_set_id,
 )
-from keyhole.data.npz import npz_table
-from keyhole.data.schema import Coding, Schema
+from keyhole.data.schema import Schema
+from keyhole.data.text_files import ColumnUses, column_names_of, is_text_file
 
-SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".csv", ".tsv", ".npz")
-BATCH_BYTES = 2**25  # bytes of a batch when nobody says how many rows it has
-PROBED_ROWS = 256  # rows whose size in memory stands for that of the others
-ALL_ROWS = 2**31  # a batch size that no row group exceeds
-AGAIN = "fetch or write it again"
-MISSING = ("error", "drop", "impute")
 NEWEST = 0.2
 """Share of the samples, the newest, that is set apart for testing where a column says when they
-were.
-"""
-
-
-class DataTable(Protocol):
-    """A table of pandas, polars or Arrow."""
-
-    @property
-    def columns(self) -> Any:
-        """Its columns, or their names."""
-
-
+were."""
 FilePath = str | os.PathLike[str]
 TableSource = FilePath | Sequence[FilePath] | DataTable
 """Files, or a table in memory."""
 
 
-class UnreadableFileError(ValueError):
-    """A file that does not read; the message says all that is to be said."""
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turn whatever Arrow says of a file that does not read into a ValueError that names the file.
-
-    A file that is not there, or that we may not read, stays an OSError.
-    """
-    try:
-        yield
-    except (FileNotFoundError, PermissionError, IsADirectoryError, UnreadableFileError):
-        raise
-    # an OverflowError is a size in a damaged header that no integer of ours holds
-    except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError, OverflowError) as error:
-        raise UnreadableFileError(
-            f"{path.name!r} must be a table in the format of its suffix: it does not read "
-            f"({str(error).strip()[:300]}). It is damaged or of another format; {AGAIN}."
-        ) from None
-
-
-def validated(data: Any, path: Path, *, full: bool = True) -> Any:
-    """Return a table or record batch once every offset, length and text in it has been looked at.
-
-    Offsets that lead nowhere are memory that is not ours, and Arrow follows them unless it is asked
-    to look first. Numbers themselves are not touched, so the cost is that of the offsets; none of
-    them is read if not ``full``, which is enough to count rows.
-    """
-    try:
-        data.validate(full=full)
-    except (pa.ArrowException, ValueError) as error:
-        raise ValueError(
-            f"a table must hold together: {path.name!r} does not ({str(error).strip()[:200]}). It "
-            f"is damaged; {AGAIN}."
-        ) from None
-    return data
-
-
-def check_file_name(path: Path) -> None:
-    """Raise unless the name of a file is text: Arrow opens no other."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise ValueError(
-            f"names of files must be text in UTF-8: got {path.name!r}. Rename it."
-        ) from None
-
-
-class _ParquetFile:
-    """Row groups of a Parquet file.
-
-    The footer is read once; readers are made anew: threads may not share one.
-    """
-
-    split = None
-    codes: frozenset[str] = frozenset()
-
-    def __init__(self, path: Path) -> None:
-        with reading(path), pq.ParquetFile(path) as file:
-            self.metadata = file.metadata
-            self.schema = file.schema_arrow
-            groups = range(self.metadata.num_row_groups)
-            counts = [self.metadata.row_group(i).num_rows for i in groups]
-            self.schema.names  # noqa: B018 - text, or an error
-        self.path = path
-        self.n_groups = len(counts)
-        has_negative_count = min(counts, default=0) < 0
-        if has_negative_count or sum(counts) != self.metadata.num_rows:
-            raise self._rows_lost(path.name, self.metadata.num_rows, sum(counts))
-
-    def where(self, group: int) -> str:
-        return f"row group {group} of {self.path.name}"
-
-    def rows(self, group: int) -> int:
-        return int(self.metadata.row_group(group).num_rows)
-
-    def _rows_of_a_batch(self, file: Any, group: int, columns: list[str]) -> int:
-        """Rows that take `BATCH_BYTES` in memory, as the first ones do.
-
-        Sizes in the footer say little, since a value repeated often takes next to nothing in the
-        file. And Arrow ends the process where it is asked for the footer of a column that is
-        damaged.
-        """
-        probes = file.iter_batches(
-            PROBED_ROWS, row_groups=[group], columns=columns, use_threads=False
-        )
-        probe = next(probes, None)
-        if probe is None or probe.num_rows == 0:
-            return 1
-        return _rows_of_batch_bytes(probe.num_rows, validated(probe, self.path).nbytes)
-
-    def read(
-        self, group: int, columns: list[str], batch_size: int | None
-    ) -> Iterator[tuple[Any, int]]:
-        """Record batches of one row group, each with its first row."""
-        expected_rows = self.rows(group)
-        rows_read = 0
-        with ExitStack() as stack:
-            # open the file and settle how many rows a batch has
-            with reading(self.path):
-                file = stack.enter_context(
-                    pq.ParquetFile(self.path, memory_map=True, metadata=self.metadata)
-                )
-                if batch_size is None:
-                    batch_size = self._rows_of_a_batch(file, group, columns)
-                batch_size = min(batch_size, max(1, expected_rows))
-                # Arrow gets no threads of its own: the arithmetic has them
-                batches = file.iter_batches(
-                    batch_size, row_groups=[group], columns=columns, use_threads=False
-                )
-            # `reading` guards the decoding alone: errors of whoever uses a batch are not the file's
-            while True:
-                with reading(self.path):
-                    batch = next(batches, None)
-                if batch is None:
-                    break
-                if batch.num_rows:
-                    yield validated(batch, self.path), rows_read
-                rows_read += batch.num_rows
-        if rows_read != expected_rows:
-            raise self._rows_lost(self.where(group), expected_rows, rows_read)
-
-    def _rows_lost(self, where: str, stated_rows: int, counted_rows: int) -> ValueError:
-        return ValueError(
-            f"a table must hold together: {where} says that it has {stated_rows} rows, and "
-            f"{counted_rows} are there. {self.path.name!r} is damaged; {AGAIN}."
-        )
-
-
-class _ArrowFile:
-    """Record batches of an Arrow file or stream, or of a table.
-
-    Files are memory-mapped; a table was read whole.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        schema: pa.Schema,
-        groups: Callable[[int], Any],
-        n_groups: int,
-        name: str,
-        split: np.ndarray | None = None,
-        codes: frozenset[str] = frozenset(),
-    ) -> None:
-        self.path = path
-        self.schema = schema
-        self._groups = groups
-        self.n_groups = n_groups
-        self._name = name
-        self.split = split
-        self.codes = codes  # columns of a CSV file that are text because of leading zeros
-        with reading(path):
-            schema.names  # noqa: B018 - text, or an error
-
-    @classmethod
-    def file(cls, path: Path) -> _ArrowFile:
-        with reading(path):
-            file = pa.ipc.open_file(pa.memory_map(str(path)))
-            return cls(
-                path=path,
-                schema=file.schema,
-                groups=file.get_batch,
-                n_groups=file.num_record_batches,
-                name="record batch {} of {}",
-            )
-
-    @classmethod
-    def stream(cls, path: Path) -> _ArrowFile:
-        with reading(path):
-            file = pa.ipc.open_stream(pa.memory_map(str(path)))
-            batches = list(file)
-        return cls(
-            path=path,
-            schema=file.schema,
-            groups=batches.__getitem__,
-            n_groups=len(batches),
-            name="record batch {} of {}",
-        )
-
-    @classmethod
-    def table(
-        cls,
-        path: Path,
-        table: pa.Table,
-        split: np.ndarray | None = None,
-        codes: frozenset[str] = frozenset(),
-    ) -> _ArrowFile:
-        """All rows are one group: they were read together."""
-        with reading(path):
-            columns = [one_piece(column) for column in table.columns]
-            whole = pa.record_batch(columns, schema=table.schema)
-        return cls(
-            path=path,
-            schema=table.schema,
-            groups=[whole].__getitem__,
-            n_groups=1,
-            name="{1}",
-            split=split,
-            codes=codes,
-        )
-
-    def where(self, group: int) -> str:
-        return self._name.format(group, self.path.name)
-
-    def _group(self, number: int) -> Any:
-        with reading(self.path):
-            return self._groups(number)
-
-    def rows(self, group: int) -> int:
-        return int(validated(self._group(group), self.path, full=False).num_rows)
-
-    def read(
-        self, group: int, columns: list[str], batch_size: int | None
-    ) -> Iterator[tuple[Any, int]]:
-        """Record batches of one group, each with its first row."""
-        table = self._group(group)
-        with reading(self.path):
-            table = table.select(columns)
-        validated(table, self.path)
-        if batch_size is None:
-            batch_size = _rows_of_batch_bytes(table.num_rows, table.nbytes)
-        for start in range(0, table.num_rows, batch_size):
-            yield table.slice(start, batch_size), start
-
-
-def _rows_of_batch_bytes(n_rows: int, n_bytes: int) -> int:
-    """Rows that take `BATCH_BYTES`, where ``n_rows`` of them take ``n_bytes``; at least one."""
-    return max(1, int(BATCH_BYTES * n_rows // max(1, n_bytes)))
-
-
-def _parse_options(name: str) -> Any:
-    """How a file of this name separates its columns: by tabs in .tsv, by commas else."""
-    if name.lower().endswith(".tsv"):
-        return csv.ParseOptions(delimiter="\t")
-    return csv.ParseOptions(delimiter=",")
-
-
-PADDED_CELL = r'(?:^|[,\t\r\n"]) *0[0-9]+ *(?:[,\t\r\n"]|$)'
-"""What finds a cell of a zero and more digits, such as 007, among the bytes of a CSV file."""
-SCANNED_BYTES = 2**18  # bytes of a CSV file that are searched at a time
-
-
-def _csv_table(
-    source: Path | bytes, name: str, is_text: Mapping[str, bool]
-) -> tuple[pa.Table, frozenset[str]]:
-    """A CSV or TSV file, or its bytes, as a table; and the columns that leading zeros make text.
-
-    Arrow reads 007 as the number 7. But codes, such as ids and postcodes, are written with such
-    zeros, and there 007 and 7 differ. So a column of whole numbers is text if any row has a leading
-    zero. For the columns in ``is_text`` their entry there decides instead: True makes whole numbers
-    text, and False leaves them numbers. The columns returned are those that their rows made text.
-    """
-    table = _read_csv(source, name)
-    _check_utf8(table, name)
-
-    # columns of whole numbers: those whose rows decide, and those that are known to be text
-    names = table.column_names
-    undecided = []
-    known_texts = []
-    for column_name, kind in zip(names, table.schema.types, strict=True):
-        is_single = names.count(column_name) == 1
-        if not is_single or not pa.types.is_integer(kind):
-            continue
-        if column_name not in is_text:
-            undecided.append(column_name)
-        elif is_text[column_name]:
-            known_texts.append(column_name)
-
-    # most files have no leading zero anywhere. A search through their bytes, of some 2 s per GB,
-    # shows that, and then nothing is read again
-    if undecided and not _has_padded_cell(source):
-        undecided = []
-    if not undecided and not known_texts:
-        return table, frozenset()
-
-    # these columns again, as they are written
-    written = _read_csv(source, name, as_text=[*undecided, *known_texts])
-    codes = set()
-    for column_name in written.column_names:
-        texts = pc.utf8_trim_whitespace(written.column(column_name))
-        has_leading_zero = pc.any(pc.match_substring_regex(texts, "^0[0-9]")).as_py()
-        if column_name in undecided and has_leading_zero:
-            codes.add(column_name)
-        if column_name in codes or column_name in known_texts:
-            table = table.set_column(names.index(column_name), column_name, texts)
-    return table, frozenset(codes)
-
-
-def _read_csv(source: Path | bytes, name: str, as_text: Sequence[str] = ()) -> pa.Table:
-    """A CSV file as Arrow reads it; or some of its columns alone, as text."""
-    content = pa.BufferReader(source) if isinstance(source, bytes) else source
-    # empty cells, NA and the like are missing, as they are among numbers
-    options = csv.ConvertOptions(
-        include_columns=list(as_text),
-        column_types=dict.fromkeys(as_text, pa.string()),
-        strings_can_be_null=bool(as_text),
-    )
-    return csv.read_csv(content, parse_options=_parse_options(name), convert_options=options)
-
-
-def _has_padded_cell(source: Path | bytes) -> bool:
-    """Whether some cell of a CSV file is a zero and more digits."""
-    file: BinaryIO
-    if isinstance(source, bytes):
-        file = io.BytesIO(source)
-    else:
-        file = source.open("rb")
-    with file:
-        while lines := file.read(SCANNED_BYTES):
-            # whole lines: a cell is not cut in two
-            lines += file.readline()
-            text = pa.scalar(lines, pa.large_binary())
-            if pc.match_substring_regex(text, PADDED_CELL).as_py():
-                return True
-    return False
-
-
-def _check_utf8(table: pa.Table, name: str) -> None:
-    """Raise if the text of a CSV file is in another encoding.
-
-    Arrow reads such cells as binary, and such names not at all.
-    """
-    remedy = "Save the file as UTF-8."
-    try:
-        fields = list(zip(table.schema.names, table.schema.types, strict=True))
-    except UnicodeDecodeError as error:
-        raise UnreadableFileError(
-            f"a CSV file must be in UTF-8: the name {error.object!r:.60} of a column in the first "
-            f"line of {name!r} is not. {remedy}"
-        ) from None
-    for i, (column_name, kind) in enumerate(fields):
-        if not pa.types.is_binary(kind):
-            continue
-        for row, cell in enumerate(table.column(i).to_pylist()):
-            try:
-                cell.decode()
-            except UnicodeDecodeError:
-                raise UnreadableFileError(
-                    f"a CSV file must be in UTF-8: column {column_name!r} of {name!r} is not, row "
-                    f"{row} holds {cell!r:.60}. {remedy}"
-                ) from None
-
-
-class _ArrayNames(NamedTuple):
-    """Which arrays of an npz file hold what; None where that is to be told by usual names."""
-
-    keys: tuple[str, ...] | None = None
-    query: tuple[str, ...] | None = None
-    target: tuple[str, ...] | None = None
-    extras: tuple[str, ...] | None = None
-
-    @classmethod
-    def of(cls, options: TableOptions) -> _ArrayNames:
-        return cls(
-            keys=_as_tuple(options.keys),
-            query=_as_tuple(options.query),
-            target=_as_tuple(options.target),
-            extras=_as_tuple(options.extras),
-        )
-
-
-def _as_tuple(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Names of columns as a tuple; a text is one name."""
-    if names is None:
-        return None
-    if isinstance(names, str):
-        return (names,)
-    return tuple(names)
-
-
-def _open(
-    path: Path, arrays: _ArrayNames, is_text: Mapping[str, bool]
-) -> _ParquetFile | _ArrowFile:
-    """A file by its suffix if its kind is read whole, else by its first bytes.
-
-    ``is_text`` is that of `_csv_table`.
-    """
-    suffix = path.suffix.lower()
-    if suffix == ".npz":
-        table, split = npz_table(path, arrays.keys, arrays.query, arrays.target, arrays.extras)
-        return _ArrowFile.table(path, table, split)
-    if suffix in (".csv", ".tsv"):
-        with reading(path):
-            table, codes = _csv_table(path, path.name, is_text)
-        return _ArrowFile.table(path, table, codes=codes)
-    status = path.stat()
-    return _opened(path, os.getpid(), status.st_size, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=64)
-def _opened(path: Path, _pid: int, _size: int, _time: int) -> _ParquetFile | _ArrowFile:
-    """Open a Parquet or Arrow file once per process and state of the file."""
-    with path.open("rb") as file:
-        magic = file.read(6)
-    if magic[:4] == b"PAR1":
-        return _ParquetFile(path)
-    if magic == b"ARROW1":
-        return _ArrowFile.file(path)
-    if path.suffix.lower() in (".arrow", ".feather", ".ipc"):
-        return _ArrowFile.stream(path)
-    raise SchemaError(
-        f"{path.name} must be a Parquet file or an Arrow file: it begins with {magic!r}. Convert "
-        "it, for example with pandas: frame.to_parquet(path)."
-    )
-
-
-def table_in_memory(content: bytes, name: str, target: str | None = None) -> pa.Table:
-    """The table in the bytes of a file.
-
-    Nothing is opened. The first bytes say what the file is; of its name only the end of a TSV
-    counts.
-    """
-    try:
-        if content[:2] == b"PK":  # a zip archive, which npz is
-            targets = (target,) if target else None
-            path = Path(name or "the file")
-            table, _ = npz_table(path, None, None, targets, content=content)
-            return table
-        if content[:4] == b"PAR1":
-            table = pq.read_table(pa.BufferReader(content))
-        elif content[:6] == b"ARROW1":
-            table = pa.ipc.open_file(pa.BufferReader(content)).read_all()
-        else:
-            table, _ = _csv_table(content, name or "the file", {})
-        table.validate(full=True)
-        return table
-    except UnreadableFileError:
-        raise
-    except (pa.ArrowException, ValueError, OSError) as error:
-        words = str(error).strip()[:200]
-        raise ValueError(
-            f"a table must be CSV, TSV, Parquet, Arrow or npz: this one does not read ({words})."
-        ) from None
-
-
-def table_of(source: Any, what: str) -> pa.Table:
-    """A table of pandas, polars or Arrow as one of Arrow, column by column.
-
-    An index is no column.
-    """
-    import narwhals as nw
-
-    if isinstance(source, pa.RecordBatch):
-        source = pa.Table.from_batches([source])
-    if isinstance(source, pa.Table):
-        return source
-
-    # pandas may have a name twice, and names that are no text: its columns are numbered for
-    # narwhals, and get their names back below
-    is_pandas = hasattr(source, "set_axis") and hasattr(source, "columns")
-    if is_pandas:
-        names = [str(name) for name in source.columns]
-        source = source.set_axis([str(i) for i in range(len(names))], axis=1)
-    else:
-        names = list(getattr(source, "columns", ()))
-    try:
-        frame = nw.from_native(source, eager_only=True)
-    except TypeError:
-        raise TypeError(
-            f"`{what}` must be a path, or a table of pandas, polars or Arrow: got "
-            f"{type(source).__name__}. Collect a lazy frame first, and make a table of anything "
-            "else, for example with pandas.DataFrame."
-        ) from None
-
-    # a column that Arrow cannot hold becomes nulls with a note, and is refused only if it is read
-    columns = []
-    fields = []
-    for name, frame_name in zip(names, frame.columns, strict=True):
-        column, problem = _arrow_column(frame[frame_name])
-        note = {PROBLEM: problem} if problem else None
-        columns.append(column)
-        fields.append(pa.field(name, column.type, metadata=note))
-    return pa.table(columns, schema=pa.schema(fields))
-
-
-def _arrow_column(series: Any) -> tuple[Any, str]:
-    """A column of a frame, and "".
-
-    Cells that are matrices become lists of their rows. Where Arrow cannot hold the cells, the
-    column is one of nulls, and the text says why.
-    """
-    refusals = (pa.ArrowException, ValueError, TypeError, OverflowError)
-    try:
-        return series.to_arrow(), ""
-    except refusals:
-        cells = series.to_list()
-    for i, cell in enumerate(cells):
-        is_matrix = getattr(cell, "ndim", 0) == 2
-        if is_matrix:
-            cells[i] = list(cell)
-    try:
-        return pa.array(cells, from_pandas=True), ""
-    except refusals as error:
-        return pa.nulls(len(cells)), " ".join(str(error).split())[:150]
-
-
-def _names_files(source: Any) -> TypeGuard[FilePath | Sequence[FilePath]]:
-    """Whether a source is a path, or a list of paths."""
-    if isinstance(source, (list, tuple)):
-        return all(isinstance(path, (str, os.PathLike)) for path in source)
-    return isinstance(source, (str, os.PathLike))
-
-
-def _files(path: FilePath | Sequence[FilePath]) -> list[Path]:
-    """The files that paths name, each checked; a folder stands for its Parquet files."""
-    # one path or several; in a folder Parquet files alone count
-    if isinstance(path, (str, os.PathLike)):
-        paths = [Path(path)]
-    else:
-        paths = [Path(one) for one in path]
-    files: list[Path] = []
-    for one in paths:
-        if one.is_dir():
-            files.extend(sorted(one.glob("*.parquet")))
-        else:
-            files.append(one)
-    if not files:
-        raise FileNotFoundError(
-            f"there is no Parquet file in {path}. Name a file, or a folder that has some."
-        )
-    # refuse in words what Arrow would refuse in its own, or wait for without end
-    for file in files:
-        check_file_name(file)
-        if file.exists():
-            refuse_special_file(file)
-        if not file.is_file():
-            raise FileNotFoundError(
-                f"{file.name!r} is not there: no such file. Check the name and the folder."
-            )
-    return files
-
-
-def _table_of_files(files: Sequence[_ParquetFile | _ArrowFile]) -> pa.Table:
-    """Files as one table in memory."""
-    batches = []
-    for file in files:
-        for group in range(file.n_groups):
-            for batch, _ in file.read(group, file.schema.names, ALL_ROWS):
-                batches.append(batch)
-    with reading(files[0].path):
-        return pa.Table.from_batches(batches, files[0].schema)
-
-
-def _texts_by_options(options: TableOptions, schema: Schema | None) -> dict[str, bool]:
-    """Of some columns whether they are text, whatever a CSV file holds: see `_csv_table`.
-
-    Weights, times and splits are no codes. What a schema says of keys, queries and extras holds
-    for all tables that are read by it.
-    """
-    is_text = {}
-    for name in (options.weight, options.time, options.split):
-        if isinstance(name, str):
-            is_text[name] = False
-    if schema is None:
-        return is_text
-    for names in (options.keys, options.query, options.extras):
-        for name in _as_tuple(names) or ():
-            is_text[name] = False
-    for coding in schema.codings:
-        is_text[coding.column] = coding.kind in ("one-hot", "hashed")
-    return is_text
-
-
 class _Beginnings(NamedTuple):
-    """Where sets begin in the row groups of a table with one row per token.
+    """Of a block of a table with one row per token: a set belongs to the block it begins in."""
 
-    A set belongs to the row group it begins in. Each list has one entry per row group.
-    """
-
-    rows: list[int]
-    """Rows of the group."""
-    skip: list[int]
-    """Its leading rows that belong to a set of an earlier group."""
-    sets: list[int]
+    skip: int
+    """Leading rows that belong to a set of an earlier block."""
+    n_sets: int
     """Sets that begin in it."""
-
-
-@dataclass
-class _GroupIds:
-    """The ids of the sets of a table, row group by row group; see `_Beginnings`."""
-
-    rows: list[int] = field(default_factory=list)
-    skip: list[int] = field(default_factory=list)
-    ids: list[np.ndarray] = field(default_factory=list)
-    """Of each group the distinct ids after the skipped rows."""
-    first_rows: list[tuple[int, int]] = field(default_factory=list)
-    """Of each of these ids, group after group: its group, and its first row there."""
-    last_id: Any = None
-
-    def add(self, ids: np.ndarray) -> None:
-        """Take in the ids of the rows of the next row group."""
-        # rows up to the first id that differs from the last of the group before go on with its set
-        if self.last_id is None:
-            begins_another = np.ones(len(ids), dtype=bool)
-        else:
-            begins_another = ids != self.last_id
-        skip = len(ids)
-        if begins_another.any():
-            skip = int(begins_another.argmax())
-        distinct, positions = np.unique(ids[skip:], return_index=True)
-        number = len(self.rows)
-        self.rows.append(len(ids))
-        self.skip.append(skip)
-        if len(distinct):
-            self.ids.append(distinct)
-        self.first_rows.extend((number, skip + int(position)) for position in positions)
-        if len(ids):
-            self.last_id = ids[-1]
-
-    def all_ids(self) -> np.ndarray:
-        """The ids of all groups end to end, as in ``first_rows``."""
-        return np.concatenate(self.ids) if self.ids else np.zeros(0)
-
-    def sets_of_groups(self) -> list[int]:
-        """How many sets begin in each group, if no set is interrupted."""
-        groups = [group for group, _ in self.first_rows]
-        return np.bincount(groups, minlength=len(self.rows)).tolist()
 
 
 class ParquetSets:
@@ -703,9 +78,8 @@ class ParquetSets:
     ``for X, y in source`` goes through them; with ``weight`` it is ``for X, y, sample_weight in
     source``. Two batches are in memory, one of them being read.
 
-    It can be gone through any number of times, cut into parts and sent to other processes: it holds
-    names and numbers only. Parquet and Arrow files are read row group by row group; CSV and npz
-    files are read whole.
+    It can be gone through any number of times, cut into parts and sent to other processes. Parquet
+    and Arrow files are read row group by row group; CSV and npz files are read whole.
 
     Parameters
     ----------
@@ -714,56 +88,17 @@ class ParquetSets:
         Feather) are memory-mapped, and their batches are views of them.
     tokens : path or table, optional
         A table with one row per token, where ``path`` has one row per sample. It is read whole.
-    keys : column name or names, optional
-        With one row per set, one column of lists of tokens (list<list<float>>,
-        list<fixed_size_list<float>>, or flat lists and ``dim``), or one column of lists of numbers
-        per coordinate. With one row per token, one column of numbers, text or dates per coordinate.
-        By default the column ``keys``, or all columns (of lists, of numbers, of few texts) that
-        serve no other purpose, but those that look like an id, a time or a split. Names in one
-        string are parted by commas.
-    query : column name or names, optional
-        One column of lists, or one column of numbers per coordinate. By default the column
-        ``query``; with one row per token, the rows whose column ``role`` says "query".
-    target : str or sequence of str, optional
-        Column or columns of outputs or labels, () for none; by default the first of target, label,
-        class, y. With one row per token it is the same in all rows of a set.
-    extras : column name or names, optional
-        Sample-level features: one column of lists, or one column of numbers each. By default the
-        column of lists ``extras``. With one row per token they are the same in all rows of a set.
-    weight : str, optional
-        Column of sample weights.
-    groups : str, optional
-        Column that names the group of each sample. Samples of one group are held out together:
-        ``fit(…, groups=data.groups)``.
-    time : str, optional
-        Column that says when a sample was, in dates or numbers. The newest fifth is then the test
-        part of the data.
-    split : str, optional
-        Column that says of every sample whether it is for training or for testing: train or test,
-        or 0 or 1.
-    reference_date : str, optional
-        Column of dates, one for each sample: dates of keys, query and extras are then ages, the
-        days before it, negative for later dates, of which a warning tells. Without it a date is
-        the days after the first one of the table, which says little about samples of other
-        times. Dates are keys unasked only with it. The column itself, if it is an extra, stays the
-        days after the first one. Either all these columns have a time zone, or none has.
-    set_id : str, optional
-        With one row per token, which set a row belongs to; by default the first of set, set_id,
-        bag, bag_id, id, group. Rows of a set follow each other where they are not in one row group.
-    missing : "error", "drop" or "impute"
-        What to do about a missing value (NaN or an empty cell). "error" refuses the table. "drop"
-        drops a token that has one, gives a set without any token left one token of zeros, and
-        refuses missing values of queries and extras. "impute" fills in a number or date by the
-        mean over the rows of the table, and a text by a category of its own. Missing values in
-        targets are always refused.
-    dim : int, optional
-        Coordinates of a key, for flat lists.
+    keys, query, target, extras, weight, groups, time, split, reference_date, set_id, missing, dim
+        As in `read_table`. With one row per token, rows of a set must follow each other where they
+        are not in one row group.
     schema : Schema, optional
         What was learned about another table, to read this one in the same way: all options that are
         not given.
     unknown : "error" or "ignore"
         With a schema, what becomes of a category that is not in it: it is refused, or read as none
         of its categories.
+    copied : sequence of str
+        Columns that are copied to predictions: those of a text file are read as written.
     batch_size : int, optional
         Sets of a batch; by default as many as take some 32 MiB.
     start, stop : int, optional
@@ -787,20 +122,21 @@ class ParquetSets:
         path: TableSource,
         *,
         tokens: FilePath | DataTable | None = None,
-        keys: str | Sequence[str] | None = None,
-        query: str | Sequence[str] | None = None,
-        target: str | Sequence[str] | None = None,
-        extras: str | Sequence[str] | None = None,
-        weight: str | None = None,
-        groups: str | None = None,
-        time: str | None = None,
-        split: str | None = None,
-        reference_date: str | None = None,
-        set_id: str | None = None,
+        keys: ColumnNames | None = None,
+        query: ColumnNames | None = None,
+        target: ColumnNames | None = None,
+        extras: ColumnNames | None = None,
+        weight: ColumnName | None = None,
+        groups: ColumnName | None = None,
+        time: ColumnName | None = None,
+        split: ColumnName | None = None,
+        reference_date: ColumnName | None = None,
+        set_id: ColumnName | None = None,
         missing: str | None = None,
         dim: int | None = None,
         schema: Schema | None = None,
         unknown: str = "error",
+        copied: Sequence[str] = (),
         batch_size: int | None = None,
         start: int = 0,
         stop: int | None = None,
@@ -820,211 +156,162 @@ class ParquetSets:
             split=split,
             reference_date=reference_date,
         )
-        target_is_of_schema = False
-        if schema is not None:
-            stored = dict(schema.columns)
-            target_is_of_schema = target is None and "target" in stored
-            options = _with_stored_options(options, stored)
-        options = _checked_options(options)
+        stored = {} if schema is None else dict(schema.columns)
+        options = options.checked(stored)
         check_choice(unknown, "unknown", ("error", "ignore"))
-        self.batch_size = _checked_size(batch_size, "batch_size")
+        if batch_size is not None:
+            batch_size = check_count(batch_size, "batch_size", maximum=LARGEST_COUNT)
+        self.batch_size = batch_size
 
-        # the files, or one table in memory, which is held for good
-        self._lasting: list[_ParquetFile | _ArrowFile] = []
+        # the files, or one table in memory; and the table of tokens, where there is one
+        self.paths = files_of(path) if _names_files(path) else [Path("the table")]
+        token_files = files_of(tokens) if isinstance(tokens, (str, os.PathLike)) else []
+        uses = _uses_of_columns(options, schema, self.paths, token_files, copied)
         if _names_files(path):
-            self.paths = _files(path)
+            self._files = open_files(self.paths, options, uses)
+            self.files = [*self.paths, *token_files]
         else:
-            self.paths = [Path("the table")]
-            self._lasting = [_ArrowFile.table(self.paths[0], table_of(path, "source"))]
-        self._arrays = _ArrayNames.of(options)
-        self._held: list[_ParquetFile | _ArrowFile] = []
-        self._is_text = _texts_by_options(options, schema)
-
-        # the table of tokens, where there is one
-        token_files: list[Path] = []
+            self._files = [TableBlocks.of(self.paths[0], table_of(path, "source"))]
+            self.files = []
         self.tokens: pa.Table | None = None
-        if isinstance(tokens, (str, os.PathLike)):
-            token_files = _files(tokens)
-            self.tokens = self._table_of_tokens(token_files)
+        if token_files:
+            with reading(token_files[0]):
+                self.tokens = whole_table(open_files(token_files, TableOptions(), uses))
         elif tokens is not None:
             self.tokens = table_of(tokens, "tokens")
-        self.files = [] if self._lasting else [*self.paths, *token_files]
+
+        # row groups of all files one after the other, and which of them are read
+        self._blocks = [(file, i) for file in self._files for i in range(len(file.counts))]
+        self.start = check_count(start, "start", minimum=0)
+        self.stop = len(self._blocks)
+        if stop is not None:
+            self.stop = min(check_count(stop, "stop", minimum=0), self.stop)
 
         # a table to predict for need not have the target yet
-        first = self._file(0)
-        if target_is_of_schema:
-            columns = set(first.schema.names)
-            if not set(self._arrays.target or ()) <= columns:
-                options = replace(options, target=())
-
-        # which column is what, and which row groups are read
-        self._ends = np.cumsum([self._file(i).n_groups for i in range(len(self.paths))]).tolist()
-        self.layout = Layout.of(
-            first.schema, self._evidence, self.paths[0].name, options, self.tokens
-        )
-        n_groups: int = self._ends[-1]
-        self.start = check_count(start, "start", minimum=0)
-        self.stop = n_groups
-        if stop is not None:
-            self.stop = min(check_count(stop, "stop", minimum=0), n_groups)
-
-        # all files must have the columns; then these are learned about, or read as in the schema
-        self.require(self.layout.columns())
-        if self.layout.set_id:
-            self.require([self.layout.set_id], one_type=True)
-        codings = self._learned() if schema is None else schema.codings
-        self.layout = replace(self.layout, codings=codings, unknown=unknown)
+        table_schema = self._files[0].schema
+        named_targets = set(as_names(options.target, table_schema.names))
+        if target is None and "target" in stored and not named_targets <= {*table_schema.names}:
+            options = replace(options, target=())
+        self.layout = self._settled(options, schema)
+        self.layout = replace(self.layout, unknown=unknown)
         self.layout.check_ages(from_schema=schema is not None)
+        if schema is None and self.layout.imputes:
+            self._fill_ages()
 
-    def _learned(self) -> tuple[Coding, ...]:
-        """How columns that are no plain numbers become such, by a pass over these columns."""
+    def _settled(self, options: TableOptions, schema: Schema | None) -> Layout:
+        """Which column is what, and how each becomes numbers."""
+        first = self._files[0].schema
+        source = self.paths[0].name
         token_schema = None if self.tokens is None else self.tokens.schema
-        studies = self.layout.studies(self._file(0).schema, token_schema)
-        impute = self.layout.missing == "impute"
-        for study in studies:
-            if study.kind == "age":
-                # of ages there is nothing to learn but the mean that fills in missing ones
-                if impute:
-                    self._study_ages(study)
-                continue
-            for table, place in self._pieces_to_study(study.name):
-                column = table.column(0)
-                if is_list(column.type):
-                    study.add(unlisted(column)[0], place, "lists of ")
-                else:
-                    study.add(column, place)
-        return tuple(study.coding(impute=impute) for study in studies)
+        layout, candidates = settle(first, options, source, token_schema)
+        if token_schema is not None:
+            check_kinds_agree(replace(layout, keys=layout.keys or candidates), first, token_schema)
+        summaries: Mapping[str, ColumnSummary] = {}
+        if schema is None or candidates:
+            summaries = self._summaries(layout, candidates)
+        if not layout.keys:
+            layout = layout.with_coordinates(candidates, summaries, source)
 
-    def _study_ages(self, study: Study) -> None:
-        """The sum and the number of all known ages of one column."""
-        name = study.name
-        reference = str(self.layout.reference_date)
+        # all files must have the columns
+        self.require(layout.columns())
+        if layout.set_id is not None:
+            self.require([layout.set_id], one_type=True)
+        if layout.form == "sets" and layout.dim is None and layout.missing == "drop":
+            layout = replace(layout, dim=self._width_of_tokens(layout))
+        if schema is not None:
+            return replace(layout, codings=schema.codings)
+        return layout.with_codings(summaries)
 
-        # dates in the table of samples, or of tokens that say the date of their sample themselves
-        of_samples = name in {*self.layout.query, *self.layout.extras}
-        if self.tokens is None or of_samples:
-            for table, place in self._pieces([name, reference]):
-                dates = plain_values(table.column(0))
-                from_days = reference_days(plain_values(table.column(1)), reference, place)
-                if is_list(dates.type):
-                    dates, offsets = unlisted(dates)
-                    from_days = np.repeat(from_days, np.diff(offsets))
-                known_ages = _known(from_days - days(plain_values(dates)))
-                study.add_sum(float(known_ages.sum()), len(known_ages))
+    def _summaries(self, layout: Layout, candidates: Sequence[str]) -> dict[str, ColumnSummary]:
+        """What all rows hold of the columns that may be keys, or that need a coding.
 
-        # dates in the table of tokens, each as often as samples have it
-        if self.tokens is not None and name in self.layout.keys:
-            self._study_ages_of_join(study, reference)
-
-    def _study_ages_of_join(self, study: Study, reference: str) -> None:
-        """The same for a table of tokens: Σ over samples s and their tokens t of (r_s − date_t)."""
-        set_id = str(self.layout.set_id)
-        assert self.tokens is not None
-
-        # samples of each id: how many, and the sum of their reference dates
-        id_parts = []
-        day_parts = []
-        for table, place in self._pieces([set_id, reference]):
-            id_parts.append(set_ids(plain_values(table.column(0)), set_id, place))
-            day_parts.append(reference_days(plain_values(table.column(1)), reference, place))
-        ids, sample_of = np.unique(np.concatenate(id_parts), return_inverse=True)
-        counts = np.bincount(sample_of)
-        sums = np.bincount(sample_of, weights=np.concatenate(day_parts))
-
-        # tokens whose date is known and whose id a sample has
-        place = Place("the table of tokens")
-        tokens = self.tokens.select([set_id, study.name])
-        token_ids = set_ids(plain_values(one_piece(tokens.column(0))), set_id, place)
-        in_days = days(plain_values(one_piece(tokens.column(1))))
-        is_counted = np.isin(token_ids, ids) & np.isfinite(in_days)
-        position = np.searchsorted(ids, token_ids[is_counted])
-        total = sums[position].sum() - (counts[position] * in_days[is_counted]).sum()
-        study.add_sum(float(total), int(counts[position].sum()))
-
-    def _pieces_to_study(self, name: str) -> Iterator[tuple[Any, Place]]:
-        """All record batches of one column: of the samples, of the tokens, or of both."""
-        of_samples = name in {*self.layout.query, *self.layout.extras}
-        if self.tokens is None or of_samples:
-            yield from self._pieces([name])
-        if self.tokens is not None and name in self.layout.keys:
-            for batch in self.tokens.select([name]).to_batches():
-                yield batch, Place("the table of tokens")
-
-    def _pieces(self, columns: list[str]) -> Iterator[tuple[Any, Place]]:
-        """Record batches of some columns of all row groups, whichever of them are to be read."""
-        return chain.from_iterable(self._tables(i, columns, None) for i in range(self._ends[-1]))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": []}
-
-    def _file(self, which: int) -> _ParquetFile | _ArrowFile:
-        if not self._held:
-            self._held = self._lasting or self._opened(self.paths, self._arrays)
-        return self._held[which]
-
-    def _opened(
-        self, paths: Sequence[Path], arrays: _ArrayNames
-    ) -> list[_ParquetFile | _ArrowFile]:
-        """Files, in which a column is text if leading zeros make it text in one of them."""
-        files = [_open(path, arrays, self._is_text) for path in paths]
-        codes = frozenset[str]().union(*(file.codes for file in files))
-        self._is_text.update(dict.fromkeys(codes, True))
-        if any(file.codes != codes for file in files):
-            files = [_open(path, arrays, self._is_text) for path in paths]
-        return files
-
-    def _table_of_tokens(self, paths: Sequence[Path]) -> pa.Table:
-        """Files of tokens as one table, which agrees with that of samples on what is text."""
-        files = self._opened(paths, _ArrayNames())
-        if not self._lasting:
-            known = dict(self._is_text)
-            self._file(0)
-            if self._is_text != known:
-                files = self._opened(paths, _ArrayNames())
-        return _table_of_files(files)
-
-    def _evidence(self, columns: list[str]) -> Iterator[Any]:
-        """Record batches of some columns of all files, to say what the columns are.
-
-        A file that lacks one of them, or has it twice, is passed over here: it is refused if the
-        column is to be read.
+        The same table gives the same coordinates whatever file it is in. Most columns of numbers
+        are settled by the first rows, and are not read further.
         """
-        for number in range(self._ends[-1]):
-            which, _ = self._place(number)
-            names = self._file(which).schema.names
-            if all(names.count(column) == 1 for column in columns):
-                for table, _ in self._tables(number, columns, None):
-                    yield table
+        key_schema = self._files[0].schema if self.tokens is None else self.tokens.schema
+        fields = [key_schema.field(name) for name in candidates or layout.keys]
+        fields += [self._files[0].schema.field(n) for n in layout.query + layout.extras]
+        summaries: dict[str, ColumnSummary] = {}
+        for column in fields:
+            name = column.name
+            kind = layout.kind_of_column(column)
+            is_plain = kind in ("", "number") and not (kind and layout.imputes)
+            if name in summaries or (is_plain and name not in candidates):
+                continue
+            ages = layout.counts_ages(name, kind)
+            summaries[name] = ColumnSummary(name, kind, counts_ages=ages)
+            for piece in () if ages else self._pieces(layout, name):
+                values = plain_column(piece)
+                summaries[name].add(unlisted(values)[0] if is_list(values.type) else values)
+                if summaries[name].is_settled and not layout.imputes:
+                    break
+        return summaries
+
+    def _pieces(self, layout: Layout, name: str) -> Iterator[Any]:
+        """All rows of one column: of the samples, of the tokens, or of both.
+
+        A file that lacks the column is passed over: it is refused where the column is to be read.
+        """
+        of_samples = name in {*layout.query, *layout.extras}
+        if self.tokens is None or of_samples:
+            for file, block in self._blocks:
+                if file.schema.names.count(name) == 1:
+                    for batch, _ in file.read(block, [name], None):
+                        yield batch.column(0)
+        if self.tokens is not None and name in self.tokens.column_names:
+            yield from self.tokens.column(name).chunks
+
+    def _width_of_tokens(self, layout: Layout) -> int | None:
+        """The coordinates of the first token that there is, whatever empty sets precede it."""
+        for piece in self._pieces(layout, layout.keys[0]):
+            tokens = plain_column(piece)
+            if len(layout.keys) > 1 or not is_list(tokens.type.value_type):
+                return None
+            tokens = unlisted(tokens)[0].drop_null()
+            if len(tokens):
+                return int(unlisted(tokens)[1][1]) or None
+        return None
+
+    def _fill_ages(self) -> None:
+        """Learn the mean of each column of ages, over the tokens that samples have."""
+        if not any(coding.kind == "age" for coding in self.layout.codings):
+            return
+        totals: dict[str, tuple[float, int]] = {}
+        for number in range(len(self._blocks)):
+            for table, place in self._tables(number, self.layout.columns(), None):
+                rows = split_rows(self.layout, table, place, tokens=self.tokens)
+                for name, (total, count) in sums_of_ages(self.layout, rows).items():
+                    before = totals.get(name, (0.0, 0))
+                    totals[name] = (before[0] + total, before[1] + count)
+        codings = []
+        for coding in self.layout.codings:
+            total, count = totals.get(coding.column, (0.0, 0))
+            if coding.kind == "age" and count:
+                coding = replace(coding, fill=total / count)
+            codings.append(coding)
+        self.layout = replace(self.layout, codings=tuple(codings))
 
     @property
     def target(self) -> Any:
         """The column of the target, or columns; None if there is none."""
-        return None if not self.layout.target else dict(self.layout.options)["target"]
+        return dict(self.layout.options).get("target")
 
     def require(self, columns: Sequence[str], *, one_type: bool = False) -> None:
         """Raise unless every file has these columns, each once.
 
         And of the same type in all files if ``one_type``.
         """
-        first = self._file(0).schema
-        for i, path in enumerate(self.paths):
-            schema = self._file(i).schema
-            check_columns(schema, columns, None, path.name)
-            if not one_type:
-                continue
-            for name in columns:
-                kind = schema.field(name).type
+        first = self._files[0].schema
+        for path, file in zip(self.paths, self._files, strict=True):
+            check_columns(file.schema, columns, None, path.name)
+            for name in columns if one_type else ():
+                kind = file.schema.field(name).type
                 first_kind = first.field(name).type
                 if kind != first_kind:
                     raise SchemaError(
                         f"column {name!r} must have one type: it is {first_kind} in "
                         f"{self.paths[0].name} and {kind} in {path.name}. Convert one of them."
                     )
-
-    @property
-    def _by_token(self) -> bool:
-        """Whether a row is a token, so that a set may go on in the next row group."""
-        return self.layout.set_id is not None and not self.layout.joined
 
     @property
     def n_groups(self) -> int:
@@ -1038,88 +325,70 @@ class ParquetSets:
 
     def rows(self, number: int) -> int:
         """Samples of one row group, counted over all files."""
-        if self._by_token:
-            return self._beginnings.sets[number]
-        which, group = self._place(number)
-        return self._file(which).rows(group)
-
-    def _place(self, number: int) -> tuple[int, int]:
-        """The file of a row group, and its number there."""
-        which = bisect_right(self._ends, number)
-        groups_before = self._ends[which - 1] if which else 0
-        return which, number - groups_before
-
-    def _where(self, number: int) -> str:
-        """A row group in words, for messages."""
-        which, group = self._place(number)
-        return self._file(which).where(group)
+        if self.layout.form == "tokens":
+            return self._beginnings[number].n_sets
+        file, block = self._blocks[number]
+        return file.counts[block]
 
     def _tables(
         self, number: int, columns: Sequence[str], batch_size: int | None
-    ) -> Iterator[tuple[Any, Place]]:
+    ) -> Iterator[tuple[pa.RecordBatch, Place]]:
         """Record batches of some columns of one row group, each with its place."""
-        which, group = self._place(number)
-        file = self._file(which)
-        for table, first in file.read(group, list(columns), batch_size):
-            yield table, Place(file.where(group), first)
+        file, block = self._blocks[number]
+        for batch, first in file.read(block, columns, batch_size):
+            yield batch, Place(file.where(block), first)
 
     @cached_property
-    def _beginnings(self) -> _Beginnings:
-        """Where sets begin, by a pass over their ids.
-
-        Rows of a set follow each other, or all fits into memory.
-        """
+    def _beginnings(self) -> list[_Beginnings]:
+        """Where sets begin, by a pass over their ids: rows of a set must follow each other."""
         name = str(self.layout.set_id)
-        groups = _GroupIds()
-        for number in range(self._ends[-1]):
-            parts = [
-                set_ids(plain_values(table.column(name)), name, place)
-                for table, place in self._tables(number, [name], None)
-            ]
-            groups.add(np.concatenate(parts) if parts else np.zeros(0))
+        beginnings = []
+        group_of_set: dict[Any, int] = {}
+        last_id = None
+        for number, (file, block) in enumerate(self._blocks):
+            parts = []
+            for batch, place in self._tables(number, [name], None):
+                parts.append(set_ids(plain_column(batch.column(0)), name, place))
+            if not parts:
+                beginnings.append(_Beginnings(skip=0, n_sets=0))
+                continue
 
-        # an id that begins twice is a set with rows of other sets in between
-        ids = groups.all_ids()
-        order = np.argsort(ids, kind="stable")
-        sorted_ids = ids[order]
-        repeats = np.flatnonzero(sorted_ids[1:] == sorted_ids[:-1])
-        if len(repeats) == 0:
-            return _Beginnings(rows=groups.rows, skip=groups.skip, sets=groups.sets_of_groups())
+            # rows up to the first id that differs from the last of the group before go on with it
+            ids = np.concatenate(parts)
+            is_another = np.ones(len(ids), dtype=bool) if last_id is None else ids != last_id
+            skip = int(is_another.argmax()) if is_another.any() else len(ids)
+            distinct = np.unique(ids[skip:]).tolist()
+            last_id = ids[-1]
+            for set_name in distinct:
+                if set_name in group_of_set:
+                    other_file, other_block = self._blocks[group_of_set[set_name]]
+                    raise SchemaError(
+                        "rows of a set must follow each other in a table that is read in parts: "
+                        f"set {set_name!s:.40} is in {other_file.where(other_block)} and, after "
+                        f"other sets, in {file.where(block)}. Sort the table by {name!r}, or read "
+                        "it whole with kh.read_table."
+                    )
+                group_of_set[set_name] = number
+            beginnings.append(_Beginnings(skip=skip, n_sets=len(distinct)))
+        return beginnings
 
-        # such a table is read as one part, if it fits into memory
-        n_bytes = 8 * sum(groups.rows) * len(self.layout.columns())
-        if n_bytes > MEMORY_BUDGET:
-            first_group, first_row = groups.first_rows[order[repeats[0]]]
-            second_group, second_row = groups.first_rows[order[repeats[0] + 1]]
-            raise SchemaError(
-                f"rows of a set must follow each other in a table of {n_bytes:,} bytes, which is "
-                f"read in parts: {Place(self._where(second_group)).row(second_row)} belongs to set "
-                f"{sorted_ids[repeats[0]]!s:.40}, which began in "
-                f"{Place(self._where(first_group)).row(first_row)}. Sort the table by {name!r}."
-            )
-        first = next(i for i, count in enumerate(groups.rows) if count)
-        sets = [0] * len(groups.rows)
-        sets[first] = len(np.unique(ids))
-        skip = list(groups.rows)
-        skip[first] = 0
-        return _Beginnings(rows=groups.rows, skip=skip, sets=sets)
-
-    def _token_rows(self, number: int, columns: Sequence[str]) -> tuple[Any, Place]:
+    def _token_rows(self, number: int, columns: Sequence[str]) -> tuple[pa.Table, Place]:
         """The rows of all sets that begin in a row group, also where they go on in the next."""
-        rows, skip, _ = self._beginnings
+        beginnings = self._beginnings
 
         def rows_of(group: int, chosen: slice) -> pa.Table:
-            batches = [table for table, _ in self._tables(group, columns, rows[group] or 1)]
+            batches = [batch for batch, _ in self._tables(group, columns, ALL_ROWS)]
             return pa.Table.from_batches(batches)[chosen]
 
-        pieces = [rows_of(number, slice(skip[number], None))]
-        for group in range(number + 1, len(rows)):
-            if skip[group]:
-                pieces.append(rows_of(group, slice(0, skip[group])))
-            another_set_begins = skip[group] < rows[group]
-            if another_set_begins:
+        first = beginnings[number].skip
+        pieces = [rows_of(number, slice(first, None))]
+        for group in range(number + 1, len(beginnings)):
+            if beginnings[group].skip:
+                pieces.append(rows_of(group, slice(0, beginnings[group].skip)))
+            if beginnings[group].n_sets:
                 break
-        return pa.concat_tables(pieces), Place(self._where(number), skip[number])
+        file, block = self._blocks[number]
+        return pa.concat_tables(pieces), Place(file.where(block), first)
 
     def read(
         self, number: int, copied: Sequence[str] = ()
@@ -1129,14 +398,14 @@ class ParquetSets:
         Each comes with some columns as they are.
         """
         columns = self.layout.columns(copied)
-        if not self._by_token:
+        if self.layout.form != "tokens":
             for table, place in self._tables(number, columns, self.batch_size):
-                yield self.layout.read(table, place, copied, self.tokens)
+                yield read_samples(self.layout, table, place, copied, self.tokens)
         elif self.rows(number):
             # the sets of the group are made together, and then cut into batches
             table, place = self._token_rows(number, columns)
-            data, copies = self.layout.read(table, place, copied)
-            size = self.batch_size or _rows_of_batch_bytes(len(data), table.nbytes)
+            data, copies = read_samples(self.layout, table, place, copied)
+            size = self.batch_size or rows_of_batch_bytes(len(data), table.nbytes)
             for start in range(0, len(data), size):
                 copies_of_batch = {name: col.slice(start, size) for name, col in copies.items()}
                 yield data[start : start + size], copies_of_batch
@@ -1148,7 +417,6 @@ class ParquetSets:
 
     def whole(self) -> Dataset:
         """All of it as one data set; rows of a set need not be together."""
-        # all rows as one table
         tables = []
         for number in range(self.start, self.stop):
             for table, _ in self._tables(number, self.layout.columns(), ALL_ROWS):
@@ -1161,10 +429,10 @@ class ParquetSets:
             raise ValueError(f"a table must have at least one row: {name} has none.")
         with reading(self.paths[0]):
             table = pa.Table.from_batches(tables)
-        data, _ = self.layout.read(table, Place(), tokens=self.tokens)
+        data, _ = read_samples(self.layout, table, Place(), tokens=self.tokens)
 
         # what was read, in words
-        if self._by_token:
+        if self.layout.form == "tokens":
             words = f"{len(data)} sets of {table.num_rows} rows, one row per token"
         elif self.tokens is not None:
             words = (
@@ -1182,7 +450,7 @@ class ParquetSets:
             split = np.zeros(len(data), dtype=np.int64)
             split[oldest_first[n_train:]] = 1
         elif split is None:
-            split = self._file(0).split
+            split = self._files[0].split
         return replace(data, description=f"{name}: {words}", split=split)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -1228,7 +496,7 @@ class ParquetSets:
         distinct: list[np.ndarray] = []
         for number in range(self.start, self.stop):
             for table, place in self._tables(number, self.layout.target, self.batch_size):
-                distinct.append(np.unique(labels(table.column(0), name, place)))
+                distinct.append(np.unique(labels(plain_column(table.column(0)), name, place)))
         if not distinct:
             raise SchemaError(f"labels are read from rows: {self.paths[0].name!r} has none.")
         return np.unique(np.concatenate(distinct))
@@ -1238,48 +506,44 @@ class ParquetSets:
         return f"ParquetSets({self.paths[0].name!r}{more}, row groups {self.start}:{self.stop})"
 
 
-def _with_stored_options(options: TableOptions, stored: dict[str, Any]) -> TableOptions:
-    """Options, those that are None as a schema stored them."""
+def _uses_of_columns(
+    options: TableOptions,
+    schema: Schema | None,
+    paths: Sequence[Path],
+    token_files: Sequence[Path],
+    copied: Sequence[str],
+) -> ColumnUses:
+    """What the columns of a text file are read as, whatever their cells are.
 
-    def filled(value: Any, name: str) -> Any:
-        if value is None:
-            return stored.get(name)
-        return value
+    Ids, groups and columns that are copied are what is written. Weights, times and splits are no
+    codes. What a schema says of keys, queries and extras holds for all tables that are read by it.
+    """
+    # the column that names the sets, in both tables if there are two
+    headers = []
+    for files in (paths, token_files):
+        if files and is_text_file(files[0].name):
+            with reading(files[0]):
+                headers.append(column_names_of(files[0], files[0].name))
+    id_column = options.set_id
+    if id_column is None and headers:
+        id_column = usual_set_id(headers[0], headers[-1])
 
-    return replace(
-        options,
-        keys=filled(options.keys, "keys"),
-        query=filled(options.query, "query"),
-        target=filled(options.target, "target"),
-        extras=filled(options.extras, "extras"),
-        set_id=filled(options.set_id, "set_id"),
-        missing=filled(options.missing, "missing"),
-        dim=filled(options.dim, "dim"),
-        reference_date=filled(options.reference_date, "reference_date"),
-    )
-
-
-def _checked_options(options: TableOptions) -> TableOptions:
-    """Options that are known to be of their kind; missing values are an error by default."""
-    check_names(options.keys, "keys")
-    check_names(options.query, "query")
-    check_names(options.extras, "extras")
-    return replace(
-        options,
-        missing=check_choice(options.missing or "error", "missing", MISSING),
-        dim=_checked_size(options.dim, "dim"),
-    )
-
-
-def _known(values: np.ndarray) -> np.ndarray:
-    """The values that are not missing."""
-    return values[np.isfinite(values)]
+    texts: set[str] = set()
+    numbers = {str(name) for name in (options.weight, options.time, options.split) if name}
+    if schema is not None:
+        for names in (options.keys, options.query, options.extras):
+            numbers.update(as_names(names, ()))
+        texts = {c.column for c in schema.codings if c.kind in ("one-hot", "hashed")}
+    ids = {str(name) for name in (id_column, options.groups) if name}
+    ids.update(name for name in copied if name not in numbers)
+    return ColumnUses(texts=texts - ids, ids=ids - texts, numbers=numbers - texts)
 
 
-def _checked_size(size: int | None, name: str) -> int | None:
-    if size is None:
-        return None
-    return check_count(size, name, maximum=LARGEST_COUNT)
+def _names_files(source: Any) -> TypeGuard[FilePath | Sequence[FilePath]]:
+    """Whether a source is a path, or a list of paths."""
+    if isinstance(source, (list, tuple)):
+        return all(isinstance(path, (str, os.PathLike)) for path in source)
+    return isinstance(source, (str, os.PathLike))
 
 
 def _read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -1298,16 +562,16 @@ def read_table(
     source: Any,
     *,
     tokens: Any = None,
-    keys: str | Sequence[str] | None = None,
-    query: str | Sequence[str] | None = None,
-    target: str | Sequence[str] | None = None,
-    extras: str | Sequence[str] | None = None,
-    weight: str | None = None,
-    groups: str | None = None,
-    time: str | None = None,
-    split: str | None = None,
-    reference_date: str | None = None,
-    set_id: str | None = None,
+    keys: ColumnNames | None = None,
+    query: ColumnNames | None = None,
+    target: ColumnNames | None = None,
+    extras: ColumnNames | None = None,
+    weight: ColumnName | None = None,
+    groups: ColumnName | None = None,
+    time: ColumnName | None = None,
+    split: ColumnName | None = None,
+    reference_date: ColumnName | None = None,
+    set_id: ColumnName | None = None,
     missing: str | None = None,
     dim: int | None = None,
 ) -> Dataset:
@@ -1427,4 +691,6 @@ def read_table(
         missing=missing,
         dim=dim,
     )
-    return reader.whole()
+    data = reader.whole()
+    warn_of_leaks(data)
+    return data

@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from keyhole.data.rules import MOST_CATEGORIES
 from keyhole.data.sets import SetBatch, SetGroups
 
 if TYPE_CHECKING:
-    from keyhole.data.layout import Dataset
+    from keyhole.data.dataset import Dataset
 
-CODINGS = ("number", "date", "age", "one-hot", "hashed")
-MOST_CATEGORIES = 32
-"""Different texts of a column up to which each has a coordinate of its own; more share `HASHED` of
-them.
-"""
+CODINGS = ("number", "date", "age", "duration", "one-hot", "hashed")
 HASHED = 32
+"""Coordinates that texts share where there are more than `MOST_CATEGORIES` of them."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +25,10 @@ class Coding:
     Attributes
     ----------
     column : str
-    kind : "number", "date", "age", "one-hot" or "hashed"
+    kind : "number", "date", "age", "duration", "one-hot" or "hashed"
         A date becomes days after ``start``, or its age, the days before the reference date of its
-        sample; a text a one among zeros, or a sign at a place that its hash names.
+        sample; a duration its seconds; a text a one among zeros, or a sign at a place that its hash
+        names.
     categories : tuple of str
         Those of "one-hot", sorted; "" stands for a missing value, where the table had any.
     start : float
@@ -59,6 +58,8 @@ class Coding:
             return tuple(f"{self.column}#{j}" for j in range(HASHED))
         if self.kind == "age":
             return (f"{self.column} (age)",)
+        if self.kind == "duration":
+            return (f"{self.column} (s)",)
         return (self.column,)
 
     def as_list(self) -> list[Any]:

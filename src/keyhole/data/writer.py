@@ -1,25 +1,25 @@
-"""Parquet files of sets, and files that are made in parts: none is ever seen half-written."""
+"""Tables that are written: Parquet files of sets, and predictions in the format of their name."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pc_csv
 import pyarrow.parquet as pq
 
-from keyhole._files import behind_links, create_draft, replace_file, write_whole
+from keyhole._files import write_whole
 from keyhole.data.batches import Batch, as_batch
-from keyhole.data.outputs import OutputFormat, table_writer
-from keyhole.data.reader import check_file_name, reading, validated
+from keyhole.data.blocks import check_file_name
+from keyhole.data.npz import as_rows
 from keyhole.data.sets import SetBatch
 
 
@@ -91,12 +91,12 @@ def sets_table(
     """
     # sets: keys as lists of tokens, query and extras as vectors
     sets: SetBatch = batch.sets
-    tokens = _vectors(sets.tokens)
+    tokens = as_rows(sets.tokens)
     columns = {"keys": pa.LargeListArray.from_arrays(pa.array(sets.offsets), tokens)}
     if sets.query is not None:
-        columns["query"] = _vectors(sets.query)
+        columns["query"] = as_rows(sets.query)
     if sets.extras is not None:
-        columns["extras"] = _vectors(sets.extras)
+        columns["extras"] = as_rows(sets.extras)
 
     # target and weights: numbers or texts, or one vector of outputs per row
     for name, values in (("y", batch.y), ("weight", batch.weights)):
@@ -106,300 +106,160 @@ def sets_table(
         if np.ndim(values) == 1:
             columns[name] = pa.array(array)
         else:
-            columns[name] = _vectors(array)
+            columns[name] = as_rows(array)
     for name, values in extra.items():
         columns[name] = pa.array(values[start : start + len(sets)])
     return pa.table(columns)
 
 
-def _vectors(rows: np.ndarray) -> Any:
-    """The rows of a matrix as an Arrow column of lists of one length."""
-    return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
+# ---------------------------------------------------------------- predictions
+
+OutputFormat = Literal["parquet", "arrow", "csv", "tsv", "jsonl"]
+FORMAT_OF_ENDING: dict[str, OutputFormat] = {
+    "": "parquet",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+}
+"""What is written under which name; one without an ending is Parquet."""
 
 
-MAKER = "keyhole predict"
-OURS = re.compile(r"part-\d{8}\.parquet|(part-\d{8}|joined|job)\.\d+\.draft|job\.json|lock")
-"""Names of what we put into the folder of parts: nothing else in it is ever removed."""
+def output_format(path: Path) -> OutputFormat:
+    """The format that the ending of a name stands for; ValueError where it stands for none.
 
-
-PREDICTED = ("prediction", "probability_")  # how columns begin that a model made
-
-
-class PartedFile:
-    """Parts in a folder beside the file, joined when all are there.
-
-    Parts made earlier by the same job are kept.
-
-    Making one looks and refuses, and touches nothing; ``with`` takes the folder for this run alone.
-    ``job`` says what the parts are made from, in words and numbers; with ``overwrite`` an existing
-    file, or parts of another job, may go. Parts are Parquet; ``file_format`` is that of the file
-    which they are joined into. A symbolic link is followed, and the folder is beside the file that
-    it leads to. A file that is replaced keeps its mode, and where others may not read it, they may
-    not read the folder either.
-
-    Why not one file that is renamed at the end: on one core, 100,000 plain predictions of 256 heads
-    take a second, but with ``--interval`` some 90 s (2,000 training samples), by the exact kernel
-    54 s and with both 390 s (1,000 training samples): rates of 100 to 500 samples, extrapolated.
-    An interrupted run of these goes on instead of starting over.
+    >>> output_format(Path("costs.CSV"))
+    'csv'
+    >>> output_format(Path("costs.xlsx"))
+    Traceback (most recent call last):
+        ...
+    ValueError: predictions are written as the ending of their name says, one of .parquet, ...
     """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        job: dict[str, Any],
-        *,
-        overwrite: bool = False,
-        file_format: OutputFormat = "parquet",
-    ) -> None:
-        self.path = behind_links(Path(path))
-        self.file_format = file_format
-        self.folder = self.path.with_name(self.path.name + ".parts")
-        self.job = json.loads(json.dumps(job))  # as it will read back: tuples are lists
-        self.overwrite = overwrite
-        self._lock: int | None = None
-        check_file_name(self.path)
-        if self.path.is_dir():
-            raise ValueError(
-                f"the output must name a file: {self.path} is a folder. Add a file name to it."
-            )
-        self._refuse_to_replace()
-        self._refuse_another_job()
-
-    def __enter__(self) -> PartedFile:
-        try:
-            self.folder.mkdir(mode=self._folder_mode(), parents=True, exist_ok=True)
-            self._lock = _locked(self.folder / "lock", self.path)
-        except OSError as error:
-            raise OSError(
-                f"{self.folder} cannot be written: {error.strerror}. Choose another place."
-            ) from None
-        try:
-            # again, both: another run may have ended before the folder was ours
-            self._refuse_to_replace()
-            if self._refuse_another_job() != self.job:
-                self._clear()
-                note = {"made by": MAKER, "job": self.job}
-                with self._draft(self.folder / "job.json") as draft:
-                    draft.write_text(json.dumps(note, indent=1, sort_keys=True), encoding="utf-8")
-        except BaseException:
-            if os.listdir(self.folder) == ["lock"]:
-                self._remove()
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    def _folder_mode(self) -> int:
-        """The mode of the folder of parts: private where the file to be replaced is."""
-        is_private = self.path.exists() and not self.path.stat().st_mode & 0o077
-        return 0o700 if is_private else 0o777
-
-    def _refuse_to_replace(self) -> None:
-        if self.path.exists() and not self.overwrite:
-            raise FileExistsError(f"{self.path} exists. Choose another name, or pass --overwrite.")
-
-    def _refuse_another_job(self) -> Any:
-        """The job of the parts that are there, None if there are none."""
-        earlier = self._earlier_job()
-        if earlier is not None and earlier != self.job and not self.overwrite:
-            names = {*earlier, *self.job}
-            changed = sorted(name for name in names if earlier.get(name) != self.job.get(name))
-            raise ValueError(
-                f"{self.folder} holds parts of another run: {', '.join(changed)} changed since. "
-                "Run it as before to go on, or pass --overwrite to start over."
-            )
-        return earlier
-
-    def _earlier_job(self) -> Any:
-        """What the note in the folder says.
-
-        Raise unless the folder is ours, or there is none, or nothing in it.
-        """
-        foreign = ValueError(
-            f"the folder {self.folder} is needed for parts of the output, and what is there was "
-            "not made by keyhole. Move it away, or choose another output."
-        )
-        try:
-            note = json.loads((self.folder / "job.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            if not self.folder.exists():
-                return None
-            # a run that was killed before it wrote its note leaves no more than this
-            names = os.listdir(self.folder)
-            if all(name == "lock" or re.fullmatch(r"job\.\d+\.draft", name) for name in names):
-                return None
-            raise foreign from None
-        except (NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
-            if not self.folder.parent.is_dir():
-                return None  # the path leads through a file: making the folder will say so
-            raise foreign from None
-        is_ours = isinstance(note, dict) and note.get("made by") == MAKER
-        if not is_ours or not isinstance(note.get("job"), dict):
-            raise foreign
-        return note["job"]
-
-    def _part(self, number: int) -> Path:
-        return self.folder / f"part-{number:08d}.parquet"
-
-    def _clear(self, *, keep: Sequence[str] = ("lock",)) -> None:
-        """Remove what is ours from the folder; the note last but one, the lock last."""
-        ours = []
-        for name in os.listdir(self.folder):
-            if OURS.fullmatch(name) and name not in keep:
-                ours.append(name)
-        for name in sorted(ours, key=lambda name: (name == "lock", name == "job.json")):
-            (self.folder / name).unlink(missing_ok=True)
-
-    def _remove(self) -> None:
-        self._clear(keep=())
-        with contextlib.suppress(OSError):  # somebody put something into it: that stays
-            self.folder.rmdir()
-
-    @contextmanager
-    def _draft(self, name: Path, target: Path | None = None) -> Iterator[Path]:
-        """A file to write that takes its name once it is complete.
-
-        It leaves nothing if it cannot be completed.
-        """
-        draft = self.folder / f"{name.stem}.{os.getpid()}.draft"
-        place = target or name
-        try:
-            draft.unlink(missing_ok=True)  # of a process of the same number that was killed
-            create_draft(draft, place)
-            yield draft
-            # on the disk before it has its name: a crash leaves no name without content
-            with draft.open("rb+") as file:
-                os.fsync(file.fileno())
-            if target is not None:
-                self._refuse_to_replace()
-            replace_file(draft, place)
-        except FileExistsError:
-            raise
-        except OSError as error:
-            raise OSError(
-                f"{self.path} cannot be written: {error.strerror or error}. What is done is kept "
-                f"in {self.folder}: make room, and run the same command to go on."
-            ) from None
-        except pa.ArrowException as error:
-            raise ValueError(
-                "every column must have a type that Parquet can store: "
-                f"{str(error).strip()[:200]}. Leave it out."
-            ) from None
-        finally:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-
-    def done(self, rows: Sequence[int]) -> set[int]:
-        """Numbers of the parts that are there, read, and have their number of rows.
-
-        The others are to be made again.
-        """
-        numbers = set()
-        for number, expected_rows in enumerate(rows):
-            part = self._part(number)
-            with contextlib.suppress(ValueError, OSError), reading(part):
-                if pq.read_metadata(part).num_rows == expected_rows:
-                    numbers.add(number)
-        return numbers
-
-    def write(self, number: int, table: Any) -> None:
-        """Write one part; it appears under its name when it is complete."""
-        with self._draft(self._part(number)) as draft:
-            pq.write_table(table, draft, write_page_checksum=True)
-
-    def join(self, numbers: Sequence[int]) -> int:
-        """Join the parts into the file, of Parquet one row group each, and remove them.
-
-        Return the number of rows.
-        """
-        rows = 0
-        with self._draft(Path("joined"), self.path) as draft, contextlib.ExitStack() as stack:
-            writer = None
-            schema = None
-            for number in numbers:
-                table = self._read(number, schema)
-                # the first part says which columns there are
-                if writer is None:
-                    schema = table.schema
-                    writer = stack.enter_context(table_writer(draft, schema, self.file_format))
-                writer.write_table(table)
-                rows += table.num_rows
-            if writer is None:
-                raise ValueError("there are no parts to join: the input has no rows.")
-        self._remove()
-        return rows
-
-    def _read(self, number: int, schema: Any) -> Any:
-        """A part, read in full.
-
-        One that is damaged is removed, for the next run to make it again.
-        """
-        part = self._part(number)
-        try:
-            return _checked_part(part, schema)
-        except ValueError as error:
-            part.unlink(missing_ok=True)
-            raise ValueError(
-                f"{error} This part was removed: run the same command to make it again."
-            ) from None
-
-
-def _checked_part(part: Path, schema: Any) -> Any:
-    """The table of a part; ValueError unless it is whole, finite and, if given, of the schema."""
-    # page checksums are verified: a part may have lain on the disk for days
-    with reading(part):
-        table = pq.read_table(part, page_checksum_verification=True)
-        rows = pq.read_metadata(part).num_rows
-    if table.num_rows != rows:
+    ending = path.suffix.lower()
+    if ending not in FORMAT_OF_ENDING:
+        endings = ", ".join(name for name in FORMAT_OF_ENDING if name)
+        remedy = "Choose another ending."
+        if ending == ".json":
+            remedy = f"JSON is written line by line: use {path.stem}.jsonl."
         raise ValueError(
-            f"a part has the rows it says: {part.name!r} has {table.num_rows} of {rows}."
+            f"predictions are written as the ending of their name says, one of {endings}: got "
+            f"{path.name!r}. {remedy}"
         )
-    if schema is not None and table.schema != schema:
-        raise ValueError(
-            f"parts must have the same columns: {part.name!r} has other columns than the first."
-        )
-    # predictions are finite: anything else is damage
-    columns = validated(table, part).columns
-    for name, column in zip(table.column_names, columns, strict=True):
-        is_prediction = name.startswith(PREDICTED) and pa.types.is_floating(column.type)
-        if is_prediction and not np.isfinite(column.to_numpy()).all():
-            raise ValueError(f"predictions are finite: column {name!r} of {part.name!r} is not.")
+    return FORMAT_OF_ENDING[ending]
+
+
+class TableWriter(Protocol):
+    """Takes the tables of a file one after the other."""
+
+    def write_table(self, table: pa.Table) -> None:
+        """Add the rows of a table."""
+
+
+@contextmanager
+def table_writer(path: Path, schema: pa.Schema, file_format: OutputFormat) -> Iterator[TableWriter]:
+    """Open a file for tables of one schema."""
+    with contextlib.ExitStack() as stack:
+        if file_format == "parquet":
+            yield stack.enter_context(pq.ParquetWriter(path, schema))
+        elif file_format == "arrow":
+            yield stack.enter_context(pa.ipc.new_file(path, schema))
+        elif file_format == "jsonl":
+            file = stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))
+            yield _JsonLines(file)
+        else:
+            delimiter = "," if file_format == "csv" else "\t"
+            options = pc_csv.WriteOptions(delimiter=delimiter)
+            flat_schema = _with_lists_as_text(schema.empty_table()).schema
+            writer = pc_csv.CSVWriter(path, flat_schema, write_options=options)
+            yield _TextCells(stack.enter_context(writer))
+
+
+class _TextCells:
+    """CSV has no lists: one is written as the JSON of it, such as "[0.5, -0.25]"."""
+
+    def __init__(self, writer: pc_csv.CSVWriter) -> None:
+        self.writer = writer
+
+    def write_table(self, table: pa.Table) -> None:
+        self.writer.write_table(_with_lists_as_text(table))
+
+
+def _with_lists_as_text(table: pa.Table) -> pa.Table:
+    """The table with every column of lists, or of other nested things, as JSON text."""
+    for number, field in enumerate(table.schema):
+        if pa.types.is_nested(field.type):
+            cells = [_json(value) for value in table.column(number).to_pylist()]
+            table = table.set_column(number, field.name, pa.array(cells, type=pa.string()))
     return table
 
 
-def _locked(path: Path, output: Path) -> int | None:
-    """Lock a file until it is closed, at the latest when the process ends.
+class _JsonLines:
+    """One JSON object per row.
 
-    None where there are no locks.
+    JSON has no infinity: the end of an interval that is infinite is null.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def write_table(self, table: pa.Table) -> None:
+        for row in table.to_pylist():
+            self.file.write(_json(row) + "\n")
+
+
+def _json(value: Any) -> str:
+    """A value as JSON; what JSON has no form for, such as a date, is its text."""
+    return json.dumps(_without_infinities(value), ensure_ascii=False, allow_nan=False, default=str)
+
+
+def _without_infinities(value: Any) -> Any:
+    """The same value with null instead of numbers that are not finite, at any depth."""
+    if isinstance(value, float) and not math.isfinite(value):
         return None
-    busy = ValueError(
-        f"one run writes an output at a time: another run is writing {output}. Wait for it, or "
-        "choose another output."
-    )
-    # the lock belongs to the open file: it goes when the process does, however it ends
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    if isinstance(value, dict):
+        return {name: _without_infinities(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_without_infinities(entry) for entry in value]
+    return value
+
+
+def write_tables(path: Path, tables: Iterable[pa.Table], *, overwrite: bool = False) -> int:
+    """Write tables of one schema, one after the other, and return the number of rows.
+
+    The file appears under its name when all are written; in Parquet each is a row group.
+    """
+    file_format = output_format(path)
+    check_file_name(path)
+    rows = 0
+
+    def write(draft: Path) -> None:
+        nonlocal rows
+        with contextlib.ExitStack() as stack:
+            writer = None
+            schema = None
+            for table in tables:
+                # the first table says which columns there are
+                if writer is None:
+                    schema = table.schema
+                    writer = stack.enter_context(table_writer(draft, schema, file_format))
+                writer.write_table(table.cast(schema))
+                rows += table.num_rows
+            if writer is None:
+                raise ValueError("there must be rows to write: the input has none.")
+
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(file), os.stat(path)):
-            raise busy  # it ended, and took the file with it, while we waited
-    except (BlockingIOError, FileNotFoundError):
-        os.close(file)
-        raise busy from None
-    except ValueError:
-        os.close(file)
-        raise
-    except OSError:  # a file system without locks: drafts of two processes still have two names
-        os.close(file)
-        return None
-    return file
+        write_whole(write, path, overwrite=overwrite)
+    except pa.ArrowException as error:
+        raise ValueError(
+            f"every column must have a type that {file_format} can store: "
+            f"{str(error).strip()[:200]}. Leave it out."
+        ) from None
+    return rows
 
 
 def predictions_table(columns: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Sequence, Sized
 from typing import Any
 
@@ -31,7 +32,7 @@ from keyhole._checks import (
     is_table,
 )
 from keyhole.attention.heads import GaussianHeads, HeadDistribution
-from keyhole.data.layout import Dataset
+from keyhole.data.layout import SET_NAMES, Dataset
 from keyhole.data.sets import SetBatch, SetGroups, check_sets, samples_in
 
 
@@ -96,6 +97,8 @@ def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
             validate_data(estimator, X[0], reset=reset, skip_check_array=True)
     else:
         batch = SetBatch(_as_numbers(estimator, X, reset=reset)[:, None, :])
+        if reset and is_table(X):
+            _warn_of_long_table(X)
 
     has_query = batch.query is not None
     n_query_features = 0
@@ -132,6 +135,21 @@ def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
             "in fit."
         )
     return batch
+
+
+def _warn_of_long_table(table: Any) -> None:
+    """Say so if a table of one set per row has a column that looks like the name of a set."""
+    for name in column_names(table):
+        looks_like_set = str(name) in SET_NAMES or str(name).endswith("_id")
+        if looks_like_set and len(set(np.asarray(table[name]).tolist())) < len(table[name]):
+            warnings.warn(
+                f"each row of `X` is a set of its own: column {name!r} repeats, and looks like the "
+                "name of a set with several rows. If it is, read the table with "
+                f"kh.read_table(table, set_id={name!r}, target=…), and fit to its sets.",
+                UserWarning,
+                stacklevel=2,
+            )
+            return
 
 
 def _as_numbers(estimator: BaseEstimator, X: Any, *, reset: bool) -> Float[np.ndarray, "n d"]:
