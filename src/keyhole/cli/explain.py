@@ -60,7 +60,7 @@ def explain(
         _check_picture(out, [model, Path(data)], overwrite=overwrite)
     from keyhole.lab.explain import explain_prediction, save_picture
     from keyhole.lab.written import written_set
-    from keyhole.models import read_model
+    from keyhole.state import read_model
 
     try:
         saved = read_model(model)

@@ -27,7 +27,7 @@ def export(
     """
     check_output(out, [model])
     from keyhole.export import save_onnx
-    from keyhole.models import read_model
+    from keyhole.state import read_model
 
     try:
         saved = read_model(model)

@@ -31,7 +31,7 @@ from keyhole.cli._output import echo, refuse
 if TYPE_CHECKING:
     from keyhole.data.layout import Dataset
     from keyhole.data.reader import ParquetSets
-    from keyhole.models import SavedModel
+    from keyhole.state import SavedModel
 
 
 @app.command(short_help="Predict every set of a file.")
@@ -101,7 +101,7 @@ def predict(
     from keyhole.data.datasets import open_data
     from keyhole.data.layout import check_columns
     from keyhole.data.writer import output_format, write_tables
-    from keyhole.models import read_model
+    from keyhole.state import read_model
 
     try:
         output_format(out)  # refuses an ending that says nothing
@@ -114,7 +114,7 @@ def predict(
             refuse(f"--proba needs a classifier: {model} holds a {type(saved.estimator).__name__}.")
         _check_interval(saved, interval)
         has_columns = bool(saved.schema.columns)
-        if explain and has_columns and not hasattr(saved.estimator, "training_"):
+        if explain and has_columns and getattr(saved.estimator, "_training", None) is None:
             echo(
                 "note: there are no effects of columns: they are measured from the means of the "
                 "training samples, which the model does not have. Save it with keep='all'.",
@@ -209,7 +209,9 @@ class _Work:
     @property
     def has_novelty(self) -> bool:
         """Whether there is a column of novelty."""
-        return self.interval is not None and hasattr(self.model.estimator, "training_")
+        return self.interval is not None and (
+            getattr(self.model.estimator, "_training", None) is not None
+        )
 
     def check_first(self) -> None:
         """Predict one set, to refuse before the work what would be refused after it."""
@@ -248,7 +250,7 @@ class _Work:
     def table(self, number: int) -> Any:
         """An Arrow table of the predictions of one row group, made batch by batch."""
         from keyhole.data.writer import predictions_table
-        from keyhole.lab.explain import NOVEL
+        from keyhole.estimators.evidence import NOVEL
 
         columns: dict[str, Any] = {name: [] for name in self.copied}
         parts_of_predictions: dict[str, list[np.ndarray]] = {}

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from scipy.special import softmax
 from sklearn.metrics import log_loss, r2_score, roc_auc_score
 
-from keyhole.ridge.calibration import class_scores
+from keyhole.solve.calibration import class_scores
 
 PROBABILITY_FLOOR = float(np.finfo(np.float64).eps)  # as in scikit-learn's log-loss
 

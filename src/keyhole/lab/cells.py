@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from keyhole.attention.features import attention_features, mlp_features
+from keyhole.attention.features import attention_features
+from keyhole.attention.mlp import mlp_features
 from keyhole.attention.heads import GaussianHeads, sample_mlp_weights
 from keyhole.attention.kernels import attention_kernel, mlp_kernel
 from keyhole.data.sets import SetBatch
-from keyhole.ridge.gram import ridge_gram
-from keyhole.ridge.problem import RidgeProblem
+from keyhole.solve.cholesky import fit_gram
+from keyhole.solve.problem import RidgeProblem
+from keyhole.solve.spectral import Spectrum
 from keyhole.theory.harmonics import pair_powers
 from keyhole.theory.notation import parse_target
 from keyhole.theory.targets import Polynomial, sphere_sets
@@ -176,22 +178,20 @@ def ridge_path(
     leave-one-out chooses, with the one that is best on the test sets ("oracle"), which nobody can
     know, and what leave-one-out says of its choice.
     """
-    fit = ridge_gram(gram, RidgeProblem.of(y), keep_factor=True)
-    loo = np.empty((len(fit.alphas), y.shape[1]))
+    spectrum = Spectrum.of_gram(gram.copy(), RidgeProblem.of(y))
+    alphas = spectrum.grid()
+    loo = np.square(spectrum.leave_one_out(alphas)).mean(axis=1)
     errors = np.empty_like(loo)
-    for i in range(len(fit.alphas)):
-        at_penalty = fit.at(i)
-        assert at_penalty.left_out is not None  # a factorisation that was kept has residuals
-        loo[i] = np.mean(np.square(at_penalty.left_out), axis=0)
-        predicted = cross @ at_penalty.coef + at_penalty.intercept
-        errors[i] = np.mean(np.square(predicted - truth), axis=0)
+    for i, alpha in enumerate(alphas):
+        coef, intercept = spectrum.solution(float(alpha))
+        errors[i] = np.mean(np.square(cross @ coef + intercept - truth), axis=0)
     variance = truth.var(axis=0)
     chosen = np.argmin(loo, axis=0)
     best = np.argmin(errors, axis=0)
     return [
         {
             "error": float(errors[chosen[t], t] / variance[t]),
-            "alpha": float(fit.alphas[chosen[t]]),
+            "alpha": float(alphas[chosen[t]]),
             "oracle": float(errors[best[t], t] / variance[t]),
             "loo": float(loo[chosen[t], t] / variance[t]),
         }
@@ -359,7 +359,7 @@ class FixedCell(Cell):
         for n in self.sizes:
             for ridge in self.ridges:
                 problem = RidgeProblem.of(y[:n], [n * ridge], fit_intercept=False)
-                fit = ridge_gram(gram[:n, :n], problem)
+                fit = fit_gram(gram[:n, :n].copy(), problem)
                 predicted = cross[:, :n] @ fit.coef
                 errors[n, ridge] = np.mean(np.square(predicted - truth), axis=0)
         return errors

@@ -226,7 +226,7 @@ def _sureness(model: Any, sample: Any, coverage: float) -> str:
         ends = model.predict_interval(sample, coverage).reshape(-1, 2)
         spans = "; ".join(f"from {low:.4g} to {high:.4g}" for low, high in ends)
         words = f" At {coverage:.0%} coverage the outcome is expected {spans} ({method})."
-    if hasattr(model, "training_"):
+    if getattr(model, "_training", None) is not None:
         novelty = float(model.novelty(sample)[0])
         words += f" Its novelty is {novelty:.2f}, a rank among the training sets"
         if novelty > NOVEL:

@@ -17,7 +17,8 @@ import numpy as np
 from jaxtyping import Float
 
 from keyhole.attention.activations import Activation
-from keyhole.attention.features import attention_features, mlp_features
+from keyhole.attention.features import attention_features
+from keyhole.attention.mlp import mlp_features
 from keyhole.attention.heads import GaussianHeads, sample_mlp_weights
 from keyhole.attention.kernels import mlp_kernel
 from keyhole.data.sets import SetBatch

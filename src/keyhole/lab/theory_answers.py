@@ -23,7 +23,7 @@ from jaxtyping import Float
 
 from keyhole import theory
 from keyhole._checks import check_number
-from keyhole.attention.activations import POINTWISE
+from keyhole.registry import POINTWISE
 from keyhole.attention.heads import GaussianHeads
 from keyhole.lab.report.document import Chart, Row, Series, Table
 from keyhole.lab.report.html import number

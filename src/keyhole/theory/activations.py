@@ -33,7 +33,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import gammaln, ndtr
 
-from keyhole.attention.activations import POINTWISE, check_pointwise
+from keyhole.attention.activations import check_pointwise
+from keyhole.registry import POINTWISE
 from keyhole.theory.moments import log_gamma_ratio, series_nodes, tail_nodes
 
 

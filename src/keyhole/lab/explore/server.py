@@ -29,7 +29,6 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keyhole import __version__
-from keyhole.attention.activations import POINTWISE
 from keyhole.lab.explore.fits import Results, Run
 from keyhole.lab.explore.measurement import Measurement
 from keyhole.lab.explore.state import ExploreState
@@ -40,14 +39,17 @@ from keyhole.lab.explore.views import (
     show,
 )
 from keyhole.lab.explore.worker import Worker, WorkerEndedError
-from keyhole.lab.report.document import Chart, HeatMap, Report, Section, Table
+from keyhole.lab.lens import Findings
+from keyhole.lab.report.document import Report, Section, Table
 from keyhole.lab.report.html import as_json, asset, fragment, library, one_page, page_of
+from keyhole.registry import POINTWISE
 from keyhole.theory.tasks import TASKS
 
 MOST_BYTES = 2**25  # of an upload
 ANSWER_SECONDS = 60.0  # of a view, beyond which its process is ended; it ends by itself far before
 DATA_SECONDS = 60.0  # of a look at an uploaded table
-DATA_BUDGET = 15.0  # of which it plans to use so much
+MOST_LOOKED_AT = 400
+"""Samples of an upload that are looked at."""
 QUICK_SECONDS = 0.3  # of the answers of a view that is shown at once
 VIEW_SECONDS = 6.0  # of all its answers
 LAST_SECONDS = 0.5  # that clients have to read their answers when the server ends
@@ -168,26 +170,22 @@ def looked(content: bytes, query: dict[str, str]) -> dict[str, Any]:
         )
 
     # what is expensive to import waits until there is something to look at
-    from keyhole.estimators.classes import likely_task
-    from keyhole.lab.lens.findings import LensConfig
-    from keyhole.lab.lens.look import look
-    from keyhole.lab.lens.page import report_of
+    from keyhole.lab.lens import lens
 
-    config = LensConfig(
-        likely_task(data.target), DATA_BUDGET, n_heads=128, max_samples=800, steps=0
-    )
-    return look_answer(report_of(look(data, config)))
+    n_samples = len(data.sets)
+    if n_samples > MOST_LOOKED_AT:
+        rows = np.random.default_rng(0).permutation(n_samples)[:MOST_LOOKED_AT]
+        data = data[np.sort(rows)]
+    return look_answer(lens(data))
 
 
-def look_answer(report: Report) -> dict[str, Any]:
-    """What the page shows of a report: its blocks, and its sentences."""
-    blocks: list[Chart | HeatMap | Table] = []
-    notes = [report.lead]
-    for section in report.sections:
-        blocks += section.blocks
-        if section.verdict is not None:
-            notes.append(f"{section.title} {section.verdict.sentence}")
-    return {**fragment(blocks), "notes": notes}
+def look_answer(findings: Findings) -> dict[str, Any]:
+    """What the page shows of a look at data: the table of learners, and the answers."""
+    table = Table(name="learners", title=findings.measure, rows=findings.table)
+    notes = [findings.description]
+    notes += [f"{a.question} {a.sentence}" for a in findings.answers.values()]
+    notes.append(f"Start from {findings.recommendation}")
+    return {**fragment([table]), "notes": notes}
 
 
 def saved_page(state: ExploreState, view: View) -> str:

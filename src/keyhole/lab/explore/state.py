@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from keyhole.attention.activations import POINTWISE
+from keyhole.registry import POINTWISE
 from keyhole.lab.theory_answers import OutOfTimeError, Question, read_notation, time_limit
 from keyhole.theory.tasks import TASKS
 
