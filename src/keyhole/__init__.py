@@ -34,8 +34,8 @@ _MODULES = {
     "NormBallRegressor": "estimators.norm_ball",
     "NormBallClassifier": "estimators.norm_ball",
     "lens": "lab.lens.look",
-    "save": "models",
-    "load": "models",
+    "save": "state",
+    "load": "state",
 }
 _SUBMODULES = {
     "textbook": "textbook",
@@ -84,8 +84,8 @@ if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole.estimators import NormBallRegressor as NormBallRegressor
     from keyhole.fit.settings import Landmarks as Landmarks
     from keyhole.lab.lens.look import lens as lens
-    from keyhole.models import load as load
-    from keyhole.models import save as save
+    from keyhole.state import load as load
+    from keyhole.state import save as save
     from keyhole.theory import targets as targets
 
 
