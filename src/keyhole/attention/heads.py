@@ -294,6 +294,37 @@ class QueryKeyHeads(HeadParameters):
         return heads
 
 
+@dataclass(frozen=True, eq=False)
+class DrawnHeads:
+    """Heads that were drawn already: what a model file holds of a distribution that is not ours.
+
+    Attributes
+    ----------
+    heads : array (M, D_q, D)
+        Of sets without a query the last rows alone, (M, 1, D).
+    description : str
+        The distribution, as it printed itself.
+    hops_ : tuple of arrays (P, D_h, D)
+        The matrices of its hops before the last, as of `FittedHeads`.
+    """
+
+    heads: Float[np.ndarray, "m f e"] = field(repr=False)
+    description: str = ""
+    hops_: tuple[Float[np.ndarray, "p _ e"], ...] = field(default=(), repr=False)
+
+    def sample(
+        self, n_heads: int, dim: int, seed: int, query_dim: int | None = None, *, start: int = 0
+    ) -> Float[np.ndarray, "m f e"]:
+        """Heads ``start … start + n_heads − 1`` of those that were drawn; no others are known."""
+        if start + n_heads > len(self.heads):
+            raise ValueError(
+                f"the heads of a model file were drawn once: there are {len(self.heads)} of "
+                f"{self.description or 'their distribution'}, and {start + n_heads} were asked "
+                "for. Fit anew with the distribution itself."
+            )
+        return self.heads[start : start + n_heads].copy()
+
+
 DRAWN_BYTES = 40
 """Bytes that one entry of W takes while it is drawn, converted and packed."""
 

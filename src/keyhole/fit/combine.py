@@ -48,7 +48,10 @@ class Combination:
     temperature : float or None
         What turns the scores of a single classifier into logits; None where scores are logits.
     tried : tuple of Member
-        All members that were fitted, with those that have weight 0.
+        All members that were fitted, with those that have weight 0; a model file has only those
+        that have weight.
+    n_tried : int
+        How many there were.
     """
 
     members: tuple[Member, ...]
@@ -57,11 +60,15 @@ class Combination:
     held_out: Float[np.ndarray, "n t"] = field(repr=False)
     temperature: float | None = None
     tried: tuple[Member, ...] = field(default=(), repr=False)
+    n_tried: int = 0
+
+    def __post_init__(self) -> None:
+        self.n_tried = max(self.n_tried, len(self.tried))
 
     @property
     def is_single(self) -> bool:
         """Whether one member was fitted, and nothing combined."""
-        return len(self.tried) <= 1
+        return self.n_tried <= 1
 
     def predict(self, samples: Any) -> Float[np.ndarray, "n t"]:
         """f of samples as they were given."""
