@@ -33,7 +33,7 @@ from keyhole._model_file import (
 from keyhole.attention.heads import DrawnHeads, GaussianHeads, HeadDraw
 from keyhole.data.schema import Coding, Schema
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch, SetGroups
-from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
+from keyhole.data.tokens import TokenRule
 from keyhole.estimators import norm_ball
 from keyhole.estimators.attention import AttentionClassifier, AttentionModel, AttentionRegressor
 from keyhole.estimators.features import AttentionFeatures
@@ -45,7 +45,7 @@ from keyhole.fit.samples import TrainingSet
 from keyhole.fit.second_kernel import SecondKernel
 from keyhole.fit.settings import FitOptions, Landmarks, LayerSettings
 from keyhole.fit.streams import Recipe, Stream
-from keyhole.registry import ACTIVATIONS, POOLINGS
+from keyhole.registry import ACTIVATIONS, POOLINGS, QUERIES, SCALINGS
 from keyhole.solve.cholesky import InverseFactor
 from keyhole.solve.matrices import on_host
 from keyhole.solve.problem import RidgeFit, RidgeProblem
