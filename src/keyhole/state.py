@@ -106,8 +106,8 @@ SAMPLES = {
     "pairs": "free",
 }
 RULE = {
-    "scaling": SCALINGS,
-    "query": QUERIES,
+    "scaling": tuple(SCALINGS),
+    "query": tuple(QUERIES),
     "pooling": tuple(POOLINGS),
     "extras_scale": "number",
     "centre": "float[D]?",
@@ -126,8 +126,8 @@ LAYER = {
     "n_heads": "free",
     "activation": tuple(ACTIVATIONS),
     "pooling": tuple(POOLINGS),
-    "scaling": SCALINGS,
-    "query": QUERIES,
+    "scaling": tuple(SCALINGS),
+    "query": tuple(QUERIES),
     "mlp_width": "number?",
     "clips": "flag",
     "name": "text",

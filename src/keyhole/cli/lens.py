@@ -107,7 +107,8 @@ def lens(
     if as_json:
         echo_json(findings.as_data())
     else:
-        say(Console(), str(findings))
+        for line in str(findings).splitlines():
+            say(Console(), line)
     if files:
         echo(f"wrote {files[0]}, and the data beside it", err=as_json)
 

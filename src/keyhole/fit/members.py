@@ -270,9 +270,7 @@ def _restricted(settings: LayerSettings, given: Given) -> LayerSettings | None:
     """An entry with the settings that were given, None where it has others."""
     if not settings.has_heads:
         # statistics and sample-level features have no heads that could be as asked for
-        asks_for_heads = any(
-            value is not None for value in (given.heads, given.activation, given.n_heads)
-        )
+        asks_for_heads = given.heads is not None or given.activation is not None
         has_other_pooling = given.pooling is not None and given.pooling != settings.pooling
         if asks_for_heads or has_other_pooling:
             return None

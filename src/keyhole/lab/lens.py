@@ -324,6 +324,9 @@ class _Problem:
 
     def code(self, params: dict[str, Any]) -> str:
         """The Python of an estimator with these settings."""
+        if params.get("pooling") in ("statistics", "extras"):
+            # layers without heads have no other settings
+            params = {name: params[name] for name in ("pooling", "mlp") if name in params}
         name = "AttentionClassifier" if self.kind == "classification" else "AttentionRegressor"
         arguments = ", ".join(f"{key}={_written(value)}" for key, value in params.items())
         return f"kh.{name}({arguments})"
