@@ -76,33 +76,31 @@ class Pooled(BaseEstimator):
         self.learner, self.kind, self.regression, self.seed = learner, kind, regression, seed
 
     def fit(self, X: Any, y: np.ndarray) -> Pooled:
-        grid = np.geomspace(1e-4, 1e4, 17)
-        if self.regression:
-            learners: dict[str, Any] = {
-                "ridge": RidgeCV(grid),
-                "lightgbm": boosted_trees(regression=True, seed=self.seed),
-                "rbf": GridSearchCV(
-                    KernelRidge(kernel="rbf"), {"alpha": [1e-4, 1e-2], "gamma": [0.003, 0.03]}, cv=3
-                ),
-            }
-        else:
-            folds = min(3, int(np.bincount(np.unique(y, return_inverse=True)[1]).min()))
-            search = {"C": [0.1, 1.0, 10.0, 100.0]}
-            learners = {
-                "ridge": RidgeClassifierCV(grid),
-                "lightgbm": boosted_trees(regression=False, seed=self.seed),
-                "logistic": GridSearchCV(
-                    LogisticRegression(max_iter=500),
-                    {"C": [0.01, 0.1, 1.0, 10.0]},
-                    cv=max(2, folds),
-                ),
-                "rbf": GridSearchCV(SVC(), {**search, "gamma": ["scale"]}, cv=max(2, folds)),
-            }
-        self.model_ = make_pipeline(StandardScaler(), learners[self.learner])
+        self.model_ = make_pipeline(StandardScaler(), self._learner(y))
         centre = y.mean() if self.regression else 0.0
         self.centre_ = centre
         self.model_.fit(pool(X, self.kind, self.regression), y - centre if self.regression else y)
         return self
+
+    def _learner(self, y: np.ndarray) -> Any:
+        """The learner of that name, with its grid."""
+        if self.learner == "lightgbm":
+            return boosted_trees(self.regression, self.seed)
+        grid = np.geomspace(1e-4, 1e4, 17)
+        if self.regression:
+            if self.learner == "ridge":
+                return RidgeCV(grid)
+            search = {"alpha": [1e-4, 1e-2], "gamma": [0.003, 0.03]}
+            return GridSearchCV(KernelRidge(kernel="rbf"), search, cv=3)
+        if self.learner == "ridge":
+            return RidgeClassifierCV(grid)
+        smallest = int(np.bincount(np.unique(y, return_inverse=True)[1]).min())
+        n_folds = max(2, min(3, smallest))
+        if self.learner == "logistic":
+            search = {"C": [0.01, 0.1, 1.0, 10.0]}
+            return GridSearchCV(LogisticRegression(max_iter=500), search, cv=n_folds)
+        search = {"C": [0.1, 1.0, 10.0, 100.0], "gamma": ["scale"]}
+        return GridSearchCV(SVC(), search, cv=n_folds)
 
     def predict(self, X: Any) -> np.ndarray:
         found = self.model_.predict(pool(X, self.kind, self.regression))

@@ -233,9 +233,11 @@ SMALLEST = {
     "benchmarks/logistic_loo.py": "--seeds 1 --samples 40",
     "benchmarks/pairs.py": "ROOT ROOT --rounds 1 --only gram",
     "benchmarks/prediction_accuracy.py": "--settings 1 --kinds infinite --budget 0.1 --out OUT",
-    "benchmarks/real.py": "--data DATA --only digits --methods mean --seeds 1 --out OUT/real.csv",
+    "benchmarks/real.py": (
+        "--data DATA --only digits --methods mean-pool --seeds 1 --out OUT/real.csv"
+    ),
     "benchmarks/stories.py": "",
-    "examples/finetune.py": "",
+    "examples/finetune.py": "2",
 }
 """Arguments of every script that no quick test starts."""
 STARTED_ELSEWHERE = {"score_onnx.py": "test_onnx.py", "service.py": "test_service.py"}
