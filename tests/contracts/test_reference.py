@@ -18,7 +18,7 @@ REFERENCE = ROOT / "docs" / "reference"
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 
 # modules whose `__all__` is the promise of what stays
-PUBLIC = ("keyhole", "data", "attention", "ridge", "estimators", "theory")
+PUBLIC = ("keyhole", "data", "attention", "estimators", "theory")
 # modules of functions for users, of which some serve keyhole itself
 CHOSEN = {
     "keyhole.data.tokens": "drop_missing windows with_ages with_shared with_similarity with_size "

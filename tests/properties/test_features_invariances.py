@@ -14,7 +14,6 @@ from keyhole.attention.features import (
     apply_values,
     attention_features,
     feature_blocks,
-    mlp_features,
 )
 from keyhole.attention.heads import GaussianHeads, HeadDraw, sample_mlp_weights
 

@@ -5,12 +5,10 @@ go the same way.
 """
 
 import tracemalloc
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from devices import DEVICE
-from sklearn.base import clone
 
 import keyhole as kh
 from keyhole.attention import features
@@ -109,17 +107,13 @@ def test_a_scaling_that_is_forgotten_shows(as_if_large, bags, monkeypatch):
     assert np.abs(fitted(*bags).predict(bags[0]) - plain).max() > 1e-3 * np.abs(plain).max()
 
 
-def test_default_settings_choose_the_same(as_if_large, bags):
+def test_default_settings_do_the_same(as_if_large, bags):
     sets, y = bags
-    plain = kh.AttentionRegressor(heads=kh.GaussianHeads(), random_state=0).fit(sets, y)
+    plain = kh.AttentionRegressor(8, random_state=0).fit(sets, y)
     as_if_large()
-    large = kh.AttentionRegressor(heads=kh.GaussianHeads(), random_state=0)
-    large.fit(sets, y)
-    assert large.chosen_params_.keys() == plain.chosen_params_.keys()
-    for name, value in plain.chosen_params_.items():
-        if name not in ("heads", "extras_scale"):
-            assert large.chosen_params_[name] == value
-    np.testing.assert_allclose(large.predict(sets), plain.predict(sets), rtol=1e-5, atol=1e-7)
+    large = kh.AttentionRegressor(8, random_state=0).fit(sets, y)
+    np.testing.assert_allclose(large.predict(sets), plain.predict(sets), rtol=1e-6)
+    assert large.held_out_loss_ == pytest.approx(plain.held_out_loss_, rel=1e-6)
 
 
 def test_chosen_sets_are_the_same_wherever_their_keys_lie(as_if_large, bags):
@@ -184,72 +178,57 @@ def test_a_fit_makes_no_copy_of_large_sets():
     assert peak < n_bytes * 1.3
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("scaling", SCALINGS)
-def test_a_device_predicts_the_same_under_every_setting(bags, scaling, activation):
+# ---- on a device
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_tensors_are_summarised_as_arrays_are(rng, dtype):
     pytest.importorskip("torch", reason="devices are those of torch")
-    sets, y = bags
-    sets, y = sets[:8], y[:8]
-    for query in QUERIES:
-        for pooling in POOLINGS:
-            host = fitted(sets, y, scaling, query, pooling, activation)
-            device = clone(host).set_params(device=DEVICE).fit(sets, y)
-            assert device.layer_.device == DEVICE
-            expected = host.predict(sets)
-            np.testing.assert_allclose(
-                device.predict(sets),
-                expected,
-                rtol=0,
-                atol=1e-7 * np.abs(expected).max(),
-                err_msg=f"{query} {pooling}",
-            )
+    lengths = rng.integers(1, 60, 20)
+    size = 10.0 ** rng.integers(-30, 30, 6)
+    offset = np.array([0, 1, 1e3, 0, 0, 0])
+    tokens = (size * (rng.normal(size=(lengths.sum(), 6)) + offset)).astype(dtype)
+    tokens[:, 4] = 0.1
+    tokens[3, 5], tokens[4, 5] = 0.0, -0.0
+    sets = SetBatch.from_flat(tokens, lengths)
+    moved = SetBatch.from_flat(tokens, lengths).to(DEVICE)
+    np.testing.assert_array_equal(moved.summary("hashes"), sets.summary("hashes"))
+    statistics = sets.summary("statistics")
+    largest = np.abs(statistics[:, 2:]).max(axis=1, keepdims=True)
+    error = np.abs(moved.summary("statistics") - statistics)
+    assert (error <= 1e-13 * largest).all()
 
 
-@pytest.mark.parametrize("scaling", SCALINGS)
-@pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.parametrize("pooling", ["mean", "sum"])
-def test_a_device_gives_what_the_host_gives(
-    as_if_large, bags, scaling, query, pooling, monkeypatch
-):
-    """On the device at once, and streamed through one that is too small for all sets."""
+def test_statistics_of_tensors_are_the_same_in_any_order_of_the_keys(rng):
     pytest.importorskip("torch", reason="devices are those of torch")
-    from keyhole.attention import torch_backend
-
-    sets, y = bags
-    host = fitted(sets, y, scaling, query, pooling)
-    as_if_large()
-    # a set of any length is long enough for the contributions of a device
-    monkeypatch.setattr("keyhole.solvers.layers.LONG_SET", 1)
-    for room in (2**40, 20_000):
-        monkeypatch.setattr(torch_backend, "free_bytes", lambda device, room=room: room)
-        model = clone(host).set_params(device=DEVICE).fit(sets, y)
-        np.testing.assert_allclose(model.predict(sets), host.predict(sets), rtol=1e-7)
-        contributions = np.concatenate(host.contributions(sets))
-        np.testing.assert_allclose(
-            np.concatenate(model.contributions(sets)),
-            contributions,
-            rtol=1e-6,
-            atol=1e-9 * np.abs(contributions).max(),
-        )
-
-
-def test_sets_that_a_device_cannot_hold_move_there_in_parts(as_if_large, bags, monkeypatch):
-    pytest.importorskip("torch", reason="devices are those of torch")
-    from keyhole.attention import torch_backend
-    from keyhole.attention.heads import HeadDraw
-
-    monkeypatch.setattr(torch_backend, "free_bytes", lambda device: 20_000)
-    as_if_large()
-    products = torch_backend.DeviceProducts(
-        samples=bags[0],
-        dtype="float64",
-        heads=HeadDraw(kh.GaussianHeads(), 5, 3, 0),
-        activation="relu",
-        device=DEVICE,
-        memory_budget=2**20,
+    lengths = rng.integers(1, 300, 20)
+    tokens = rng.normal(size=(lengths.sum(), 6)) * 10.0 ** rng.integers(-9, 9, 6) + [
+        0,
+        1,
+        9,
+        0,
+        0,
+        1,
+    ]
+    sets = SetBatch.from_flat(tokens, lengths)
+    turned = SetBatch([sets.keys_of(i)[rng.permutation(n)] for i, n in enumerate(lengths)])
+    np.testing.assert_array_equal(
+        turned.to(DEVICE).summary("statistics"), sets.to(DEVICE).summary("statistics")
     )
-    assert len(products.parts) > 1
-    assert products.samples.device is None
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("query", ["given", "mean"])
+def test_tensors_are_scaled_where_they_are(bags, scaling, query):
+    pytest.importorskip("torch", reason="devices are those of torch")
+    sets, _ = bags
+    moved = sets.to(DEVICE)
+    here = TokenRule.learn(sets, scaling, query).apply(sets)
+    there = TokenRule.learn(moved, scaling, query).apply(moved)
+    assert there.device == DEVICE
+    np.testing.assert_allclose(there.numpy().tokens, here.tokens, rtol=1e-12, atol=1e-13)
+    if query == "mean":
+        np.testing.assert_allclose(there.numpy().query, here.query, rtol=1e-11, atol=1e-13)
 
 
 @pytest.fixture
@@ -273,141 +252,14 @@ def moves(monkeypatch):
     return sizes
 
 
-@pytest.mark.parametrize(("n_heads", "keys"), [(8, "all"), (8, 4), (np.inf, "all")])
-def test_sets_move_to_a_device_once_and_never_come_back(moves, n_heads, keys):
-    """For all that is chosen and fitted there: every draft shares the tokens on the device.
-
-    The exact kernel compares new sets with the training sets, so that its model keeps these on the
-    host: they come back once, at the end.
-    """
+def test_sets_move_to_a_device_once_and_never_come_back(moves):
+    """For all that is tried and fitted there: every member shares the tokens on the device."""
     bags = kh.datasets.make_bags(30, (60, 80), dim=20, share=0.2, random_state=0)
     n_numbers = bags.sets.tokens.size
     model = kh.AttentionClassifier(
-        n_heads, heads=kh.GaussianHeads(), keys=keys, random_state=0, device=DEVICE
+        8, pooling="mean", query="given", mlp="none", random_state=0, device=DEVICE
     )
     model.fit(bags.sets, bags.target)
-    came_back = [size for size in moves["back"] if size >= n_numbers]
-    assert len(model.candidates_) > 5
+    assert len(model.members_) > 3
     assert moves["there"].count(n_numbers) == 1
-    is_exact = n_heads == np.inf
-    assert came_back == [n_numbers] * is_exact
-    if is_exact:
-        return
-
-    moves["there"].clear()
-    moves["back"].clear()
-    model.predict(bags.sets)
-    model.contributions(bags.sets)
-    assert moves["there"].count(n_numbers) == 2
-    # contributions, and statistics of sets: 4 × 20 numbers of each
-    assert max(moves["back"]) <= n_numbers // 10
-
-
-@pytest.mark.parametrize("n_heads", [40, np.inf], ids=["dual", "kernel"])
-def test_newton_steps_on_a_device_leave_its_matrices_there(moves, n_heads, rng):
-    """The host makes the choices along the path of penalties from vectors of n numbers."""
-    n = 60
-    sets = SetBatch(rng.normal(size=(n, 2, 3)), rng.normal(size=(n, 3)))
-    y = sets.query[:, 0] + 0.3 * rng.normal(size=n) > 0
-    model = kh.AttentionClassifier(
-        n_heads,
-        heads=kh.GaussianHeads(),
-        activation="relu",
-        pooling="mean",
-        loss="log_loss",
-        random_state=0,
-        device=DEVICE,
-    )
-    model.fit(sets, y)
-    assert model.solver_ == ("kernel" if n_heads == np.inf else "dual")
-    # a step brings back its solution, of two columns, and its logits
-    assert moves["back"].count(2 * n) >= 10
-    assert moves["back"].count(n) >= 10
-    # nothing is larger than the statistics of sets: 4 × 3 numbers of each
-    assert max(moves["back"]) <= 12 * n
-
-
-@pytest.mark.parametrize("estimator", [kh.AttentionRegressor, kh.AttentionClassifier])
-def test_default_settings_try_the_same_candidates_on_a_device(bags, estimator):
-    pytest.importorskip("torch", reason="devices are those of torch")
-    sets, y = bags
-    if estimator is kh.AttentionClassifier:
-        y = (y > np.median(y)).astype(int)
-    host = estimator(heads=kh.GaussianHeads(), random_state=0).fit(sets, y)
-    device = clone(host).set_params(device=DEVICE).fit(sets, y)
-    assert len(host.candidates_) > 5
-    for here, there in zip(host.candidates_, device.candidates_, strict=True):
-        assert there.loss == pytest.approx(here.loss, rel=1e-4, abs=1e-9)
-        assert replace(there, loss=here.loss) == here
-
-
-def test_a_device_selects_the_keys_that_the_host_selects(bags):
-    pytest.importorskip("torch", reason="devices are those of torch")
-    sets, y = bags
-    host = fitted(sets, y).set_params(keys=5).fit(sets, y)
-    device = clone(host).set_params(device=DEVICE).fit(sets, y)
-    assert device.key_selection_.layer.device == DEVICE
-    np.testing.assert_array_equal(
-        device.key_selection_.kept_keys(sets), host.key_selection_.kept_keys(sets)
-    )
-    np.testing.assert_allclose(device.predict(sets), host.predict(sets), rtol=1e-7)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_tensors_are_summarised_as_arrays_are(rng, dtype):
-    pytest.importorskip("torch", reason="devices are those of torch")
-    lengths = rng.integers(1, 60, 20)
-    size = 10.0 ** rng.integers(-30, 30, 6)
-    offset = np.array([0, 1, 1e3, 0, 0, 0])
-    tokens = (size * (rng.normal(size=(lengths.sum(), 6)) + offset)).astype(dtype)
-    tokens[:, 4] = 0.1
-    tokens[3, 5], tokens[4, 5] = 0.0, -0.0
-    sets = SetBatch.from_flat(tokens, lengths)
-    moved = SetBatch.from_flat(tokens, lengths).to(DEVICE)
-    statistics = sets.statistics()
-    largest = np.abs(statistics[:, 2:]).max(axis=1, keepdims=True)
-    error = np.abs(moved.statistics() - statistics)
-    assert (error <= 1e-13 * largest).all()
-
-
-def test_statistics_of_tensors_are_the_same_in_any_order_of_the_keys(rng):
-    pytest.importorskip("torch", reason="devices are those of torch")
-    lengths = rng.integers(1, 300, 20)
-    tokens = rng.normal(size=(lengths.sum(), 6)) * 10.0 ** rng.integers(-9, 9, 6) + [
-        0,
-        1,
-        9,
-        0,
-        0,
-        1,
-    ]
-    sets = SetBatch.from_flat(tokens, lengths)
-    turned = SetBatch([sets.keys_of(i)[rng.permutation(n)] for i, n in enumerate(lengths)])
-    np.testing.assert_array_equal(turned.to(DEVICE).statistics(), sets.to(DEVICE).statistics())
-
-
-@pytest.mark.parametrize("scaling", SCALINGS)
-@pytest.mark.parametrize("query", ["given", "mean"])
-def test_tensors_are_scaled_where_they_are(bags, scaling, query):
-    pytest.importorskip("torch", reason="devices are those of torch")
-    sets, _ = bags
-    moved = sets.to(DEVICE)
-    here = TokenRule.learn(sets, scaling, query).apply(sets)
-    there = TokenRule.learn(moved, scaling, query).apply(moved)
-    assert there.device == DEVICE
-    np.testing.assert_allclose(there.numpy().tokens, here.tokens, rtol=1e-12, atol=1e-13)
-    if query == "mean":
-        np.testing.assert_allclose(there.numpy().query, here.query, rtol=1e-11, atol=1e-13)
-
-
-@pytest.mark.parametrize("n_heads", [12, np.inf])
-@pytest.mark.parametrize("pooling", ["mean", "sum"])
-def test_intervals_on_a_device_are_those_of_the_host(bags, n_heads, pooling, moves):
-    sets, y = bags
-    host = fitted(sets, y, pooling=pooling).set_params(n_heads=n_heads, alpha=1.0).fit(sets, y)
-    device = clone(host).set_params(device=DEVICE).fit(sets, y)
-    moves["back"].clear()
-    np.testing.assert_allclose(device.predict_interval(sets), host.predict_interval(sets), 1e-6)
-    np.testing.assert_allclose(device.predict_std(sets), host.predict_std(sets), 1e-6)
-    # n × n matrices, and no tokens
-    assert max(moves["back"]) <= len(sets) ** 2
+    assert max(moves["back"]) < n_numbers

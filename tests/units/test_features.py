@@ -15,7 +15,6 @@ from keyhole.attention.features import (
     attention_weights,
     feature_blocks,
     key_contributions,
-    mlp_features,
 )
 from keyhole.attention.heads import GaussianHeads, HeadArray, HeadDraw, sample_mlp_weights
 
