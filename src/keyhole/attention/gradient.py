@@ -14,13 +14,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from keyhole.attention.features import Stack, namespace_of, projected_heads, stacks
+from keyhole.attention.features import (
+    Stack,
+    like_tokens,
+    namespace_of,
+    projected_heads,
+    stacks,
+)
 from keyhole.data.sets import SetBatch
 from keyhole.registry import ACTIVATIONS
 from keyhole.solve.gradient import loo_gradient
@@ -60,15 +66,21 @@ class Task:
         return len(self.outputs)
 
     def __getitem__(self, rows: Int[np.ndarray, " r"]) -> Task:
-        return Task(
+        return replace(
+            self,
             sets=self.sets[rows],
             outputs=self.outputs[rows],
             weights=None if self.weights is None else self.weights[rows],
             groups=None if self.groups is None else self.groups[rows],
             extras=self.extras[rows],
-            activation=self.activation,
-            fit_intercept=self.fit_intercept,
         )
+
+    def with_query_columns(self, columns: Int[np.ndarray, " q"]) -> Task:
+        """The same samples with some coordinates of their queries."""
+        query = self.sets.query
+        if query is None:
+            return self
+        return replace(self, sets=self.sets.with_query(query[:, columns]))
 
 
 @dataclass
@@ -81,15 +93,20 @@ class Pass:
     hop_weights: list[list[Any]]
     scores: list[Any]
     features: Any
-    """Φ (n, M·D), centred if there is an intercept."""
+    """Φ (n, M·D)."""
+    hops: list[Any]
+    heads: Any
+    """Both in the type and the place of the features."""
 
 
-def forward(task: Task, hops: Sequence[Any], heads: Any) -> Pass:
+def forward(sets: SetBatch, activation: str, hops: Sequence[Any], heads: Any) -> Pass:
     """Go through the hops, then through the heads (M, D_q, D)."""
-    all_stacks = list(stacks(task.sets, STACK_HEADS))
-    n = len(task)
-    width = task.sets.dim + 1
+    all_stacks = list(stacks(sets, STACK_HEADS))
+    n = len(sets)
+    width = sets.dim + 1
     first = all_stacks[0].queries
+    hops = [like_tokens(hop, first) for hop in hops]
+    heads = like_tokens(heads, first)
     query = _empty(first, (n, first.shape[1]))
     for stack in all_stacks:
         query[stack.rows] = stack.queries
@@ -101,7 +118,7 @@ def forward(task: Task, hops: Sequence[Any], heads: Any) -> Pass:
     # each hop extends the query by what its patterns find
     for hop in hops:
         projected = projected_heads(queries[-1], hop)
-        found = _empty(query, (n, len(hop), task.sets.dim))
+        found = _empty(query, (n, len(hop), sets.dim))
         of_hop = []
         for stack in all_stacks:
             weights = softmax.value(xp, projected[stack.rows] @ stack.keys.swapaxes(1, 2))
@@ -114,7 +131,7 @@ def forward(task: Task, hops: Sequence[Any], heads: Any) -> Pass:
         )
 
     # the heads
-    record = ACTIVATIONS[task.activation]
+    record = ACTIVATIONS[activation]
     n_heads = len(heads)
     projected = projected_heads(queries[-1], heads)
     features = _empty(query, (n, n_heads * width))
@@ -127,15 +144,14 @@ def forward(task: Task, hops: Sequence[Any], heads: Any) -> Pass:
             weights = weights / stack.keys.shape[1]
         features[stack.rows] = (weights @ stack.keys).reshape(len(stack.rows), -1)
     features /= math.sqrt(n_heads)
-    if task.fit_intercept:
-        # the intercept makes up for it, and float32 keeps its digits
-        features -= features.mean(0)
     return Pass(
         stacks=all_stacks,
         queries=queries,
         hop_weights=hop_weights,
         scores=scores,
         features=features,
+        hops=hops,
+        heads=heads,
     )
 
 
@@ -156,12 +172,13 @@ def error_gradient(
     task: Task, hops: Sequence[Any], heads: Any, alpha: float
 ) -> HeadGradient:
     """The leave-one-out error at penalty ``alpha``, and its gradient in heads and hops."""
-    passed = forward(task, hops, heads)
+    passed = forward(task.sets, task.activation, hops, heads)
+    if task.fit_intercept:
+        # the intercept makes up for it, and float32 keeps its digits
+        passed.features -= passed.features.mean(0)
     gram = passed.features @ passed.features.T
     if task.extras.shape[1]:
-        gram = gram + as_like(task.extras @ task.extras.T, gram).to(gram.dtype) if is_tensor(
-            gram
-        ) else gram + (task.extras @ task.extras.T).astype(gram.dtype)
+        gram = gram + _like(as_like(task.extras @ task.extras.T, gram), gram)
     loo = loo_gradient(
         gram,
         task.outputs,
@@ -171,10 +188,10 @@ def error_gradient(
         groups=task.groups,
     )
     in_features = 2.0 * _like(loo.gram, passed.features) @ passed.features
-    in_heads, in_query = _back_through_heads(task, passed, heads, in_features, bool(len(hops)))
+    in_heads, in_query = _back_through_heads(task, passed, in_features)
     in_hops = []
     if len(hops):
-        in_hops = _back_through_hops(task, passed, hops, in_query)
+        in_hops = _back_through_hops(task, passed, in_query)
     return HeadGradient(
         error=loo.error,
         log_alpha=loo.log_alpha,
@@ -184,12 +201,13 @@ def error_gradient(
 
 
 def _back_through_heads(
-    task: Task, passed: Pass, heads: Any, in_features: Any, needs_query: bool
+    task: Task, passed: Pass, in_features: Any
 ) -> tuple[Any, Any]:
-    """The gradient in the heads, and in the queries that they saw."""
+    """The gradient in the heads, and, if there are hops, in the queries that the heads saw."""
     record = ACTIVATIONS[task.activation]
     if record.slope is None:
         raise ValueError(f"heads cannot be learned under {task.activation!r}: it has no slope.")
+    heads = passed.heads
     n_heads, n_rows, width = heads.shape
     n = len(task)
     xp = namespace_of(in_features)
@@ -205,23 +223,19 @@ def _back_through_heads(
     flat = lines.reshape(n, n_heads * width)
     in_heads = (passed.queries[-1].T @ flat).reshape(n_rows, n_heads, width).swapaxes(0, 1)
     in_query = None
-    if needs_query:
+    if passed.hops:
         side_by_side = heads.swapaxes(0, 1).reshape(n_rows, n_heads * width)
         in_query = flat @ side_by_side.T
     return in_heads, in_query
 
 
-def _back_through_hops(
-    task: Task, passed: Pass, hops: Sequence[Any], in_query: Any
-) -> list[Any]:
+def _back_through_hops(task: Task, passed: Pass, in_query: Any) -> list[Any]:
     """The gradient in the matrices of every hop, from that in the queries of the heads."""
-    softmax_slope = ACTIVATIONS["softmax"].slope
-    assert softmax_slope is not None
     n = len(task)
     dim = task.sets.dim
     gradients: list[Any] = []
-    for number in reversed(range(len(hops))):
-        hop = hops[number]
+    for number in reversed(range(len(passed.hops))):
+        hop = passed.hops[number]
         n_patterns = len(hop)
         query = passed.queries[number]
         n_rows = query.shape[1]

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from keyhole.attention.features import like_tokens
 from keyhole.attention.heads import identity_mean
+from keyhole.data import arrays
 from keyhole.data.sets import SetBatch
+from keyhole.solve.matrices import on_host
 
 
 @dataclass(frozen=True)
@@ -155,14 +158,10 @@ class Ages:
         It and all older ones then are one age older; none becomes older than the oldest seen in
         training.
         """
-        tokens = sets.tokens.copy()
-        moved, values = self.older(ages_of(tokens, self.hot), sets.lengths, share, rng)
-        first, last = self.columns[0], self.columns[-1]
-        if last - first == len(self.columns) - 1:
-            # columns side by side are faster to write as a slice
-            tokens[moved, first : last + 1] = values
-        else:
-            tokens[moved[:, None], self.columns] = values
+        ages = ages_of(sets.tokens, self.hot)
+        moved, values = self.older(ages, sets.lengths, share, rng)
+        tokens = arrays.copied(sets.tokens)
+        tokens[moved[:, None], self.columns] = like_tokens(values, tokens)
         return SetBatch._from_flat(tokens, sets.offsets, sets.query, sets.extras)
 
     def older(
@@ -196,9 +195,9 @@ class Ages:
 
 def ages_of(tokens: Float[np.ndarray, "t d"], hot: Int[np.ndarray, " a"]) -> Int[np.ndarray, " t"]:
     """The age of every key, −1 for one of none."""
-    count = np.zeros(tokens.shape[1], tokens.dtype)
+    count = np.zeros(tokens.shape[1])
     count[hot] = np.arange(1, len(hot) + 1)
-    return (tokens @ count).astype(int) - 1
+    return on_host(tokens @ like_tokens(count, tokens)).astype(int) - 1
 
 
 def _may_have_ages(sets: SetBatch) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -34,10 +34,11 @@ from keyhole.attention.hops import (
     newer_first,
     starting_hops,
 )
-from keyhole.data.sets import SampleBatch
+from keyhole.data.sets import SampleBatch, SetBatch
 from keyhole.registry import ACTIVATIONS
 from keyhole.solve.cholesky import fit_gram
 from keyhole.solve.gradient import SingularGramError
+from keyhole.solve.matrices import as_float64, as_like, on_host
 from keyhole.solve.problem import RidgeProblem
 
 MIN_SAMPLES_TO_DESCEND = 50
@@ -82,6 +83,12 @@ DIVERGED = 1.5
 
 SOLVED = 0.02
 """Held-out error, as a share of the variance, that is so small that no other start is tried."""
+
+PATIENCE = 6
+"""A descent ends after so many checks without a new best: held-out errors often rise at first."""
+
+STALLED = 0.8
+"""A descent that has solved the task ends at the first check above so much of the best before."""
 
 STANDARD_ERRORS_TO_LEARN = 2.0
 """By how many standard errors learned heads must beat those without learning to be kept."""
@@ -184,11 +191,13 @@ class LearnedHeads(HeadParameters):
         weights: Float[np.ndarray, " n"] | None = None,
         groups: Sequence[Any] | np.ndarray | None = None,
         seed: int = 0,
+        like: FittedHeads | None = None,
     ) -> FittedHeads:
         """Learn the head distribution of a training set.
 
         ``y`` has one column of ±1 per class to classify. Samples of one of the ``groups`` are left
-        out, and held out, together.
+        out, and held out, together. With heads that were learned from other samples, ``like`` them:
+        one descent on all samples, from the start that those chose and of as many steps.
         """
         plan = self._plan(batch, activation, seed)
         task = make_task(
@@ -201,6 +210,8 @@ class LearnedHeads(HeadParameters):
         )
         # two BLAS threads spin on matrices as small as those of a step
         with one_blas_thread():
+            if like is not None and like.chosen == "learned":
+                return learn_like(task, plan, like)
             return learn(task, plan)
 
     def _plan(self, batch: SampleBatch, activation: str, seed: int) -> Plan:
@@ -311,7 +322,8 @@ def learn(task: Task, plan: Plan) -> FittedHeads:
 
     # descents from a few starts, apart from the held-out samples
     seen = task[np.flatnonzero(~mask)]
-    unseen = task[np.flatnonzero(mask)]
+    rng = np.random.default_rng([plan.seed, 5])
+    unseen = at_most(task[np.flatnonzero(mask)], MAX_SAMPLES, rng)
     before = judge(base.distribution(), seen, unseen, plan, None)
     descents: list[Descent] = []
     for start in plan.starts():
@@ -321,27 +333,52 @@ def learn(task: Task, plan: Plan) -> FittedHeads:
         plan.tell(f"{start.name}: held-out error {descent.best_error:.3g} of the variance")
         if descent.best_error <= SOLVED:
             break
-    best = min(descents, key=lambda descent: descent.best_error)
+    best = best_of_fewest_hops(descents, unseen)
 
     # is it better, by more than its noise?
     gain, standard_error = improvement(before.held_out, best.best_errors, unseen)
     summary = (
         f"{best.start.name}, held-out error {best.best_error:.3g} of the variance, less by "
-        f"{gain:.3g} ± {standard_error:.3g} than without learning, in {best.best_step} steps"
+        f"{gain:.3g} ± {standard_error:.3g} than without learning, in {best.best.steps} steps"
     )
-    if best.best_step == 0 or gain <= STANDARD_ERRORS_TO_LEARN * standard_error:
+    if best.best.steps == 0 or gain <= STANDARD_ERRORS_TO_LEARN * standard_error:
         reason = f"nothing gained by learning: {summary}"
         plan.tell(reason)
         return base.distribution(reason=reason, history=tuple(best.history))
 
     # a few more steps with all samples
     plan.tell(summary)
-    final = Descent(task, best.start, base, plan, began=best)
-    for _ in range(max(1, round(SHARE_TO_GO_ON * best.best_step))):
+    final = Descent(task, best.start, base, plan)
+    final.go_on_from(best)
+    for _ in range(round(SHARE_TO_GO_ON * best.best.steps)):
         final.step()
-    return final.distribution(
-        steps=best.best_step, history=tuple(best.history), reason=summary, strength=base.strength
+    return replace(
+        final.distribution(),
+        steps=best.best.steps,
+        history=tuple(best.history),
+        reason=summary,
+        strength=base.strength,
     )
+
+
+def learn_like(task: Task, plan: Plan, found: FittedHeads) -> FittedHeads:
+    """Descend on all samples from the start that led to ``found``, as many steps as that took."""
+    base = best_without_learning(task, plan)
+    (start,) = [start for start in plan.starts() if start.hops == found.hops]
+    descent = Descent(task, start, base, plan)
+    for _ in range(round((1.0 + SHARE_TO_GO_ON) * found.steps)):
+        descent.step()
+    return replace(descent.distribution(), steps=found.steps, strength=base.strength)
+
+
+def best_of_fewest_hops(descents: list[Descent], unseen: Task) -> Descent:
+    """The best descent; one of more hops must be better by more than a standard error."""
+    best, *others = sorted(descents, key=lambda descent: descent.start.hops)
+    for descent in others:
+        gain, standard_error = improvement(best.best_errors, descent.best_errors, unseen)
+        if gain > standard_error:
+            best = descent
+    return best
 
 
 @dataclass(frozen=True)
@@ -416,14 +453,13 @@ def judge(
     heads: FittedHeads, seen: Task, unseen: Task | None, plan: Plan, alpha: float | None
 ) -> Judgement:
     """Fit values to the samples seen, at a penalty or the best one, and predict the others."""
+    seen = at_most(seen, 2 * MAX_SAMPLES, np.random.default_rng([plan.seed, 6]))
     n_heads = min(MAX_JUDGED_HEADS, max(32, 2 * len(seen) // (seen.sets.dim + 1)))
     drawn = drawn_heads(heads, n_heads, seen, plan.seed)
-    hops = [hop.astype(np.float32) for hop in heads.hops_]
-    features = forward(seen, hops, drawn).features.astype(np.float64)
-    centre = 0.0
-    if seen.fit_intercept:
-        # `forward` has centred them on their plain mean
-        centre = features.mean(axis=0)
+    n = len(seen)
+    features = as_float64(forward(seen.sets, seen.activation, heads.hops_, drawn).features)
+    centre = features.mean(0) if seen.fit_intercept else 0.0
+    features = features - centre
     problem = RidgeProblem.of(
         seen.outputs,
         None if alpha is None else [alpha],
@@ -432,35 +468,16 @@ def judge(
         groups=seen.groups,
         draft=True,
     )
-    gram = features @ features.T + seen.extras @ seen.extras.T
-    size = float(np.trace(gram)) / len(gram)
+    gram = features @ features.T + as_like(seen.extras @ seen.extras.T, features)
+    size = float(gram.diagonal().sum()) / n
     fit = fit_gram(gram, problem)
     held_out = np.zeros(0)
     if unseen is not None:
-        both = _joined(seen, unseen)
-        all_features = forward(both, hops, drawn).features.astype(np.float64)
-        shift = all_features[: len(seen)].mean(axis=0) if seen.fit_intercept else 0.0
-        new = all_features[len(seen) :] - shift + centre
-        cross = new @ features.T + unseen.extras @ seen.extras.T
-        predicted = cross @ fit.coef + fit.intercept
+        new = as_float64(forward(unseen.sets, unseen.activation, heads.hops_, drawn).features)
+        cross = on_host((new - centre) @ features.T) + unseen.extras @ seen.extras.T
+        predicted = cross @ on_host(fit.coef) + fit.intercept
         held_out = np.square(unseen.outputs - predicted).mean(axis=1)
     return Judgement(loo=fit.error, held_out=held_out, alpha=fit.alpha, size=size)
-
-
-def _joined(first: Task, second: Task) -> Task:
-    """Samples of both, one after the other: features of both are centred alike."""
-    from keyhole.data.sets import concatenate
-
-    weights = None
-    return Task(
-        sets=concatenate([first.sets, second.sets]),
-        outputs=np.concatenate([first.outputs, second.outputs]),
-        weights=weights,
-        groups=None,
-        extras=np.concatenate([first.extras, second.extras]),
-        activation=first.activation,
-        fit_intercept=first.fit_intercept,
-    )
 
 
 def drawn_heads(
@@ -511,37 +528,63 @@ class Adam:
 class Descent:
     """A descent on a head distribution: matrices of all hops, scales and penalty.
 
-    `step` moves it; `run` checks it on held-out samples and remembers the best.
+    `step` moves it; `run` checks it on held-out samples and remembers the best. Rows of matrices
+    that meet nothing but zeros, because no question has the word, stay where they start and take
+    no part.
     """
 
-    def __init__(
-        self, task: Task, start: Start, base: Base, plan: Plan, began: Descent | None = None
-    ) -> None:
+    def __init__(self, task: Task, start: Start, base: Base, plan: Plan) -> None:
         self.task = task
         self.start = start
         self.plan = plan
-        self.anchors = self._matrices_at_start(base)
         self.count = 0
-        if began is None:
-            self.matrices = [matrix.copy() for matrix in self.anchors]
-            rows, columns = self.matrices[-1].shape[1:]
-            self.log_scales = np.zeros(rows + columns)
-            judged = judge(self._distribution_of(self.matrices), task, None, plan, None)
-            alpha = min(judged.alpha, MAX_FIRST_PENALTY * judged.size)
-            self.log_alpha = math.log(max(alpha, 1e-12))
-        else:
-            # on from the best of another descent, at its learning rate
-            self.matrices = [matrix.copy() for matrix in began.best_matrices]
-            self.log_scales = began.best_log_scales.copy()
-            self.log_alpha = began.best_log_alpha
-            self.count = began.best_step
-        self.averages = [matrix.copy() for matrix in self.matrices]
+        self.first_count = 0
+
+        # the matrices at the start, and the rows of each that queries meet
+        self.all_rows = self._matrices_at_start(base)
+        columns = used_columns(task.sets)
+        self.rows = [
+            rows_in_use(columns, matrix.shape[1], task.sets) for matrix in self.all_rows
+        ]
+        self.part_of_task = task.with_query_columns(columns)
+        self.anchors = [
+            matrix[:, rows] for matrix, rows in zip(self.all_rows, self.rows, strict=True)
+        ]
+
+        # what moves, and its running averages
+        self.matrices = [matrix.copy() for matrix in self.anchors]
+        self.averages = [matrix.copy() for matrix in self.anchors]
+        self.log_scales = np.zeros(sum(self.matrices[-1].shape[1:]))
         self.average_log_scales = self.log_scales.copy()
-        self.n_averaged = 0
+        judged = judge(self.distribution(), task, None, plan, None)
+        alpha = min(judged.alpha, MAX_FIRST_PENALTY * judged.size)
+        self.log_alpha = math.log(max(alpha, 1e-12))
         self.adams = [Adam() for _ in self.matrices]
         self.adam_of_scales = Adam()
         self.adam_of_penalty = Adam()
+
+        # the best check
         self.history: list[Step] = []
+        self.best = base.distribution()
+        self.best_log_alpha = self.log_alpha
+        self.best_error = math.inf
+        self.best_errors = np.zeros(0)
+
+    def go_on_from(self, other: Descent) -> None:
+        """On from the best check of another descent, at its learning rate."""
+        best = other.best
+        assert best.query_scales_ is not None
+        assert best.key_scales_ is not None
+        of_all_rows = (*best.hops_, best.means_)
+        self.matrices = [
+            matrix[:, rows] for matrix, rows in zip(of_all_rows, self.rows, strict=True)
+        ]
+        scales = np.concatenate([best.query_scales_[self.rows[-1]], best.key_scales_])
+        self.log_scales = np.log(scales)
+        self.log_alpha = other.best_log_alpha
+        self.averages = [matrix.copy() for matrix in self.matrices]
+        self.average_log_scales = self.log_scales.copy()
+        self.first_count = self.count = best.steps
 
     def _matrices_at_start(self, base: Base) -> list[np.ndarray]:
         """The matrices of all hops before anything is learned, the means of the last one last."""
@@ -570,12 +613,8 @@ class Descent:
 
     def run(self, unseen: Task, before: Judgement) -> None:
         """All steps, with checks on the samples that it has not seen."""
-        self.best_step = 0
         self.best_error = before.error
         self.best_errors = before.held_out
-        self.best_matrices = [matrix.copy() for matrix in self.matrices]
-        self.best_log_scales = self.log_scales.copy()
-        self.best_log_alpha = self.log_alpha
         self.history.append(Step(0, before.loo, before.error))
         steps_between = max(5, self.plan.steps // CHECKS)
         limit = math.inf
@@ -583,20 +622,19 @@ class Descent:
             self.step()
             if self.count % steps_between and self.count < self.plan.steps:
                 continue
-            judged = judge(
-                self.distribution(), self.task, unseen, self.plan, math.exp(self.log_alpha)
-            )
+            heads = self.distribution()
+            judged = judge(heads, self.task, unseen, self.plan, math.exp(self.log_alpha))
             self.history.append(Step(self.count, judged.loo, judged.error))
             if len(self.history) == 2:
                 limit = DIVERGED * max(before.error, judged.error)
+            has_stalled = self.best_error <= SOLVED and judged.error > STALLED * self.best_error
             if judged.error < self.best_error:
-                self.best_step = self.count
+                self.best = heads
+                self.best_log_alpha = self.log_alpha
                 self.best_error = judged.error
                 self.best_errors = judged.held_out
-                self.best_matrices = [matrix.copy() for matrix in self.averages]
-                self.best_log_scales = self.average_log_scales.copy()
-                self.best_log_alpha = self.log_alpha
-            if not judged.error <= limit:
+            is_in_vain = self.count - self.best.steps >= PATIENCE * steps_between
+            if has_stalled or is_in_vain or not judged.error <= limit:
                 return
 
     def step(self) -> None:
@@ -612,24 +650,17 @@ class Descent:
         noise *= np.float32(plan.scale) * np.outer(scales[:rows], scales[rows:]).astype(np.float32)
         owner = np.arange(n_heads) % plan.n_means
         heads = noise + means[owner].astype(np.float32)
-        if part.sets.query is None:
-            heads = np.ascontiguousarray(heads[:, -1:])
         gradient = self._gradient(part, hops, heads)
 
         # the gradient in every head is that in its mean, and, times the noise, in the scales
-        in_heads = gradient.heads
-        if part.sets.query is None:
-            in_heads = np.zeros((n_heads, rows, columns))
-            in_heads[:, -1:] = gradient.heads
-        in_means = np.stack([in_heads[owner == k].sum(axis=0) for k in range(plan.n_means)])
-        along_noise = in_heads * noise
+        in_means = np.stack([gradient.heads[owner == k].sum(axis=0) for k in range(plan.n_means)])
+        along_noise = gradient.heads * noise
         in_scales = np.concatenate([along_noise.sum(axis=(0, 2)), along_noise.sum(axis=(0, 1))])
 
         # Adam moves matrices, scales and penalty; running averages follow
         rate = plan.rate_at(self.count)
         self.count += 1
-        self.n_averaged += 1
-        keep = min(KEPT_SHARE, 1.0 - 1.0 / self.n_averaged)
+        keep = min(KEPT_SHARE, 1.0 - 1.0 / (self.count - self.first_count))
         for i, in_matrix in enumerate([*gradient.hops, in_means]):
             pull = 2.0 * SHRINKAGE * (self.matrices[i] - self.anchors[i])
             self.matrices[i] = self.matrices[i] + self.adams[i].move(in_matrix + pull, rate)
@@ -653,8 +684,8 @@ class Descent:
         )
 
     def _heads_per_step(self, n_samples: int) -> int:
-        """As many features as samples, 16 to 256 heads; from 5 with several hops."""
-        least = max(5, 16 // self.start.hops)
+        """As many features as samples, but from 8 heads, 5 with several hops, to 256."""
+        least = 8 if self.start.hops == 1 else 5
         wanted = n_samples // (self.task.sets.dim + 1)
         return int(min(256, max(least, wanted)))
 
@@ -663,62 +694,63 @@ class Descent:
         plan = self.plan
         rng = np.random.default_rng([plan.seed, count, 1])
         n_samples = max(2, round(MAX_SAMPLES / math.sqrt(self.start.hops)))
-        part = self.task
-        if len(part) > n_samples:
-            part = part[np.sort(_drawn_rows(part, n_samples, rng))]
+        part = at_most(self.part_of_task, n_samples, rng)
         sets = part.sets
         if int(sets.lengths.max()) > MAX_KEYS:
             sets = sets.with_kept_keys(sampled_keys(sets.lengths, MAX_KEYS, rng))
-        if plan.ages is not None and sets.device is None:
+        if plan.ages is not None:
             sets = plan.ages.moved(sets, JITTER, rng)
-        return Task(
-            sets=sets,
-            outputs=part.outputs,
-            weights=part.weights,
-            groups=part.groups,
-            extras=part.extras,
-            activation=part.activation,
-            fit_intercept=part.fit_intercept,
-        )
+        return replace(part, sets=sets)
 
-    def distribution(
-        self,
-        *,
-        steps: int = 0,
-        history: tuple[Step, ...] = (),
-        reason: str = "",
-        strength: float = 0.0,
-    ) -> FittedHeads:
+    def distribution(self) -> FittedHeads:
         """The head distribution of the running averages."""
-        rows = self.averages[-1].shape[1]
-        scales = np.exp(self.average_log_scales)
-        *hops, means = self.averages
+        matrices = [matrix.copy() for matrix in self.all_rows]
+        for matrix, rows, average in zip(matrices, self.rows, self.averages, strict=True):
+            matrix[:, rows] = average
+        *hops, means = matrices
+        n_rows = len(self.rows[-1])
+        query_scales = np.ones(means.shape[1])
+        query_scales[self.rows[-1]] = np.exp(self.average_log_scales[:n_rows])
         return FittedHeads(
             means_=means,
             scale=self.plan.scale,
-            steps=steps,
-            query_scales_=scales[:rows],
-            key_scales_=scales[rows:],
+            steps=self.count,
+            query_scales_=query_scales,
+            key_scales_=np.exp(self.average_log_scales[n_rows:]),
             hops_=tuple(hops),
-            history=history,
-            reason=reason,
-            strength=strength,
         )
 
-    def _distribution_of(self, matrices: list[np.ndarray]) -> FittedHeads:
-        """The head distribution of some matrices, with noise of one scale."""
-        *hops, means = matrices
-        return FittedHeads(means_=means, scale=self.plan.scale, hops_=tuple(hops))
+
+def used_columns(sets: SetBatch) -> Int[np.ndarray, " q"]:
+    """The coordinates of queries that are not zero throughout; none where there are no queries."""
+    if sets.query is None:
+        return np.zeros(0, int)
+    return np.flatnonzero(on_host((sets.query != 0).any(0)))
+
+
+def rows_in_use(
+    columns: Int[np.ndarray, " q"], n_rows: int, sets: SetBatch
+) -> Int[np.ndarray, " r"]:
+    """Of the rows of a matrix: those of the query that are used, of what was found, and the last."""
+    query_dim = n_rows - 1 if sets.query is None else int(sets.query.shape[1])
+    return np.concatenate([columns, np.arange(query_dim, n_rows)])
+
+
+def at_most(task: Task, count: int, rng: np.random.Generator) -> Task:
+    """So many samples at random, in their order; all if there are no more."""
+    if len(task) <= count:
+        return task
+    return task[np.sort(_drawn_rows(task, count, rng))]
 
 
 def _drawn_rows(task: Task, count: int, rng: np.random.Generator) -> Int[np.ndarray, " r"]:
     """Some samples at random; whole groups, until there are enough."""
     if task.groups is None:
         return rng.permutation(len(task))[:count]
-    names = rng.permutation(np.unique(task.groups))
-    sizes = np.array([int((task.groups == name).sum()) for name in names])
-    n_groups = max(2, int(np.searchsorted(np.cumsum(sizes), count, side="right")))
-    return np.flatnonzero(np.isin(task.groups, names[:n_groups]))
+    names, sizes = np.unique(task.groups, return_counts=True)
+    order = rng.permutation(len(names))
+    n_groups = max(2, int(np.searchsorted(np.cumsum(sizes[order]), count, side="right")))
+    return np.flatnonzero(np.isin(task.groups, names[order[:n_groups]]))
 
 
 def sampled_keys(
