@@ -71,6 +71,5 @@ plt.show()
 # %%
 # What to change for your data
 # ----------------------------
-# ``load_molecules`` also reads a folder of .xyz files. ``kh.SetGroups`` makes samples
-# of several sets from any data. ``benchmarks/example_molecules.py`` has a stronger
-# baseline, pairs by distance.
+# ``kh.SetGroups`` makes samples of several sets from any data.
+# ``benchmarks/example_molecules.py`` has a stronger baseline, pairs by distance.

@@ -123,7 +123,7 @@ def pipes(tmp_path, monkeypatch):
     kh.data.write_parquet("t.parquet", [(sets, sets.query[:, 0])])
     fitted = paper_regressor(2, alpha=1.0, random_state=0)
     kh.save(fitted.fit(sets, sets.query[:, 0]), "m")
-    for name in ("p", "p.csv", "p.parquet", "p.arrow", "p.npz", "p.ts", "p.xyz", "p.safetensors"):
+    for name in ("p", "p.csv", "p.parquet", "p.arrow", "p.npz", "p.ts", "p.safetensors"):
         os.mkfifo(name)
     (tmp_path / "folder").mkdir()
     os.mkfifo("folder/a.parquet")
@@ -131,7 +131,7 @@ def pipes(tmp_path, monkeypatch):
     os.mkfifo("checkpoint/model.safetensors")
 
 
-TABLES = ["p.csv", "p.parquet", "p.arrow", "p.npz", "p.ts", "p.xyz", "folder"]
+TABLES = ["p.csv", "p.parquet", "p.arrow", "p.npz", "p.ts", "folder"]
 CASES = [
     ("predict", "p", "t.parquet", "o"),
     ("export", "p", "o.onnx"),

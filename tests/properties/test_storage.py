@@ -9,7 +9,18 @@ from paper import paper_regressor
 import keyhole as kh
 
 SEEDS = range(34)
-STORAGES = "list SetBatch bags pandas polars arrow csv tsv parquet npz".split()
+STORAGES = [
+    "list",
+    "SetBatch",
+    "bags",
+    "pandas",
+    "polars",
+    "arrow",
+    "csv",
+    "tsv",
+    "parquet",
+    "npz",
+]
 
 
 def drawn(seed):

@@ -294,8 +294,8 @@ Data = Annotated[
     typer.Argument(
         metavar="DATA",
         help=(
-            "A table of sets (Parquet, Arrow, CSV, npz), a .ts file or a folder of them, an .xyz "
-            "file, or the name digits."
+            "A table of sets (Parquet, Arrow, CSV, npz), a .ts file or a folder of them, or the "
+            "name digits."
         ),
     ),
 ]

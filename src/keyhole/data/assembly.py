@@ -371,7 +371,8 @@ def _token_values(
     query = None
     if rows.query_rows is not None:
         query = _with_ages(layout, values[rows.query_rows], owners, reference, rows.place)
-    if rows.rows is not None:
+    is_in_order = rows.rows is None or np.array_equal(rows.rows, np.arange(len(values)))
+    if not is_in_order:
         values = values[rows.rows]
     if reference is not None:
         reference = np.repeat(reference, np.diff(rows.offsets))

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from keyhole._files import refuse_special_file
-from keyhole.data.columns import SchemaError
+from keyhole.data.columns import SchemaError, plain_column
 from keyhole.data.layout import TableOptions, as_names
 from keyhole.data.npz import npz_table, read_arrays
 from keyhole.data.text_files import ColumnUses, UnreadableFileError, is_text_file, read_texts, typed
@@ -101,93 +101,57 @@ class ParquetBlocks:
 
 
 @dataclass(frozen=True)
-class ArrowBlocks:
-    """The record batches of an Arrow file, mapped into memory when they are asked for."""
+class TableBlocks:
+    """Record batches in memory, or of an Arrow file that is mapped into memory."""
 
     path: Path
+    batches: list[pa.RecordBatch] = field(repr=False)
     schema: pa.Schema = field(repr=False)
-    counts: tuple[int, ...]
-    split: None = None
+    split: np.ndarray | None = field(default=None, repr=False)
 
     @classmethod
-    def open(cls, path: Path) -> ArrowBlocks:
-        """Read the schema and count the rows."""
-        with reading(path), pa.memory_map(str(path)) as source:
-            file = pa.ipc.open_file(source)
-            batches = range(file.num_record_batches)
-            return cls(path, file.schema, tuple(file.get_batch(i).num_rows for i in batches))
+    def of(cls, path: Path, table: pa.Table, split: np.ndarray | None = None) -> TableBlocks:
+        """All rows together, in one block."""
+        with reading(path):
+            table.validate(full=True)
+            columns = [plain_column(column, keeps_dictionary=True) for column in table.columns]
+            return cls(path, [pa.record_batch(columns, schema=table.schema)], table.schema, split)
+
+    @classmethod
+    def open(cls, path: Path, *, is_stream: bool) -> TableBlocks:
+        """An Arrow file, of which every offset is looked at before it is followed."""
+        with reading(path):
+            source = pa.memory_map(str(path))
+            file = pa.ipc.open_stream(source) if is_stream else pa.ipc.open_file(source)
+            table = file.read_all()
+            table.validate(full=True)
+            return cls(path, table.to_batches(), table.schema)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Rows of each batch."""
+        return tuple(batch.num_rows for batch in self.batches)
 
     def where(self, block: int) -> str:
-        """The record batch and the file."""
+        """The name of the table, or of the record batch in the file."""
+        if len(self.batches) == 1:
+            return self.path.name
         return f"record batch {block} of {self.path.name}"
 
     def read(
         self, block: int, columns: Sequence[str], batch_size: int | None
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Slices of a record batch, of which every offset is looked at before it is followed."""
-        with reading(self.path), pa.memory_map(str(self.path)) as source:
-            batch = pa.ipc.open_file(source).get_batch(block).select(list(columns))
-            batch.validate(full=True)
-        yield from _slices(batch, batch_size)
+        """Consecutive rows of a block, each piece with its first row."""
+        batch = self.batches[block].select(list(columns))
+        if batch_size is None:
+            batch_size = rows_of_batch_bytes(batch.num_rows, batch.nbytes)
+        for start in range(0, batch.num_rows, batch_size):
+            yield batch.slice(start, batch_size), start
 
 
-@dataclass(frozen=True)
-class TableBlocks:
-    """A table that is in memory: one block."""
-
-    path: Path
-    batch: pa.RecordBatch = field(repr=False)
-    split: np.ndarray | None = field(default=None, repr=False)
-
-    @classmethod
-    def of(cls, path: Path, table: pa.Table, split: np.ndarray | None = None) -> TableBlocks:
-        """All rows together."""
-        with reading(path):
-            table.validate(full=True)
-            table = table.combine_chunks()
-            columns = [_one_piece(column) for column in table.columns]
-            return cls(path, pa.record_batch(columns, schema=table.schema), split)
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Names and types of its columns."""
-        return self.batch.schema
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """All rows."""
-        return (self.batch.num_rows,)
-
-    def where(self, block: int) -> str:
-        """The name of the table."""
-        return self.path.name
-
-    def read(
-        self, block: int, columns: Sequence[str], batch_size: int | None
-    ) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Slices of the table."""
-        yield from _slices(self.batch.select(list(columns)), batch_size)
-
-
-Blocks = ParquetBlocks | ArrowBlocks | TableBlocks
+Blocks = ParquetBlocks | TableBlocks
 """A file, or a table in memory, in blocks of rows: names and types of its columns, the rows of each
 block, what it says of training and testing, and record batches of a block with their first rows."""
-
-
-def _slices(batch: pa.RecordBatch, batch_size: int | None) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Consecutive rows of a record batch, each piece with its first row."""
-    if batch_size is None:
-        batch_size = rows_of_batch_bytes(batch.num_rows, batch.nbytes)
-    for start in range(0, batch.num_rows, batch_size):
-        yield batch.slice(start, batch_size), start
-
-
-def _one_piece(column: pa.ChunkedArray) -> pa.Array:
-    """A column that is combined already, as one array."""
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    combined = column.combine_chunks()
-    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
 
 
 def files_of(path: Any) -> list[Path]:
@@ -268,11 +232,9 @@ def _open_arrow(path: Path) -> Blocks:
         magic = file.read(6)
     if magic[:4] == b"PAR1":
         return ParquetBlocks.open(path)
-    if magic == b"ARROW1":
-        return ArrowBlocks.open(path)
-    if path.suffix.lower() in (".arrow", ".feather", ".ipc"):
-        with reading(path), pa.memory_map(str(path)) as source:
-            return TableBlocks.of(path, pa.ipc.open_stream(source).read_all())
+    is_arrow_file = magic == b"ARROW1"
+    if is_arrow_file or path.suffix.lower() in (".arrow", ".feather", ".ipc"):
+        return TableBlocks.open(path, is_stream=not is_arrow_file)
     raise SchemaError(
         f"{path.name} must be a Parquet file or an Arrow file: it begins with {magic!r}. Convert "
         "it, for example with pandas: frame.to_parquet(path)."

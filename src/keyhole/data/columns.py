@@ -50,13 +50,11 @@ def inner_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if is_list(kind) else kind
 
 
-def plain_column(column: Any) -> Any:
-    """A column in one piece and without a dictionary: the values themselves."""
+def plain_column(column: Any, *, keeps_dictionary: bool = False) -> Any:
+    """A column in one piece and, unless it is kept, without a dictionary: the values themselves."""
     if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-        if isinstance(column, pa.ChunkedArray):
-            column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0)
-    if pa.types.is_dictionary(column.type):
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if pa.types.is_dictionary(column.type) and not keeps_dictionary:
         return column.cast(column.type.value_type)
     return column
 

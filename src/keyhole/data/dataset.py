@@ -138,27 +138,33 @@ def warn_of_leaks(data: Dataset) -> None:
         targets = (targets[:, None] == np.unique(targets)[:MOST_CATEGORIES]).astype(np.float64)
     targets = targets.reshape(len(data), -1).astype(np.float64)
 
-    # columns of samples, and those of tokens that are the same in all tokens of a sample
+    # columns of tokens must say the same in all tokens of a sample, so that the first stands for it
     sets = data.sets.sets
-    starts = sets.offsets[:-1]
-    of_tokens = np.asarray(sets.tokens[starts])
-    owner = np.repeat(np.arange(len(data)), np.diff(sets.offsets))
-    is_constant = (sets.tokens == of_tokens[owner]).all(axis=0)
-    named_columns = list(zip(data.names, of_tokens.T, strict=True))
-    named_columns = [pair for pair, same in zip(named_columns, is_constant, strict=True) if same]
+    suspects = []
+    for j, name in enumerate(data.names):
+        values = sets.tokens[:, j]
+        of_samples = values[sets.offsets[:-1]]
+        if _says_target(of_samples, targets):
+            if np.array_equal(values, np.repeat(of_samples, np.diff(sets.offsets))):
+                suspects.append(name)
     for names, values in ((data.query_names, sets.query), (data.extra_names, sets.extras)):
         if values is not None and len(names) == values.shape[1]:
-            named_columns += zip(names, values.T, strict=True)
-    for name, values in named_columns:
-        if any(_is_affine(values, target) for target in targets.T):
-            warnings.warn(
-                f"column {name.partition('=')[0]!r} gives the target {data.target_name!r} away: "
-                f"in all {len(data)} samples it is the target, or a factor times it plus a "
-                "number. Leave it out by naming `keys` (--keys), unless it is known when a "
-                "prediction is made.",
-                UserWarning,
-                stacklevel=3,
-            )
+            suspects += [
+                n for n, v in zip(names, values.T, strict=True) if _says_target(v, targets)
+            ]
+    for name in dict.fromkeys(suspect.partition("=")[0] for suspect in suspects):
+        warnings.warn(
+            f"column {name!r} gives the target {data.target_name!r} away: in all {len(data)} "
+            "samples it is the target, or a factor times it plus a number. Leave it out by naming "
+            "`keys` (--keys), unless it is known when a prediction is made.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _says_target(values: Float[np.ndarray, " n"], targets: Float[np.ndarray, "n t"]) -> bool:
+    """Whether values are an affine function of one of the targets."""
+    return any(_is_affine(values, target) for target in targets.T)
 
 
 def _is_affine(values: Float[np.ndarray, " n"], target: Float[np.ndarray, " n"]) -> bool:

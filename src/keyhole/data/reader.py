@@ -590,11 +590,14 @@ def read_table(
 
     Text becomes numbers: a 0/1 coordinate for each category, or for more than 32 categories +1 or
     −1 at one of 32 coordinates, by a hash. Dates become days after the first one, or, with
-    ``reference_date``, days before the date of their sample. Booleans become 0 and 1.
+    ``reference_date``, days before the date of their sample. Durations become seconds, and
+    booleans 0 and 1.
     ``data.schema`` stores all of this, and reads other tables in the same way.
 
-    CSV files are in UTF-8. A column of whole numbers in a CSV file is text if any of them is
-    written with a leading zero, such as 007: ids 007 and 7 are two sets.
+    CSV files are in UTF-8, and every cell is text: a column gets a type only if all its cells have
+    it, and a whole number with a leading zero, such as 007, is text. Ids, groups and the column
+    that joins two tables are the text that is written. A warning tells of a column that is the
+    target, or a factor times it plus a number.
 
     Parameters
     ----------
@@ -633,7 +636,7 @@ def read_table(
         columns a time zone, or none.
     set_id : str, optional
         Column that says which set a row belongs to, with one row per token; by default the first
-        of set, set_id, bag, bag_id, id, group.
+        of set, set_id, bag, bag_id, id, group. With one row per set it names the sets.
     missing : "error", "drop" or "impute", optional
         What to do with a missing value (NaN or an empty cell). "error", the default, refuses the
         table. "drop" leaves out a token that has one; a set without tokens gets one of zeros.
