@@ -5,7 +5,7 @@ The help of commands and what they say of a fit are made from these tables.
 
 from __future__ import annotations
 
-AUTO = "auto: leave-one-out on the training samples chooses"
+AUTO = "With auto, leave-one-out on the training samples chooses"
 
 ACTIVATIONS = {
     "relu": "each row weighs its score where that is positive",

@@ -29,7 +29,6 @@ from keyhole.cli._app import (
     Task,
     Time,
     Tokens,
-    answer_or_exit,
     app,
     check_folder,
     read_data,
@@ -67,8 +66,8 @@ def lens(
         int,
         typer.Option(help="Number of heads of the layers with finitely many.", min=1, max=100_000),
     ] = 256,
-    activation: Activation = None,
-    pooling: Pooling = None,
+    activation: Activation = "auto",
+    pooling: Pooling = "auto",
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for the report [default: out/lens/NAME, a new one each time]."),
@@ -85,7 +84,7 @@ def lens(
     """Look, print, write."""
     settings = {"activation": (activation, ACTIVATIONS), "pooling": (pooling, POOLINGS)}
     for name, (value, known) in settings.items():
-        if value not in (None, "auto", *known):
+        if value not in ("auto", *known):
             refuse(f"--{name} must be auto or one of {', '.join(known)}: got {value!r}.")
     folder = _folder(data, out, overwrite) if report else None
 
@@ -116,13 +115,13 @@ def lens(
     config = LensConfig(
         kind=kind,
         n_heads=n_heads,
-        activation=activation or "auto",
-        pooling=pooling or "auto",
+        activation=activation,
+        pooling=pooling,
         seed=seed,
     )
     console = Console(stderr=True)
     with console.status("starting …") as status:
-        findings = answer_or_exit(lambda: look(dataset, config, status.update))
+        findings = look(dataset, config, status.update)
         files = []
         if folder is not None:
             status.update("drawing the report")

@@ -26,7 +26,6 @@ from keyhole.cli._app import (
     Tokens,
     app,
     check_output,
-    refuse_error,
 )
 from keyhole.cli._output import echo, refuse
 
@@ -109,59 +108,56 @@ def predict(
     from keyhole.data.writer import PartedFile
     from keyhole.models import read_model
 
-    try:
-        file_format = output_format(out)
+    file_format = output_format(out)
 
-        # the model, and whether it can do what it is to do
-        saved = read_model(model)
-        if proba and not hasattr(saved.estimator, "predict_proba"):
-            refuse(f"--proba needs a classifier: {model} holds a {type(saved.estimator).__name__}.")
-        _check_interval(saved, interval)
-        has_columns = bool(saved.schema.columns)
-        if explain and has_columns and not hasattr(saved.estimator, "training_"):
-            echo(
-                "note: there are no effects of columns: they are measured from the means of the "
-                "training samples, which the model does not have. Save it with keep='all'.",
-                err=True,
-            )
-
-        # the sets, read as those that the model was fitted to
-        sets = open_data(
-            source,
-            tokens=tokens,
-            keys=keys,
-            query=query,
-            reference_date=reference_date,
-            set_id=set_id,
-            missing=missing,
-            dim=dim,
-            schema=saved.schema,
+    # the model, and whether it can do what it is to do
+    saved = read_model(model)
+    if proba and not hasattr(saved.estimator, "predict_proba"):
+        refuse(f"--proba needs a classifier: {model} holds a {type(saved.estimator).__name__}.")
+    _check_interval(saved, interval)
+    has_columns = bool(saved.schema.columns)
+    if explain and has_columns and not hasattr(saved.estimator, "training_"):
+        echo(
+            "note: there are no effects of columns: they are measured from the means of the "
+            "training samples, which the model does not have. Save it with keep='all'.",
+            err=True,
         )
-        sets.layout = replace(sets.layout, key_id=key_id)
 
-        # columns that are copied; names of keys are in the table of tokens where there is one
-        copied = list(dict.fromkeys(filter(None, [sets.layout.set_id, *(keep or []), key_id])))
-        columns_of_samples = copied
-        if key_id is not None and sets.tokens is not None:
-            check_columns(sets.tokens.schema, [key_id], None, str(tokens))
-            columns_of_samples = [name for name in copied if name != key_id]
-        sets.require(columns_of_samples, one_type=True)
+    # the sets, read as those that the model was fitted to
+    sets = open_data(
+        source,
+        tokens=tokens,
+        keys=keys,
+        query=query,
+        reference_date=reference_date,
+        set_id=set_id,
+        missing=missing,
+        dim=dim,
+        schema=saved.schema,
+    )
+    sets.layout = replace(sets.layout, key_id=key_id)
 
-        # predict what an earlier run of the same job has not predicted
-        work = _Work(
-            model=saved,
-            sets=sets,
-            copied=copied,
-            proba=proba,
-            interval=interval,
-            explain=explain,
-        )
-        file = PartedFile(out, _job(model, work), overwrite=overwrite, file_format=file_format)
-        work.check_first()
-        with file:
-            rows = _write_missing(work, file)
-    except (ValueError, OSError) as error:
-        refuse_error(error)
+    # columns that are copied; names of keys are in the table of tokens where there is one
+    copied = list(dict.fromkeys(filter(None, [sets.layout.set_id, *(keep or []), key_id])))
+    columns_of_samples = copied
+    if key_id is not None and sets.tokens is not None:
+        check_columns(sets.tokens.schema, [key_id], None, str(tokens))
+        columns_of_samples = [name for name in copied if name != key_id]
+    sets.require(columns_of_samples, one_type=True)
+
+    # predict what an earlier run of the same job has not predicted
+    work = _Work(
+        model=saved,
+        sets=sets,
+        copied=copied,
+        proba=proba,
+        interval=interval,
+        explain=explain,
+    )
+    file = PartedFile(out, _job(model, work), overwrite=overwrite, file_format=file_format)
+    work.check_first()
+    with file:
+        rows = _write_missing(work, file)
     echo(f"wrote {out}: {rows} predictions")
     if work.has_novelty:
         _warn_of_novelty(out)
