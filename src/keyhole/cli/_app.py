@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -40,13 +40,6 @@ def _escaped_usage() -> Iterator[None]:
     except UsageError as error:
         error.message = printable(error.message)
         raise
-
-
-def refuse_error(error: ValueError | OSError) -> NoReturn:
-    """End with what keyhole says of a wrong value, or of a file and what to do about it."""
-    if isinstance(error, OSError):
-        refuse(_explain_file_error(error))
-    refuse(str(error))
 
 
 def _explain_file_error(error: OSError) -> str:
@@ -119,9 +112,11 @@ class _Sentences(TyperGroup):
         except OSError as error:
             if error.errno == errno.EPIPE:  # whoever read our output has seen enough
                 raise
-            refuse_error(error)
+            refuse(_explain_file_error(error))
         except MemoryError as error:
             refuse(_explain_memory_error(error))
+        except (ValueError, ImportError) as error:
+            refuse(str(error))
         except sqlite3.Error as error:
             refuse(
                 f"the store of finished cells could not be read or written: {error}. Check that "
@@ -174,7 +169,6 @@ def check_output(path: Path, inputs: Iterable[Path]) -> None:
     """
     # the name: of an ordinary file, or of none, and of nothing that is read
     try:
-        str(path).encode()
         if path.is_dir():
             refuse(f"the output must name a file: {path} is a folder. Add a file name to it.")
         if path.exists() and not path.is_file():
@@ -188,8 +182,6 @@ def check_output(path: Path, inputs: Iterable[Path]) -> None:
                 "name."
             )
         folder = next(p for p in behind_links(path).absolute().parents if p.exists())
-    except UnicodeEncodeError:
-        refuse(f"names of files must be text in UTF-8: got {path.name!r}. Choose another.")
     except OSError as error:
         refuse(f"{path.name[:50]!r} … cannot be written: {error.strerror}. Choose another name.")
 
@@ -228,10 +220,7 @@ def check_folder(folder: Path, *, overwrite: bool = True) -> None:
     """
     from keyhole.lab.report.html import check_lab
 
-    try:
-        check_lab("drawing charts")
-    except ImportError as error:
-        refuse(str(error))
+    check_lab("drawing charts")
     # the folder need not be there yet: the nearest above it that is must be one to write into
     above = folder
     while not os.path.lexists(above) and above != above.parent:
@@ -347,12 +336,9 @@ Dim = Annotated[
         max=MAX_COUNT,
     ),
 ]
-NHeads = Annotated[
-    str | None,
-    typer.Option(help="Number of heads, or inf for the exact kernel, or auto [default: auto]."),
-]
+NHeads = Annotated[str, typer.Option(help="Number of heads, or inf for the exact kernel, or auto.")]
 Heads = Annotated[
-    str | None,
+    str,
     typer.Option(
         help=(
             "What the query-key matrices, which score rows, are drawn from: "
@@ -361,22 +347,19 @@ Heads = Annotated[
     ),
 ]
 Alpha = Annotated[
-    str | None,
+    str,
     typer.Option(
-        help=(
-            "Ridge penalty α, the larger the smoother: a number, or loo for leave-one-out "
-            "[default: loo]."
-        )
+        help="Ridge penalty α, the larger the smoother: a number, or loo for leave-one-out."
     ),
 ]
 Activation = Annotated[
-    str | None,
+    str,
     typer.Option(
         help=f"How scores become weights: {_choices(ACTIVATIONS)}. {_AUTO}"
     ),
 ]
 Pooling = Annotated[
-    str | None,
+    str,
     typer.Option(
         help=(
             "How the rows of a set are put together: "
@@ -385,13 +368,13 @@ Pooling = Annotated[
     ),
 ]
 Scaling = Annotated[
-    str | None,
+    str,
     typer.Option(
         help=f"What is done to rows first: {_choices(SCALINGS)}. {_AUTO}"
     ),
 ]
 MakeQuery = Annotated[
-    str | None,
+    str,
     typer.Option(
         help=f"What rows are compared with: {_choices(QUERIES)}. {_AUTO}"
     ),
@@ -403,10 +386,7 @@ def read_data(data: str, tokens: str | None, options: TableOptions) -> Dataset:
     """The data, or a message and exit code 2."""
     from keyhole.data.datasets import load_data
 
-    try:
-        dataset = load_data(data, tokens=tokens, options=options)
-    except (ValueError, OSError) as error:
-        refuse_error(error)
+    dataset = load_data(data, tokens=tokens, options=options)
     if dataset.target is None:
         refuse(
             f"{data} must have a target to learn: no column target, label, class or y. Name it "

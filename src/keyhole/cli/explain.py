@@ -12,10 +12,8 @@ from rich.console import Console
 from keyhole.cli._app import (
     MissingAsFitted,
     Tokens,
-    answer_or_exit,
     app,
     check_output,
-    refuse_error,
 )
 from keyhole.cli._output import echo, refuse, say, show_table
 
@@ -62,16 +60,12 @@ def explain(
     from keyhole.lab.written import written_set
     from keyhole.state import read_model
 
-    try:
-        saved = read_model(model)
-        if not hasattr(saved.estimator, "contributions"):
-            refuse(
-                f"{model} must predict to be explained: it holds a "
-                f"{type(saved.estimator).__name__}."
-            )
-        dataset = _read_as_fitted(saved.schema, data, tokens, missing)
-    except (ValueError, OSError) as error:
-        refuse_error(error)
+    saved = read_model(model)
+    if not hasattr(saved.estimator, "contributions"):
+        refuse(
+            f"{model} must predict to be explained: it holds a {type(saved.estimator).__name__}."
+        )
+    dataset = _read_as_fitted(saved.schema, data, tokens, missing)
 
     # the set, and the rows it comes from
     number = _number_of_set(chosen, dataset)
@@ -82,16 +76,14 @@ def explain(
     truth = None if dataset.target is None else dataset.target[number]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the words themselves name the plain jackknife
-        explanation = answer_or_exit(
-            lambda: explain_prediction(
-                model=saved.estimator,
-                sample=sample,
-                schema=saved.schema,
-                written=written,
-                name=f"set {chosen}",
-                truth=truth,
-                coverage=coverage,
-            )
+        explanation = explain_prediction(
+            model=saved.estimator,
+            sample=sample,
+            schema=saved.schema,
+            written=written,
+            name=f"set {chosen}",
+            truth=truth,
+            coverage=coverage,
         )
 
     # print, and draw where asked
@@ -108,10 +100,7 @@ def _check_picture(out: Path, inputs: list[Path], *, overwrite: bool) -> None:
     """Refuse, before any work, a picture that cannot be drawn or written."""
     from keyhole.lab.report.html import check_lab
 
-    try:
-        check_lab("a picture")
-    except ImportError as error:
-        refuse(str(error))
+    check_lab("a picture")
     if out.suffix.lower() not in PICTURES:
         refuse(f"--out must name a picture, by its ending {', '.join(PICTURES)}: got {out.name!r}.")
     check_output(out, inputs)
@@ -168,15 +157,15 @@ def _print(console: Console, account: Account) -> None:
             console,
             f"Columns: their effect {account.speaks}",
             [
-                {"column": one.name, "effect": f"{one.effect:+.3g}", "in this set": one.values}
-                for one in account.columns
+                {"column": name, "effect": f"{effect:+.3g}", "in this set": values}
+                for name, effect, values in account.columns
             ],
         )
     else:
         say(console, "(no effects of columns: the model was saved without its training samples)")
     rows = []
-    for one in account.rows:
-        values = list(one.values.items())[:MAX_COLUMNS]
-        rows.append({"row": one.row, "adds": f"{one.adds:+.3g}", **dict(values)})
+    for row, adds, cells in account.rows:
+        shown = list(cells.items())[:MAX_COLUMNS]
+        rows.append({"row": row, "adds": f"{adds:+.3g}", **dict(shown)})
     show_table(console, f"Rows: what each adds {account.speaks}", rows)
     say(console, f"(the {len(rows)} largest of {account.of_rows}, counted from 0)")

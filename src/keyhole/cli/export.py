@@ -29,10 +29,10 @@ def export(
     from keyhole.export import save_onnx
     from keyhole.state import read_model
 
+    saved = read_model(model)
     try:
-        saved = read_model(model)
         document = save_onnx(saved.estimator, out, overwrite=overwrite)
-    except (ValueError, TypeError, ImportError, FileExistsError) as error:
+    except (TypeError, FileExistsError) as error:
         refuse(str(error).replace("overwrite=True", "--overwrite"))
     from keyhole.export.onnx_graph import OPSET, sizes_of_inputs
 

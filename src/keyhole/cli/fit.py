@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -35,12 +34,10 @@ from keyhole.cli._app import (
     Task,
     Time,
     Tokens,
-    answer_or_exit,
     app,
     check_output,
     read_data,
     read_n_heads,
-    refuse_error,
     task_of,
 )
 from keyhole.cli._output import refuse, say
@@ -73,13 +70,13 @@ def fit(
     split: Split = None,
     reference_date: ReferenceDate = None,
     task: Task = "auto",
-    n_heads: NHeads = None,
-    heads: Heads = None,
-    alpha: Alpha = None,
-    activation: Activation = None,
-    pooling: Pooling = None,
-    scaling: Scaling = None,
-    make_query: MakeQuery = None,
+    n_heads: NHeads = "auto",
+    heads: Heads = "auto",
+    alpha: Alpha = "loo",
+    activation: Activation = "auto",
+    pooling: Pooling = "auto",
+    scaling: Scaling = "auto",
+    make_query: MakeQuery = "auto",
     seed: Annotated[int, typer.Option(help="Seed of the heads.", min=0, max=MAX_SEED)] = 0,
     overwrite: Annotated[bool, typer.Option(help="Replace MODEL if it is there.")] = False,
 ) -> None:
@@ -94,16 +91,9 @@ def fit(
             f"a file is not replaced unless asked: {model.name!r} exists. Choose another name, or "
             "add --overwrite."
         )
-    parameters = _Parameters(
-        n_heads=n_heads if n_heads in (None, "auto") else read_n_heads(n_heads),
-        heads=None if heads is None else head_distribution(heads),
-        alpha=None if alpha is None else _alpha(alpha),
-        activation=activation,
-        pooling=pooling,
-        scaling=scaling,
-        query=make_query,
-        random_state=seed,
-    )
+    head_count = n_heads if n_heads == "auto" else read_n_heads(n_heads)
+    distribution = head_distribution(heads)
+    penalty = _alpha(alpha)
 
     # read
     from keyhole.data.layout import TableOptions
@@ -131,44 +121,31 @@ def fit(
     # fit
     assert dataset.target is not None
     kind = task_of(dataset.target, task)
-    estimator = parameters.estimator(kind)
+    import keyhole as kh
+
+    estimator_class: Any = kh.AttentionClassifier
+    if kind == "regression":
+        estimator_class = kh.AttentionRegressor
+    estimator = estimator_class(
+        n_heads=head_count,
+        heads=distribution,
+        alpha=penalty,
+        activation=activation,
+        pooling=pooling,
+        scaling=scaling,
+        query=make_query,
+        random_state=seed,
+    )
     console = Console()
     start = perf_counter()
     with console.status("fitting …"):
-        answer_or_exit(lambda: estimator.fit(train.sets, train.target, groups=train.groups))
+        estimator.fit(train.sets, train.target, groups=train.groups)
     seconds = perf_counter() - start
 
     # save, and say what was learned
-    _save(estimator, model, dataset, overwrite)
+    kh.save(estimator, model, schema=dataset.schema, overwrite=overwrite)
     _print(console, estimator, dataset, kind, seconds)
     say(console, f"wrote {model}")
-
-
-@dataclass(frozen=True)
-class _Parameters:
-    """Parameters of an estimator that the command line gives; None: as the estimator has them."""
-
-    n_heads: float | str | None
-    heads: Any
-    alpha: float | str | None
-    activation: str | None
-    pooling: str | None
-    scaling: str | None
-    query: str | None
-    random_state: int
-
-    def estimator(self, kind: str) -> Any:
-        """An estimator for a task, "regression" or "classification", not yet fitted."""
-        import keyhole as kh
-
-        estimator: Any = kh.AttentionClassifier()
-        if kind == "regression":
-            estimator = kh.AttentionRegressor()
-        for parameter in fields(self):
-            value = getattr(self, parameter.name)
-            if value is not None:
-                setattr(estimator, parameter.name, value)
-        return estimator
 
 
 def head_distribution(name: str) -> Any:
@@ -199,15 +176,6 @@ def _alpha(text: str) -> Any:
         return float(text)
     except ValueError:
         refuse(f"--alpha must be a number or loo: got {text!r}.")
-
-
-def _save(estimator: Any, path: Path, data: Any, overwrite: bool) -> None:
-    from keyhole.state import save
-
-    try:
-        save(estimator, path, schema=data.schema, overwrite=overwrite)
-    except (ValueError, OSError) as error:
-        refuse_error(error)
 
 
 def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: float) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import MAX_COUNT, answer_or_exit, app, check_folder
+from keyhole.cli._app import MAX_COUNT, app, check_folder
 from keyhole.cli._output import echo, echo_json, say, show_table
 
 _HELP = """How far the heads of a trained transformer lean towards the identity.
@@ -51,7 +51,7 @@ def heads(
 
     if out is not None:
         check_folder(out, overwrite=overwrite)
-    findings = answer_or_exit(lambda: figure.measure(checkpoint, n_heads, fold_norm=fold_norm))
+    findings = figure.measure(checkpoint, n_heads, fold_norm=fold_norm)
     if as_json:
         echo_json(figure.as_data(findings))
     else:

@@ -25,7 +25,6 @@ from keyhole.cli._app import (
     Task,
     Time,
     Tokens,
-    answer_or_exit,
     app,
     check_folder,
     read_data,
@@ -98,7 +97,7 @@ def lens(
     # fit learners side by side, and write the report
     console = Console(stderr=True)
     with console.status("starting …") as status:
-        findings = answer_or_exit(lambda: look(dataset, task=kind, seed=seed, tell=status.update))
+        findings = look(dataset, task=kind, seed=seed, tell=status.update)
         files = []
         if folder is not None:
             files = findings.save(folder, overwrite=overwrite)

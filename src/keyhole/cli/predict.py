@@ -24,7 +24,6 @@ from keyhole.cli._app import (
     Tokens,
     app,
     check_output,
-    refuse_error,
 )
 from keyhole.cli._output import echo, refuse
 
@@ -103,60 +102,57 @@ def predict(
     from keyhole.data.writer import output_format, write_tables
     from keyhole.state import read_model
 
-    try:
-        output_format(out)  # refuses an ending that says nothing
-        if out.exists() and not overwrite:
-            refuse(f"{out} exists. Choose another name, or pass --overwrite.")
+    output_format(out)  # refuses an ending that says nothing
+    if out.exists() and not overwrite:
+        refuse(f"{out} exists. Choose another name, or pass --overwrite.")
 
-        # the model, and whether it can do what it is to do
-        saved = read_model(model)
-        if proba and not hasattr(saved.estimator, "predict_proba"):
-            refuse(f"--proba needs a classifier: {model} holds a {type(saved.estimator).__name__}.")
-        _check_interval(saved, interval)
-        has_columns = bool(saved.schema.columns)
-        if explain and has_columns and getattr(saved.estimator, "_training", None) is None:
-            echo(
-                "note: there are no effects of columns: they are measured from the means of the "
-                "training samples, which the model does not have. Save it with keep='all'.",
-                err=True,
-            )
-
-        # the sets, read as those that the model was fitted to
-        sets = open_data(
-            source,
-            tokens=tokens,
-            keys=keys,
-            query=query,
-            reference_date=reference_date,
-            set_id=set_id,
-            missing=missing,
-            dim=dim,
-            schema=saved.schema,
-            copied=[name for name in [*(keep or []), key_id] if name is not None],
+    # the model, and whether it can do what it is to do
+    saved = read_model(model)
+    if proba and not hasattr(saved.estimator, "predict_proba"):
+        refuse(f"--proba needs a classifier: {model} holds a {type(saved.estimator).__name__}.")
+    _check_interval(saved, interval)
+    has_columns = bool(saved.schema.columns)
+    if explain and has_columns and getattr(saved.estimator, "_training", None) is None:
+        echo(
+            "note: there are no effects of columns: they are measured from the means of the "
+            "training samples, which the model does not have. Save it with keep='all'.",
+            err=True,
         )
-        sets.layout = replace(sets.layout, key_id=key_id)
 
-        # columns that are copied; names of keys are in the table of tokens where there is one
-        copied = list(dict.fromkeys(filter(None, [sets.layout.set_id, *(keep or []), key_id])))
-        columns_of_samples = copied
-        if key_id is not None and sets.tokens is not None:
-            check_columns(sets.tokens.schema, [key_id], None, str(tokens))
-            columns_of_samples = [name for name in copied if name != key_id]
-        sets.require(columns_of_samples, one_type=True)
+    # the sets, read as those that the model was fitted to
+    sets = open_data(
+        source,
+        tokens=tokens,
+        keys=keys,
+        query=query,
+        reference_date=reference_date,
+        set_id=set_id,
+        missing=missing,
+        dim=dim,
+        schema=saved.schema,
+        copied=[name for name in [*(keep or []), key_id] if name is not None],
+    )
+    sets.layout = replace(sets.layout, key_id=key_id)
 
-        # predict row group by row group; the file appears when all of it is written
-        work = _Work(
-            model=saved,
-            sets=sets,
-            copied=copied,
-            proba=proba,
-            interval=interval,
-            explain=explain,
-        )
-        work.check_first()
-        rows = write_tables(out, work.tables(), overwrite=overwrite)
-    except (ValueError, OSError) as error:
-        refuse_error(error)
+    # columns that are copied; names of keys are in the table of tokens where there is one
+    copied = list(dict.fromkeys(filter(None, [sets.layout.set_id, *(keep or []), key_id])))
+    columns_of_samples = copied
+    if key_id is not None and sets.tokens is not None:
+        check_columns(sets.tokens.schema, [key_id], None, str(tokens))
+        columns_of_samples = [name for name in copied if name != key_id]
+    sets.require(columns_of_samples, one_type=True)
+
+    # predict row group by row group; the file appears when all of it is written
+    work = _Work(
+        model=saved,
+        sets=sets,
+        copied=copied,
+        proba=proba,
+        interval=interval,
+        explain=explain,
+    )
+    work.check_first()
+    rows = write_tables(out, work.tables(), overwrite=overwrite)
     echo(f"wrote {out}: {rows} predictions")
     if work.has_novelty:
         _warn_of_novelty(sum(work.novel), rows)

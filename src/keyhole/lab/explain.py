@@ -36,24 +36,6 @@ MAX_LABEL = 50
 
 
 @dataclass(frozen=True)
-class ColumnEffect:
-    """A column of the table, what the set has in it, and its effect."""
-
-    name: str
-    values: str
-    effect: float
-
-
-@dataclass(frozen=True)
-class RowPart:
-    """A row of the set, what it adds, and its values, by the names of columns."""
-
-    row: str
-    adds: float
-    values: dict[str, str]
-
-
-@dataclass(frozen=True)
 class Account:
     """What one output of a prediction is made of: columns and rows, the largest first.
 
@@ -63,14 +45,15 @@ class Account:
         What a number is added to: "for left, against stayed", or "to the prediction".
     of_rows : str
         What the rows are rows of, and how many there are.
-    columns : list of ColumnEffect
+    columns : list of (name, effect, what the set has in it)
         Empty where the model has no training samples, whose means effects are measured from.
+    rows : list of (number in the file, what it adds, its values by column)
     """
 
     speaks: str
     of_rows: str
-    columns: list[ColumnEffect]
-    rows: list[RowPart]
+    columns: list[tuple[str, float, str]]
+    rows: list[tuple[str, float, dict[str, str]]]
 
 
 @dataclass(frozen=True)
@@ -110,7 +93,7 @@ def explain_prediction(
     effects_of_outputs = effects_of_columns(model, sample, columns, evidence_of_outputs)
     accounts = []
     for number, evidence in enumerate(evidence_of_outputs):
-        effects: list[ColumnEffect] = []
+        effects: list[tuple[str, float, str]] = []
         if effects_of_outputs is not None:
             for column, effect in zip(columns, effects_of_outputs[number][0], strict=True):
                 label = column.name if column.of != "query" else f"{column.name} (query)"
@@ -118,14 +101,14 @@ def explain_prediction(
                     values = summary(written.rows.get(column.name, []))
                 else:
                     values = written.sample.get(column.name, "")
-                effects.append(ColumnEffect(name=label, values=values, effect=float(effect)))
-        effects.sort(key=lambda one: -abs(one.effect))
+                effects.append((label, float(effect), values))
+        effects.sort(key=lambda one: -abs(one[1]))
         accounts.append(
             Account(
                 speaks=_speaks(evidence, number, len(evidence_of_outputs)),
                 of_rows=f"{len(written.numbers)} rows, of {written.source}",
                 columns=effects,
-                rows=_strongest_rows(evidence, written, [one.name for one in effects]),
+                rows=_strongest_rows(evidence, written, [name for name, _, _ in effects]),
             )
         )
     return Explanation(name=name, sentence=sentence, accounts=accounts)
@@ -195,7 +178,7 @@ def _speaks(evidence: Evidence, output: int, n_outputs: int) -> str:
 
 def _strongest_rows(
     evidence: Evidence, written: WrittenSet, order_of_columns: Sequence[str]
-) -> list[RowPart]:
+) -> list[tuple[str, float, dict[str, str]]]:
     """The rows of largest contribution, their columns by the effects of these."""
     parts = evidence.keys[0]
     names = sorted(
@@ -204,11 +187,7 @@ def _strongest_rows(
     )
     strongest = np.argsort(-np.abs(parts), kind="stable")[:MAX_ROWS]
     return [
-        RowPart(
-            row=str(written.numbers[k]),
-            adds=float(parts[k]),
-            values={name: written.rows[name][k] for name in names},
-        )
+        (str(written.numbers[k]), float(parts[k]), {name: written.rows[name][k] for name in names})
         for k in strongest
     ]
 
@@ -255,11 +234,11 @@ def save_picture(explanation: Explanation, path: Path, *, overwrite: bool) -> No
     figure.suptitle(_label(explanation.name))
     panels = figure.subplots(len(accounts), 2, squeeze=False)
     for (of_columns, of_rows), account in zip(panels, accounts, strict=True):
-        labels = [f"{one.name}: {one.values}" for one in account.columns]
-        _draw_bars(of_columns, labels, [one.effect for one in account.columns])
+        labels = [f"{name}: {values}" for name, _, values in account.columns]
+        _draw_bars(of_columns, labels, [effect for _, effect, _ in account.columns])
         of_columns.set(title="columns", xlabel=_label(f"effect {account.speaks}"))
-        labels = [f"{one.row}: {', '.join(list(one.values.values())[:4])}" for one in account.rows]
-        _draw_bars(of_rows, labels, [one.adds for one in account.rows])
+        labels = [f"{row}: {', '.join(list(cells.values())[:4])}" for row, _, cells in account.rows]
+        _draw_bars(of_rows, labels, [adds for _, adds, _ in account.rows])
         of_rows.set(title=_label(account.of_rows), xlabel=_label(f"adds {account.speaks}"))
 
     # the whole file or none
