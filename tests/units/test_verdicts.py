@@ -56,7 +56,6 @@ def rows_of(cells, error, repetitions=3):
                             "most": max(cell.sizes),
                             "repetition": cell.repetition,
                             "error": value,
-                            "oracle": value,
                         }
                     )
     return rows

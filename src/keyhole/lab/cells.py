@@ -174,9 +174,8 @@ def ridge_path(
 ) -> list[dict[str, float]]:
     """Fit every target at every penalty from one factorisation; an outcome for each target.
 
-    Errors are mean squares over the variance of the target on the test sets: with the penalty that
-    leave-one-out chooses, with the one that is best on the test sets ("oracle"), which nobody can
-    know, and what leave-one-out says of its choice.
+    Errors are mean squares over the variance of the target on the test sets, with the penalty that
+    leave-one-out chooses, and what leave-one-out says of its choice.
     """
     spectrum = Spectrum.of_gram(gram.copy(), RidgeProblem.of(y))
     alphas = spectrum.grid()
@@ -187,12 +186,10 @@ def ridge_path(
         errors[i] = np.mean(np.square(cross @ coef + intercept - truth), axis=0)
     variance = truth.var(axis=0)
     chosen = np.argmin(loo, axis=0)
-    best = np.argmin(errors, axis=0)
     return [
         {
             "error": float(errors[chosen[t], t] / variance[t]),
             "alpha": float(alphas[chosen[t]]),
-            "oracle": float(errors[best[t], t] / variance[t]),
             "loo": float(loo[chosen[t], t] / variance[t]),
         }
         for t in range(y.shape[1])

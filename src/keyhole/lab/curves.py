@@ -173,11 +173,7 @@ def curve_of(rows: Sequence[Row], x: str, y: str = "error", **where: Any) -> Cur
 
 
 def curve_rows(
-    curve: Curve,
-    x: str,
-    common: Row,
-    predicted: Mapping[float, float | None],
-    oracle: Curve | None = None,
+    curve: Curve, x: str, common: Row, predicted: Mapping[float, float | None]
 ) -> list[Row]:
     """A row for each point: what is common to all, what was measured, and what was predicted."""
     errors = [error if math.isfinite(error) else None for error in curve.error.tolist()]
@@ -189,7 +185,6 @@ def curve_rows(
             "measured": float(curve.mean[i]),
             "standard_error": errors[i],
             "repetitions": int(repetitions[i]),
-            "oracle": None if oracle is None else float(oracle.mean[i]),
             "predicted": predicted.get(point),
         }
         for i, point in enumerate(curve.x.tolist())

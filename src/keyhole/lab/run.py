@@ -20,7 +20,7 @@ from keyhole.lab.cells import Cell, Row
 
 
 class JsonStore(FileSystemStoreBackend):  # type: ignore[misc]
-    """joblib's folder of results with JSON in the place of pickles: nothing in it is executed."""
+    """joblib's folder of results with JSON instead of pickles: nothing in it is executed."""
 
     def _path(self, call_id: Sequence[str]) -> Path:
         return Path(self.location, *call_id, "rows.json")

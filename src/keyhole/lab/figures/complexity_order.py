@@ -126,25 +126,6 @@ def section(config: Config, rows: Sequence[Row]) -> Section:
         for target in config.targets
     ]
     reached = [row for row in table if row["measured"] is not None]
-    ranks, margins, trivial = ranks_of(reached, config.seed)
-    ranks_table = Table(
-        name="complexity-ranks",
-        title="Which complexity puts the targets in the order of their sample sizes",
-        rows=[
-            {
-                "complexity": words,
-                "rank correlation": ranks[name].text(),
-                f"more than {TRIVIAL[trivial]}": margins[name].text() if name in margins else "–",
-                "points": len(reached),
-            }
-            for name, words in {**MEASURES, **TRIVIAL}.items()
-        ],
-        note=(
-            "Spearman's rank correlation over the targets that reach the error, with 95 % "
-            f"intervals by resampling targets. {TRIVIAL[trivial]} is the better of two trivial "
-            "predictors; differences are over the same resampled targets."
-        ),
-    )
     targets_table = Table("complexity-targets", "Every target", [_readable(row) for row in table])
     return Section(
         slug="complexity",
@@ -155,7 +136,6 @@ def section(config: Config, rows: Sequence[Row]) -> Section:
         ),
         blocks=[
             *(_chart(config, reached, name) for name in MEASURES),
-            ranks_table,
             targets_table,
         ],
         verdict=verdict(table, config.seed),

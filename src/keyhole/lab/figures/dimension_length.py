@@ -172,12 +172,9 @@ def section(config: Config, rows: Sequence[Row]) -> Section:
 def samples_row(config: Config, rows: Sequence[Row], model: str, dim: int, n_keys: int) -> Row:
     """Samples measured, where that is within reach, and predicted."""
     curve = curve_of(rows, "n", model=model, d=dim, N=n_keys)
-    oracle = curve_of(rows, "n", "oracle", model=model, d=dim, N=n_keys)
     samples = Estimate(None)
-    oracle_samples = Estimate(None)
     if len(curve.x) >= 2:
         samples = samples_needed(curve, config.level, config.seed)
-        oracle_samples = samples_needed(oracle, config.level, config.seed)
     is_known = samples.value is not None and math.isfinite(samples.spread)
     return {
         "model": model,
@@ -186,21 +183,19 @@ def samples_row(config: Config, rows: Sequence[Row], model: str, dim: int, n_key
         "measured": samples.value,
         "standard_error": samples.spread if is_known else None,
         "samples": samples,
-        "oracle": oracle_samples.value,
         "predicted": config.predicted(model, dim, n_keys),
         "miss": missed_window(curve, config.level),
     }
 
 
 def _chart(config: Config, rows: list[Row], axis: str, title: str, label: str) -> Chart:
-    """Samples of both models against d or N: measured, predicted, with the oracle's penalty."""
+    """Samples of both models against d or N: measured and predicted."""
     series = []
     for model in SHOWN:
         words = MODELS[model]
         of_model = [row for row in rows if row["model"] == model]
         measured = [row for row in of_model if row["measured"] is not None]
         predicted = [row for row in of_model if row["predicted"] is not None]
-        oracle = [row for row in of_model if row["oracle"] is not None]
         series += [
             bars(
                 words,
@@ -216,13 +211,6 @@ def _chart(config: Config, rows: list[Row], axis: str, title: str, label: str) -
                 look="dashed",
                 role=model,
             ),
-            Series(
-                f"{words}, oracle penalty",
-                [row[axis] for row in oracle],
-                [row["oracle"] for row in oracle],
-                look="thin",
-                role=model,
-            ),
         ]
     return Chart(
         name=f"dimension-{axis}",
@@ -234,7 +222,7 @@ def _chart(config: Config, rows: list[Row], axis: str, title: str, label: str) -
         x_log=True,
         y_log=True,
         note=(
-            f"Dashed: theory. Thin: the penalty that is best on the test sets. Not measured where "
+            f"Dashed: theory. Not measured where "
             f"theory asks for more than {config.largest} samples, the most run here."
         ),
     )

@@ -27,7 +27,7 @@ from keyhole.lab.curves import (
     state_of,
 )
 from keyhole.lab.predictions import predicted_error
-from keyhole.lab.report.document import Chart, Section, Series, Table, Verdict
+from keyhole.lab.report.document import Chart, Section, Series, Verdict
 from keyhole.theory.bounds import approximation_bound
 
 PLENTY = 4
@@ -153,25 +153,6 @@ def section(config: Config, rows: Sequence[Row]) -> Section:
     ]
     charts += [_approximation_chart(config, rows, target) for target in config.targets]
     slopes = {target: _slopes(config, rows, target) for target in config.targets}
-    table = Table(
-        name="heads-slopes",
-        title="How fast the approximation error falls with the number of heads",
-        rows=[
-            {
-                "target": f"`{target}`",
-                "slope, measured": target_slopes.measured.text(),
-                "slope, predicted": f"{target_slopes.predicted:.2f}",
-                "slope of the theorem": "-1",
-                "heads": target_slopes.range,
-            }
-            for target, target_slopes in slopes.items()
-        ],
-        note=(
-            "Slopes on logarithmic axes with 95 % intervals, from the first M that explains half "
-            f"of the target to the last for which n = {config.slope_samples} is at least {PLENTY} "
-            "times the number M(d+1) of features."
-        ),
-    )
     deviation = deviation_text([row for chart in charts for row in chart.rows])
     return Section(
         slug="head-count",
@@ -180,19 +161,17 @@ def section(config: Config, rows: Sequence[Row]) -> Section:
             "M random heads approximate a target with a squared error that falls like 1/M; beyond "
             "that, more heads bring a finite layer to its infinite-head kernel."
         ),
-        blocks=[*charts, table],
+        blocks=charts,
         verdict=verdict(config, rows, slopes, deviation),
         settings=config.describe(),
         rule=RULE,
     )
 
 
-def _curve(
-    config: Config, rows: Sequence[Row], target: str, n: int, model: str, y: str = "error"
-) -> Curve:
+def _curve(config: Config, rows: Sequence[Row], target: str, n: int, model: str) -> Curve:
     """Error against M at one n."""
     finite = [row for row in _of_errors(config, rows) if row["M"] is not None]
-    return curve_of(finite, "M", y, model=model, target=target, n=n)
+    return curve_of(finite, "M", model=model, target=target, n=n)
 
 
 def _limit(config: Config, rows: Sequence[Row], target: str, n: int, model: str) -> Curve:
@@ -226,7 +205,6 @@ def _error_chart(config: Config, rows: Sequence[Row], target: str, n: int) -> Ch
     for model in ("attention", "biased"):
         words = MODELS[model]
         curve = _curve(config, rows, target, n, model)
-        oracle = _curve(config, rows, target, n, model, "oracle")
         level = float(_limit(config, rows, target, n, model).mean[0])
         predicted = {
             m: predicted_error(target, config.dim, config.n_keys, n, m, model) for m in heads
@@ -235,13 +213,12 @@ def _error_chart(config: Config, rows: Sequence[Row], target: str, n: int) -> Ch
         series += [
             curve.series(words, model),
             Series(f"{words}, predicted", heads, line, look="dashed", role=model),
-            oracle.series(f"{words}, oracle penalty", model, "thin"),
             Series(
                 f"{words}, ∞ heads", [heads[0], heads[-1]], [level, level], look="line", role=model
             ),
         ]
         common: Row = {"target": target, "model": words, "n": n}
-        table += curve_rows(curve, "heads", common, dict(predicted.items()), oracle)
+        table += curve_rows(curve, "heads", common, dict(predicted.items()))
         table.append(
             {
                 **common,
@@ -259,10 +236,7 @@ def _error_chart(config: Config, rows: Sequence[Row], target: str, n: int) -> Ch
         rows=table,
         x_log=True,
         y_log=True,
-        note=(
-            "The level line is the exact kernel of infinitely many heads. Dashed: theory. Thin: the "
-            "penalty that is best on the test sets."
-        ),
+        note="The level line is the exact kernel of infinitely many heads. Dashed: theory.",
     )
 
 
@@ -380,18 +354,4 @@ def verdict(
         f"{most} heads the error at n = {n} is {min(ratios):.2f} to {max(ratios):.2f} times that "
         "of infinitely many."
     )
-    if state != "holds":
-        sentence += (
-            f" By theory it is steeper than −1 on every target from M = {_steep_from(config)} on."
-        )
     return Verdict(state, sentence, numbers)
-
-
-def _steep_from(config: Config) -> int:
-    """The first power of two from which on doubling M halves every predicted error and more."""
-
-    def is_steep(target: str, m: int) -> bool:
-        return 2 * _approximation(config, target, 2 * m) < _approximation(config, target, m)
-
-    powers = (2**k for k in range(1, 40))
-    return next(m for m in powers if all(is_steep(target, m) for target in config.targets))

@@ -89,12 +89,10 @@ class CurveConfig:
                         )
         return cells
 
-    def curve(
-        self, rows: Sequence[Row], model: str, target: str, *, exact: bool, y: str = "error"
-    ) -> Curve:
+    def curve(self, rows: Sequence[Row], model: str, target: str, *, exact: bool) -> Curve:
         """Error against n of one model on one target."""
         heads = None if exact else self.n_heads
-        return curve_of(rows, "n", y, model=model, target=target, M=heads)
+        return curve_of(rows, "n", model=model, target=target, M=heads)
 
     def predicted(
         self, model: str, target: str, *, exact: bool, sizes: Sequence[int] = ()
@@ -112,7 +110,7 @@ class CurveConfig:
 def table_of(
     config: CurveConfig, rows: Sequence[Row], target: str, sizes: Sequence[int] = ()
 ) -> list[Row]:
-    """One row per model, finite and infinite, and n: measured, oracle, predicted."""
+    """One row per model, finite and infinite, and n: measured and predicted."""
     table: list[Row] = []
     for model, words in MODELS.items():
         for exact in (False, True):
@@ -125,7 +123,6 @@ def table_of(
                     "heads": "∞" if exact else str(config.n_heads),
                 },
                 config.predicted(model, target, exact=exact, sizes=sizes),
-                config.curve(rows, model, target, exact=exact, y="oracle"),
             )
     return table
 
@@ -133,7 +130,7 @@ def table_of(
 def curve_chart(
     config: CurveConfig, rows: Sequence[Row], target: str, name: str, title: str, level: float
 ) -> Chart:
-    """Error against n of all models: measured, oracle, predicted, and infinitely many heads."""
+    """Error against n of all models: measured, predicted, and infinitely many heads."""
     series = []
     for model, words in MODELS.items():
         series.append(config.curve(rows, model, target, exact=False).series(words, model))
@@ -144,8 +141,6 @@ def curve_chart(
         unit = "units" if model == "mlp" else "heads"
         limit = config.curve(rows, model, target, exact=True)
         series.append(limit.series(f"{words}, ∞ {unit}", model, "line"))
-        oracle = config.curve(rows, model, target, exact=False, y="oracle")
-        series.append(oracle.series(f"{words}, oracle penalty", model, "thin"))
     return Chart(
         name=name,
         title=title,
@@ -157,8 +152,7 @@ def curve_chart(
         y_log=True,
         note=(
             "Points: mean over repetitions, bars one standard error. In the colour of each: "
-            "dashed, theory, nothing fitted to the points; line, infinitely many heads or units; "
-            "thin, the penalty that is best on the test sets."
+            "dashed, theory, nothing fitted to the points; line, infinitely many heads or units."
         ),
         marks={f"{level:.0%} of Var f*": level},
     )

@@ -359,18 +359,6 @@ def _summary(name: str, rows: Sequence[Row]) -> Row:
     return {"settings": name, "number": str(len(rows)), **percents}
 
 
-def _readable(row: Row) -> Row:
-    """A row of the grid as text."""
-    return {
-        **{name: str(row[name]) for name in ("model", "d", "N", "target", "n", "M")},
-        "ridge": f"{row['ridge']:g}",
-        "noise": f"{row['noise']:.2g}",
-        "predicted": f"{row['predicted']:.3g}",
-        "measured": f"{row['measured']:.3g} ± {row['standard_error']:.1g}",
-        "deviation": f"{100 * row['deviation']:+.0f} %",
-    }
-
-
 # ---------------------------------------------------------------- samples of both models
 
 
@@ -453,11 +441,6 @@ def section(config: Config, rows: Sequence[Row]) -> Section:
                 "(20 % below d = 8, 12 % from there on); the median with the noise floor taken off "
                 "both; the median standard error of a measured mean."
             ),
-        ),
-        Table(
-            name="prediction-outliers",
-            title="Settings beyond the tolerance",
-            rows=[_readable(row) for row in outliers(grid)],
         ),
         Table(
             name="prediction-ratio",

@@ -24,7 +24,7 @@ from keyhole.lab.curves import (
     state_of,
 )
 from keyhole.lab.figures.learning_curves import CurveConfig, predicted_series, table_of
-from keyhole.lab.report.document import Chart, Section, Series, Table, Verdict
+from keyhole.lab.report.document import Chart, Section, Series, Verdict
 
 RULE = (
     "The number is the error of biased over that of zero-mean heads at the largest n. Holds if the "
@@ -77,16 +77,6 @@ def section(config: Config, rows: Sequence[Row]) -> Section:
     for gamma in config.gammas:
         for row in table_of(config, rows, notation(gamma), config.shown):
             table_rows.append({"gamma": gamma, **row})
-    table = Table(
-        name="rotation-crossings",
-        title="The turn γ at which biased heads become a handicap",
-        rows=[_crossing_row(config, rows, n) for n in config.shown],
-        note=(
-            "Where the mean error of biased heads overtakes that of zero-mean heads, read between "
-            "the turns run, with 95 % intervals over resampled repetitions that have a crossing. "
-            "The last columns are the ratio of errors at the last turn."
-        ),
-    )
     error_charts = [_error_chart(config, rows, n, table_rows) for n in reversed(config.shown)]
     return Section(
         slug="rotation",
@@ -96,19 +86,17 @@ def section(config: Config, rows: Sequence[Row]) -> Section:
             "from it, f_{3,γ} = (1/N) Σ ⟨x₀, S_{γ} xᵢ⟩^{3} ⟨β, xᵢ⟩ with S_{γ} = (1 − γ) I + γ P, P "
             "a rotation without fixed directions."
         ),
-        blocks=[_ratio_chart(config, rows, table_rows), *error_charts, table],
+        blocks=[_ratio_chart(config, rows, table_rows), *error_charts],
         verdict=verdict(config, rows, deviation_text(table_rows)),
         settings=config.describe(),
         rule=RULE,
     )
 
 
-def _curve(
-    config: Config, rows: Sequence[Row], model: str, n: int, *, exact: bool, y: str = "error"
-) -> Curve:
+def _curve(config: Config, rows: Sequence[Row], model: str, n: int, *, exact: bool) -> Curve:
     """Error against γ at one n, in the repetitions that reach this n."""
     columns = [
-        config.curve(rows, model, notation(gamma), exact=exact, y=y).at(n).runs
+        config.curve(rows, model, notation(gamma), exact=exact).at(n).runs
         for gamma in config.gammas
     ]
     table = np.concatenate(columns, axis=1)
@@ -135,15 +123,13 @@ def _crossing(config: Config, rows: Sequence[Row], n: int, exact: bool) -> Estim
     return resample(statistic, _pair(config, rows, n, exact), config.seed)
 
 
-def ratio_at_turn(
-    config: Config, rows: Sequence[Row], n: int, turn: int, *, exact: bool = False
-) -> Estimate:
+def _ratio_at_turn(config: Config, rows: Sequence[Row], n: int, turn: int) -> Estimate:
     """Ratio of errors at one of the turns."""
 
     def statistic(tables: list[np.ndarray]) -> float:
         return float(_mean_ratio(tables)[turn])
 
-    return resample(statistic, _pair(config, rows, n, exact), config.seed)
+    return resample(statistic, _pair(config, rows, n, exact=False), config.seed)
 
 
 def _growth(config: Config, rows: Sequence[Row], n: int) -> Estimate:
@@ -196,8 +182,6 @@ def _error_chart(config: Config, rows: Sequence[Row], n: int, table_rows: list[R
             series.append(predicted_series(errors, words, model))
         limit = _curve(config, rows, model, n, exact=True)
         series.append(limit.series(f"{words}, ∞ heads", model, "line"))
-        oracle = _curve(config, rows, model, n, exact=False, y="oracle")
-        series.append(oracle.series(f"{words}, oracle penalty", model, "thin"))
     return Chart(
         name=f"rotation-n{n}",
         title=f"Error against the turn at n = {n}",
@@ -206,21 +190,10 @@ def _error_chart(config: Config, rows: Sequence[Row], n: int, table_rows: list[R
         series=series,
         rows=[row for row in table_rows if row["n"] == n],
         note=(
-            "Dashed: theory; line: infinitely many heads; thin: the penalty that is best on the "
-            "test sets. In even dimension S_{γ} is a multiple of a rotation, so theory gives "
-            "zero-mean heads and the MLP one error for all γ."
+            "Dashed: theory; line: infinitely many heads. In even dimension S_{γ} is a multiple of "
+            "a rotation, so theory gives zero-mean heads and the MLP one error for all γ."
         ),
     )
-
-
-def _crossing_row(config: Config, rows: Sequence[Row], n: int) -> Row:
-    """Crossing and last ratio at one n, of finitely and infinitely many heads."""
-    row: Row = {"n": n}
-    last = f"ratio at γ = {config.gammas[-1]:g}"
-    for exact, heads in ((False, f"{config.n_heads} heads"), (True, "∞ heads")):
-        row[f"crossing, {heads}"] = _crossing(config, rows, n, exact).text()
-        row[f"{last}, {heads}"] = ratio_at_turn(config, rows, n, -1, exact=exact).text()
-    return row
 
 
 def verdict(config: Config, rows: Sequence[Row], deviation: str) -> Verdict:
@@ -228,8 +201,8 @@ def verdict(config: Config, rows: Sequence[Row], deviation: str) -> Verdict:
     n = config.shown[-1]
     first = f"γ = {config.gammas[0]:g}"
     last = f"γ = {config.gammas[-1]:g}"
-    start = ratio_at_turn(config, rows, n, 0)
-    end = ratio_at_turn(config, rows, n, -1)
+    start = _ratio_at_turn(config, rows, n, 0)
+    end = _ratio_at_turn(config, rows, n, -1)
     growth = _growth(config, rows, n)
     crossing = _crossing(config, rows, n, exact=False)
     numbers = {

@@ -23,7 +23,7 @@ from keyhole.lab.curves import (
     state_of,
 )
 from keyhole.lab.predictions import predicted_error
-from keyhole.lab.report.document import Chart, Section, Series, Table, Verdict
+from keyhole.lab.report.document import Chart, Section, Series, Verdict
 
 LEARNERS = {
     "attention": ("ridge", "ridge"),
@@ -47,7 +47,7 @@ RULE = (
 
 
 @dataclass(frozen=True)
-class Panel:
+class LabelPanel:
     """A target, and the share of its labels that are outliers."""
 
     target: str
@@ -87,10 +87,10 @@ class Config:
         )
 
     @property
-    def panels(self) -> list[Panel]:
+    def panels(self) -> list[LabelPanel]:
         """Every target, without and with outliers."""
         shares = dict.fromkeys((0.0, self.outliers))
-        return [Panel(target, share) for target in self.targets for share in shares]
+        return [LabelPanel(target, share) for target in self.targets for share in shares]
 
 
 PRESETS = {
@@ -150,25 +150,12 @@ def section(config: Config, rows: Sequence[Row]) -> Section:
 
     # errors of the constrained learners over that of ridge, at the largest n
     n = max(config.sizes)
-    ratios: dict[tuple[Panel, str], Estimate] = {}
-    table_rows: list[Row] = []
+    ratios: dict[tuple[LabelPanel, str], Estimate] = {}
     for panel in config.panels:
-        row: Row = {"target": f"`{panel.target}`", "labels": panel.words}
         ridge = _curve(rows, "attention", panel).at(n)
         for learner in CONSTRAINED:
-            ratio = ratio_of_means(_curve(rows, learner, panel).at(n), ridge, config.seed)
-            ratios[panel, learner] = ratio
-            row[LEARNERS[learner][0]] = ratio.text()
-        table_rows.append(row)
-    table = Table(
-        name="learner-ratios",
-        title=f"Error over that of ridge at n = {n}",
-        rows=table_rows,
-        note=(
-            "Below 1 the constrained learner is better. Means over the same sets and heads, with "
-            "95 % intervals over resampled repetitions."
-        ),
-    )
+            errors = _curve(rows, learner, panel).at(n)
+            ratios[panel, learner] = ratio_of_means(errors, ridge, config.seed)
     deviation = deviation_text([row for chart in charts for row in chart.rows])
     return Section(
         slug="learner",
@@ -179,19 +166,19 @@ def section(config: Config, rows: Sequence[Row]) -> Section:
             "learns what ridge learns, and its loss is robust to outliers. This is a test of the "
             "learner, not of the theorem: its radii K_1 ≍ √B, K_2 ≍ B/δ and its rate are not used."
         ),
-        blocks=[*charts, table],
+        blocks=charts,
         verdict=verdict(n, ratios, deviation),
         settings=config.describe(),
         rule=RULE,
     )
 
 
-def _curve(rows: Sequence[Row], learner: str, panel: Panel, y: str = "error") -> Curve:
+def _curve(rows: Sequence[Row], learner: str, panel: LabelPanel) -> Curve:
     """Error against n of one learner."""
-    return curve_of(rows, "n", y, model=learner, target=panel.target, outliers=panel.outliers)
+    return curve_of(rows, "n", model=learner, target=panel.target, outliers=panel.outliers)
 
 
-def _chart(config: Config, rows: Sequence[Row], panel: Panel) -> Chart:
+def _chart(config: Config, rows: Sequence[Row], panel: LabelPanel) -> Chart:
     """Error against n of all learners."""
     # theory has a prediction for ridge; outliers enter it as noise of their variance
     noise = config.noise + panel.outliers * config.outlier_size**2
@@ -203,7 +190,7 @@ def _chart(config: Config, rows: Sequence[Row], panel: Panel) -> Chart:
         if error is not None:
             predicted[n] = error
 
-    # measured, beside the prediction for ridge and its oracle
+    # measured, beside the prediction for ridge
     series: list[Series] = []
     table: list[Row] = []
     for learner, (label, role) in LEARNERS.items():
@@ -220,8 +207,6 @@ def _chart(config: Config, rows: Sequence[Row], panel: Panel) -> Chart:
             role="ridge",
         )
     )
-    oracle = _curve(rows, "attention", panel, "oracle")
-    series.append(oracle.series("ridge, oracle penalty", "ridge", "thin"))
 
     letters = "".join(c for c in panel.target if c.isalnum())
     if panel.outliers:
@@ -243,7 +228,7 @@ def _chart(config: Config, rows: Sequence[Row], panel: Panel) -> Chart:
     )
 
 
-def verdict(n: int, ratios: Mapping[tuple[Panel, str], Estimate], deviation: str) -> Verdict:
+def verdict(n: int, ratios: Mapping[tuple[LabelPanel, str], Estimate], deviation: str) -> Verdict:
     """The `RULE` on errors over that of ridge, by panel and constrained learner."""
     numbers = {}
     clean: list[Estimate] = []
