@@ -12,7 +12,7 @@ from pyarrow import csv
 from typer.testing import CliRunner
 
 import keyhole as kh
-from keyhole import models
+from keyhole import state
 from keyhole.cli._app import app
 from keyhole.data.writer import PartedFile, write_parquet
 
@@ -316,7 +316,7 @@ def test_a_full_disk_is_said(command, files, sets, monkeypatch):
     model, folder = files
     write_parquet(folder / "in.parquet", [(sets, sets.query[:, 0])], row_group_size=25)
     names = {"predict": NAMES, "fit": ("in.parquet", "new")}[command]
-    place, name = {"predict": (PartedFile, "write"), "fit": (models, "save")}[command]
+    place, name = {"predict": (PartedFile, "write"), "fit": (state, "save")}[command]
     plain, before = getattr(place, name), resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def full(*given, **options):
@@ -430,7 +430,7 @@ def test_whatever_fit_reads_predict_reads(shape, rng, tmp_path):
     assert done.exit_code == 0, done.output
     done = runner.invoke(app, ["predict", *places, "--batch-size", "4"])
     assert done.exit_code == 0, done.output
-    saved = models.read_model(tmp_path / "model")
+    saved = state.read_model(tmp_path / "model")
     data = kh.read_table(tmp_path / name, **dict(saved.schema.columns))
     found = pq.read_table(tmp_path / "out.parquet")
     np.testing.assert_allclose(found["prediction"], saved.estimator.predict(data.sets), rtol=1e-12)
@@ -605,7 +605,7 @@ def test_a_page_takes_one_prediction_apart(tmp_path, rng):
     assert result.exit_code == 0, result.output
     model = kh.load(tmp_path / "model")
     found = kh.data.read_table(
-        tmp_path / "sets.csv", **dict(models.read_model(tmp_path / "model").schema.columns)
+        tmp_path / "sets.csv", **dict(state.read_model(tmp_path / "model").schema.columns)
     )
     low, high = model.predict_interval(found.sets[2])[0]
     assert f"predicts {model.predict(found.sets[2])[0]:.4g}. It was 2" in result.output

@@ -54,7 +54,7 @@ def explain(
     from keyhole.data.reader import SUFFIXES
     from keyhole.lab.explain import explanation
     from keyhole.lab.report.html import write_report
-    from keyhole.models import read_model
+    from keyhole.state import read_model
 
     try:
         saved = read_model(model)

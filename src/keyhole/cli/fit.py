@@ -231,7 +231,7 @@ def _alpha(text: str) -> Any:
 
 
 def _save(estimator: Any, path: Path, data: Any, overwrite: bool) -> None:
-    from keyhole.models import save
+    from keyhole.state import save
 
     try:
         save(estimator, path, schema=data.schema, overwrite=overwrite)

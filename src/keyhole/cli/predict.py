@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from keyhole.data.layout import Dataset
     from keyhole.data.reader import ParquetSets
     from keyhole.data.writer import PartedFile
-    from keyhole.models import SavedModel
+    from keyhole.state import SavedModel
 
 
 @app.command(short_help="Predict every set of a file.")
@@ -115,7 +115,7 @@ def predict(
     from keyhole.data.layout import check_columns
     from keyhole.data.outputs import output_format
     from keyhole.data.writer import PartedFile
-    from keyhole.models import read_model
+    from keyhole.state import read_model
 
     try:
         file_format = output_format(out)

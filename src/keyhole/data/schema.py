@@ -115,7 +115,7 @@ class Schema:
     Dimension and names of tokens, and whether sets have a query.
 
     `read_table` makes one, ``kh.save(model, path, schema=data.schema)`` stores it with the model,
-    and `keyhole.models.read_model` returns it.
+    and `keyhole.state.read_model` returns it.
 
     Attributes
     ----------
