@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import keyhole as kh
 from keyhole.cli._app import app
 from keyhole.data import read_table
-from keyhole.models import read_model
+from keyhole.state import read_model
 
 FAST = ("--n-heads", "4", "--heads", "zero-mean", "--scaling", "none", "--make-query", "given")
 

@@ -31,7 +31,7 @@ CHOSEN = {
     "NearestKey SingleLocation SparseSelection SparseTokenClasses InContextRegression Lookup "
     "Counting Majority Maximum PairsOfKeys TwoHops PositionAndMeaning word_sensitivity",
     "keyhole.distributed": "fit_dask predict_dask",
-    "keyhole.models": "save load read_model SavedModel",
+    "keyhole.state": "save load read_model SavedModel",
     "keyhole.export": "to_torch to_onnx save_onnx",
     "keyhole.lab.displays": "LeftOutDisplay ReliabilityDisplay CoverageDisplay",
     "keyhole.textbook": "draw_heads extend attention_weights features kernel stack arc_cosine "

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import keyhole as kh
 from keyhole.data.columns import SchemaError
 from keyhole.data.schema import MOST_CATEGORIES, Coding
-from keyhole.models import read_model
+from keyhole.state import read_model
 
 DAY = datetime.date(2024, 1, 1)
 

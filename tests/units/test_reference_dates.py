@@ -10,7 +10,7 @@ import pytest
 import keyhole as kh
 from keyhole.data.columns import SchemaError
 from keyhole.data.schema import Coding
-from keyhole.models import read_model
+from keyhole.state import read_model
 
 
 def dates(*days):

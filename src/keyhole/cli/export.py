@@ -23,10 +23,10 @@ def export(
 
     Its inputs are padded sets: keys (n, N, d), mask (n, N), true where a key is there, and query
     and extras if the model was fitted to them. Its outputs are predictions; of a classifier
-    labels, scores and probabilities.
+    scores and probabilities, with the labels in the metadata of the graph.
     """
     check_output(out, [model])
-    from keyhole.export import save_onnx
+    from keyhole.export import OPSET, save_onnx, sizes_of_inputs
     from keyhole.state import read_model
 
     saved = read_model(model)
@@ -34,7 +34,6 @@ def export(
         document = save_onnx(saved.estimator, out, overwrite=overwrite)
     except (TypeError, FileExistsError) as error:
         refuse(str(error).replace("overwrite=True", "--overwrite"))
-    from keyhole.export.onnx_graph import OPSET, sizes_of_inputs
 
     # what was written, and which number stands where
     echo(f"wrote {out}: ONNX, opset {OPSET}")
