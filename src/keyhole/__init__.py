@@ -58,11 +58,11 @@ if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole import textbook as textbook
     from keyhole import theory as theory
     from keyhole.attention.features import attention_features as attention_features
-    from keyhole.attention.mlp import mlp_features as mlp_features
     from keyhole.attention.heads import GaussianHeads as GaussianHeads
     from keyhole.attention.kernels import attention_kernel as attention_kernel
     from keyhole.attention.kernels import mlp_kernel as mlp_kernel
     from keyhole.attention.learned import LearnedHeads as LearnedHeads
+    from keyhole.attention.mlp import mlp_features as mlp_features
     from keyhole.data import datasets as datasets
     from keyhole.data import tokens as tokens
     from keyhole.data.bag_files import read_bags as read_bags
@@ -77,9 +77,9 @@ if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole.estimators import NormBallRegressor as NormBallRegressor
     from keyhole.fit.settings import Landmarks as Landmarks
     from keyhole.lab.lens import lens as lens
+    from keyhole.solve.ridge import ridge as ridge
     from keyhole.state import load as load
     from keyhole.state import save as save
-    from keyhole.solve.ridge import ridge as ridge
     from keyhole.theory import targets as targets
 
 

@@ -31,8 +31,7 @@ DTYPES = ("float64", "float32", "int64", "int32", "bool")
 """Types of arrays in a file."""
 
 HEADS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (GaussianHeads, LearnedHeads, FittedHeads, DrawnHeads)
+    kind.__name__: kind for kind in (GaussianHeads, LearnedHeads, FittedHeads, DrawnHeads)
 }
 """Head distributions that a file describes by their parameters."""
 

@@ -128,7 +128,9 @@ def save_onnx(
 def sizes_of_inputs(document: Any) -> dict[str, list[str]]:
     """The axes of every input of a graph: the name of an open one, or its length."""
     return {
-        node.name: [axis.dim_param or str(axis.dim_value) for axis in node.type.tensor_type.shape.dim]
+        node.name: [
+            axis.dim_param or str(axis.dim_value) for axis in node.type.tensor_type.shape.dim
+        ]
         for node in document.graph.input
     }
 

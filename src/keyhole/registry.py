@@ -155,7 +155,13 @@ POOLINGS: dict[str, Pooling] = {
     for pooling in (
         Pooling("mean", False, True, "", "the mean over rows"),
         Pooling("mean+size", False, True, "size", "the mean over rows, and their number"),
-        Pooling("mean+statistics", False, True, "statistics", "the mean over rows, their spread and range"),
+        Pooling(
+            "mean+statistics",
+            False,
+            True,
+            "statistics",
+            "the mean over rows, their spread and range",
+        ),
         Pooling("sum", True, True, "", "the sum over rows, for targets that grow with the set"),
         Pooling("statistics", False, False, "quantiles", "statistics of the rows, without heads"),
         Pooling("extras", False, False, "", "the sample-level features alone"),

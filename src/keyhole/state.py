@@ -8,7 +8,6 @@ built. Heads are stored as their distribution and a seed.
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from collections.abc import Sequence
@@ -25,7 +24,6 @@ from keyhole._model_file import (
     Arrays,
     damaged,
     flattened,
-    parameters_of_heads,
     read_container,
     restored,
     write_container,
@@ -264,7 +262,9 @@ _ARRAY = re.compile(r"(float|int|bool|any)\[([^\]]*)\](\??)")
 _KINDS = {"float": "f", "any": "f", "int": "i", "bool": "b"}
 
 
-def check_tree(value: Any, rule: Any, place: str, wide: dict[str, int], own: dict[str, int]) -> None:
+def check_tree(
+    value: Any, rule: Any, place: str, wide: dict[str, int], own: dict[str, int]
+) -> None:
     """Raise ValueError unless a tree is as the schema says. `wide` and `own` are lengths so far."""
     if isinstance(rule, dict):
         if value is None:
@@ -643,7 +643,8 @@ def _stream_tree(stream: Stream) -> Tree:
         return {"scales": None, "count": stream.count, "sums": None}
     sums = stream.sums
     arrays = {
-        name: on_host(getattr(sums, name)) for name in ("gram", "cross", "squares", "means", "y_mean")
+        name: on_host(getattr(sums, name))
+        for name in ("gram", "cross", "squares", "means", "y_mean")
     }
     return {
         "scales": stream.recipe.scales,
@@ -898,9 +899,7 @@ def _member_of(
     path = tree["path"]
     if path["best"] >= len(path["alphas"]):
         raise ValueError("a penalty that was not tried")
-    ridge = RidgeFit(
-        **path, coef=tree["coef"], intercept=tree["intercept"], left_out=left_out
-    )
+    ridge = RidgeFit(**path, coef=tree["coef"], intercept=tree["intercept"], left_out=left_out)
     factors: tuple[Any, ...] = ()
     if training is not None:
         factors = tuple(_factor_of(part, options, training) for part in tree["factors"])

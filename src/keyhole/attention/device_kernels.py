@@ -11,7 +11,6 @@ import importlib.util
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch

@@ -560,9 +560,7 @@ class Stack:
     keys: Any
 
 
-def stacks(
-    batch: SetBatch, n_heads: int, dtype: Any = None, each: bool = False
-) -> Iterator[Stack]:
+def stacks(batch: SetBatch, n_heads: int, dtype: Any = None, each: bool = False) -> Iterator[Stack]:
     """All sets in stacks of equal length, small enough for the scores of so many heads.
 
     With ``each`` every key of a set is its query in turn: a stack then has a set for each of them.
@@ -587,7 +585,7 @@ def stacks(
 
 
 def tokens_dtype(tokens: Any) -> str:
-    """"float32" or "float64"."""
+    """ "float32" or "float64"."""
     return str(tokens.dtype).removeprefix("torch.")
 
 
@@ -604,24 +602,22 @@ def plain_features(
     for stack in stacks(sets, n_heads, dtype, samples.each):
         if features is None:
             heads = like_tokens(heads, stack.keys)
-            features = stack.keys.new_empty((len(sets), n_heads * width)) if is_tensor(
-                stack.keys
-            ) else np.empty((len(sets), n_heads * width), stack.keys.dtype)
+            features = (
+                stack.keys.new_empty((len(sets), n_heads * width))
+                if is_tensor(stack.keys)
+                else np.empty((len(sets), n_heads * width), stack.keys.dtype)
+            )
         if not samples.each:
             of_stack = stack_features(activation, stack.queries, stack.keys, heads)
         else:
             of_stack = mean_weights(activation, stack.keys, heads) @ stack.keys
         features[stack.rows] = of_stack.reshape(len(stack.rows), -1)
-    if samples.is_plain or len(sets) == len(samples) and samples.pooling == "mean":
+    if samples.is_plain or (len(sets) == len(samples) and samples.pooling == "mean"):
         return features
-    return arrays.weighted_sums(
-        features, samples.set_coefficients, samples.unpooled.set_offsets, 0
-    )
+    return arrays.weighted_sums(features, samples.set_coefficients, samples.unpooled.set_offsets, 0)
 
 
-def mean_weights(
-    activation: str, keys: Float[Any, "b k e"], heads: Any
-) -> Float[Any, "b m k"]:
+def mean_weights(activation: str, keys: Float[Any, "b k e"], heads: Any) -> Float[Any, "b m k"]:
     """Weights of the keys, averaged over all keys of their set as queries."""
     n_sets, n_keys, width = keys.shape
     total: Any = 0.0
@@ -811,9 +807,7 @@ def key_contributions(
     return np.concatenate(contributions)
 
 
-def key_features(
-    batch: SampleBatch, heads: Any, activation: str
-) -> Float[np.ndarray, "k p"]:
+def key_features(batch: SampleBatch, heads: Any, activation: str) -> Float[np.ndarray, "k p"]:
     """The part of every key in Φ: M^{-1/2} w_mi x~_i, sample after sample."""
     heads = heads_seen_by(batch, heads)
     width = batch.dim + 1

@@ -126,9 +126,7 @@ def forward(sets: SetBatch, activation: str, hops: Sequence[Any], heads: Any) ->
             found[stack.rows] = weights @ stack.keys[:, :, :-1]
         hop_weights.append(of_hop)
         before = queries[-1]
-        queries.append(
-            _side_by_side([before[:, :-1], found.reshape(n, -1), before[:, -1:]])
-        )
+        queries.append(_side_by_side([before[:, :-1], found.reshape(n, -1), before[:, -1:]]))
 
     # the heads
     record = ACTIVATIONS[activation]
@@ -168,9 +166,7 @@ class HeadGradient:
     hops: list[Float[np.ndarray, "p _ e"]] = field(repr=False)
 
 
-def error_gradient(
-    task: Task, hops: Sequence[Any], heads: Any, alpha: float
-) -> HeadGradient:
+def error_gradient(task: Task, hops: Sequence[Any], heads: Any, alpha: float) -> HeadGradient:
     """The leave-one-out error at penalty ``alpha``, and its gradient in heads and hops."""
     passed = forward(task.sets, task.activation, hops, heads)
     if task.fit_intercept:
@@ -200,9 +196,7 @@ def error_gradient(
     )
 
 
-def _back_through_heads(
-    task: Task, passed: Pass, in_features: Any
-) -> tuple[Any, Any]:
+def _back_through_heads(task: Task, passed: Pass, in_features: Any) -> tuple[Any, Any]:
     """The gradient in the heads, and, if there are hops, in the queries that the heads saw."""
     record = ACTIVATIONS[task.activation]
     if record.slope is None:

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads, set_blocks
 from keyhole._checks import FeatureOverflowError
 from keyhole.attention.activations import check_pointwise
-from keyhole.attention.mlp import check_equal_lengths, flatten_sets
 from keyhole.attention.heads import GaussianHeads, HeadDistribution
+from keyhole.attention.mlp import check_equal_lengths, flatten_sets
 from keyhole.data.arrays import astype, empty_matrix
 from keyhole.data.sets import SampleBatch, SetBatch, check_samples, check_sets
 from keyhole.registry import ACTIVATIONS
@@ -130,7 +130,9 @@ def _sets_kernel(
         b = b_samples.sets
     mean, scale = _check_arguments(a, b, heads, activation)
     if a.device is None:
-        return _check_overflow(host_kernel(a, b, mean, scale, activation, memory_budget), activation)
+        return _check_overflow(
+            host_kernel(a, b, mean, scale, activation, memory_budget), activation
+        )
     from keyhole.attention.device_kernels import tensor_kernel
 
     return _check_overflow(tensor_kernel(a, b, mean, scale, activation, memory_budget), activation)

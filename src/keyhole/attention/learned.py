@@ -389,9 +389,7 @@ class Base:
     strength: float
     scale: float
 
-    def distribution(
-        self, *, reason: str = "", history: tuple[Step, ...] = ()
-    ) -> FittedHeads:
+    def distribution(self, *, reason: str = "", history: tuple[Step, ...] = ()) -> FittedHeads:
         """The head distribution."""
         return FittedHeads(
             means_=self.mean,
@@ -543,9 +541,7 @@ class Descent:
         # the matrices at the start, and the rows of each that queries meet
         self.all_rows = self._matrices_at_start(base)
         columns = used_columns(task.sets)
-        self.rows = [
-            rows_in_use(columns, matrix.shape[1], task.sets) for matrix in self.all_rows
-        ]
+        self.rows = [rows_in_use(columns, matrix.shape[1], task.sets) for matrix in self.all_rows]
         self.part_of_task = task.with_query_columns(columns)
         self.anchors = [
             matrix[:, rows] for matrix, rows in zip(self.all_rows, self.rows, strict=True)

@@ -256,7 +256,6 @@ def _choices(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} ({text})" for name, text in words.items())
 
 
-
 KEYS_HELP = (
     "Columns that are the coordinates of a key, separated by commas [default: the column keys, or "
     "all columns that no other option names]."
@@ -354,30 +353,19 @@ Alpha = Annotated[
 ]
 Activation = Annotated[
     str,
-    typer.Option(
-        help=f"How scores become weights: {_choices(ACTIVATIONS)}. {_AUTO}"
-    ),
+    typer.Option(help=f"How scores become weights: {_choices(ACTIVATIONS)}. {_AUTO}"),
 ]
 Pooling = Annotated[
     str,
-    typer.Option(
-        help=(
-            "How the rows of a set are put together: "
-            f"{_choices(POOLINGS)}. {_AUTO}"
-        )
-    ),
+    typer.Option(help=(f"How the rows of a set are put together: {_choices(POOLINGS)}. {_AUTO}")),
 ]
 Scaling = Annotated[
     str,
-    typer.Option(
-        help=f"What is done to rows first: {_choices(SCALINGS)}. {_AUTO}"
-    ),
+    typer.Option(help=f"What is done to rows first: {_choices(SCALINGS)}. {_AUTO}"),
 ]
 MakeQuery = Annotated[
     str,
-    typer.Option(
-        help=f"What rows are compared with: {_choices(QUERIES)}. {_AUTO}"
-    ),
+    typer.Option(help=f"What rows are compared with: {_choices(QUERIES)}. {_AUTO}"),
 ]
 Task = Annotated[str, typer.Option(help="What to fit: auto, regression or classification.")]
 

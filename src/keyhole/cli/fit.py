@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from keyhole.cli._app import (
+    HEADS,
     MAX_SEED,
     Activation,
     Alpha,
@@ -22,7 +23,6 @@ from keyhole.cli._app import (
     Keys,
     MakeQuery,
     Missing,
-    HEADS,
     NHeads,
     Pooling,
     Query,

@@ -288,9 +288,7 @@ class AttentionModel(BaseEstimator):
         how = f"{left_out} left out one by one"
         if not combination.is_single and len(data) < FEW_SAMPLES:
             how = f"{left_out} held out of the whole procedure, in ten folds"
-        self.held_out_words_ = (
-            f"On {how}: {criterion} {loss:.4g}, {robust} {robust_loss:.4g}"
-        )
+        self.held_out_words_ = f"On {how}: {criterion} {loss:.4g}, {robust} {robust_loss:.4g}"
 
         # samples of weight 0 were not fitted, and have no held-out prediction
         held_out = np.full((n_given, combination.held_out.shape[1]), np.nan)
@@ -502,9 +500,7 @@ class AttentionModel(BaseEstimator):
         ([(1, 3), (1, 3)], True)
         """
         samples = self._samples(X).numpy()
-        with_heads = [
-            member for member in self.combination_.members if member.settings.has_heads
-        ]
+        with_heads = [member for member in self.combination_.members if member.settings.has_heads]
         with_hops = [member for member in with_heads if member.embedding.rule.hops]
         chosen = with_hops or with_heads
         if len(chosen) != 1:

@@ -56,9 +56,7 @@ def why_not_in_batches(model: Any) -> str | None:
             f"device={model.device!r} is for fit: batches are summed by NumPy. Leave `device` out."
         )
     if model.class_weight == "balanced" if hasattr(model, "class_weight") else False:
-        return (
-            f"class_weight='balanced' {whole} Pass the weights of the classes as a dict, or use fit."
-        )
+        return f"class_weight='balanced' {whole} Pass the weights of the classes as a dict, or use fit."
     return None
 
 
@@ -300,4 +298,3 @@ def predict_batches(model: Any, batches: Iterable[Any]) -> Iterator[np.ndarray]:
     """Yield the predictions of each batch in turn."""
     for item in as_source(batches):
         yield model.predict(as_batch(item).sets)
-

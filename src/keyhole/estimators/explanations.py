@@ -17,9 +17,7 @@ N_DRAWN = 256
 """Heads that stand for infinitely many."""
 
 
-def weights_of_hops(
-    samples: Any, member: Member
-) -> list[list[Float[np.ndarray, "p k"]]]:
+def weights_of_hops(samples: Any, member: Member) -> list[list[Float[np.ndarray, "p k"]]]:
     """For every hop, the weights (patterns, keys) of each sample; the last hop is the random heads.
 
     The plain version of that hop is the mean over heads of `keyhole.textbook.attention_weights`.

@@ -367,9 +367,7 @@ def novelty_ranks(
     ranks = np.zeros(len(samples))
     weights = combination.weights / max(float(combination.weights.sum()), 1e-300)
     for weight, member in zip(weights, combination.members, strict=True):
-        rule = replace(
-            member.embedding.rule, low=None, high=None, query_low=None, query_high=None
-        )
+        rule = replace(member.embedding.rule, low=None, high=None, query_low=None, query_high=None)
         seeing_all = replace(member, embedding=replace(member.embedding, rule=rule))
         of_training = own_variances(member, data)
         order = np.argsort(of_training)

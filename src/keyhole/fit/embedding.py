@@ -30,7 +30,15 @@ from keyhole.data.tokens import TokenRule
 from keyhole.fit.samples import TrainingSet
 from keyhole.fit.settings import FitOptions, Landmarks, LayerSettings
 from keyhole.solve.cholesky import fit_gram
-from keyhole.solve.matrices import add_outer, as_like, copied, eigen, is_tensor, mirror_lower, on_host
+from keyhole.solve.matrices import (
+    add_outer,
+    as_like,
+    copied,
+    eigen,
+    is_tensor,
+    mirror_lower,
+    on_host,
+)
 from keyhole.solve.problem import RidgeProblem
 
 SQUARED_SETS = 16

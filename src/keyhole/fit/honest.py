@@ -38,9 +38,7 @@ def with_honest_predictions(
         held_out[fold] = _predictions_of_fold(combination, data, options, rest, fold)
     tried = tuple(replace(member, gram=None) for member in combination.tried)
     places = [_place(member, combination.tried) for member in combination.members]
-    combination = replace(
-        combination, members=tuple(tried[place] for place in places), tried=tried
-    )
+    combination = replace(combination, members=tuple(tried[place] for place in places), tried=tried)
     if not options.classifies:
         return replace(combination, held_out=held_out)
     # logits that are too sure of themselves on new samples are made smaller
@@ -79,9 +77,7 @@ def _predictions_of_fold(
         assert fit.left_out is not None
         left_out.append(part.outputs - fit.left_out)
         predicted.append(member.gram[np.ix_(fold, rest)] @ fit.coef + fit.intercept)
-    kept, weights, intercept = weights_of(
-        np.stack(left_out), part, classifies=options.classifies
-    )
+    kept, weights, intercept = weights_of(np.stack(left_out), part, classifies=options.classifies)
     return intercept + np.einsum("c,cnt->nt", weights, np.stack(predicted)[kept])
 
 

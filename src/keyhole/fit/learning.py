@@ -44,7 +44,9 @@ def fit_learned_member(
     for rest, fold in data.folds(N_FOLDS, classifies=options.classifies, seed=options.seed):
         part = data[rest]
         heads = learned_heads(settings, part, quiet)
-        member = fit_member(replace(settings, heads=heads), part, quiet, loss=loss, criterion=criterion)
+        member = fit_member(
+            replace(settings, heads=heads), part, quiet, loss=loss, criterion=criterion
+        )
         held_out[fold] = member.predict(data.samples[fold])
 
     heads = learned_heads(settings, data, quiet)

@@ -265,9 +265,7 @@ def _solve_features(
     return ridge, tuple(factors)
 
 
-def _solve_gram(
-    gram: Any, problem: RidgeProblem, loss: str
-) -> tuple[RidgeFit, tuple[Factor, ...]]:
+def _solve_gram(gram: Any, problem: RidgeProblem, loss: str) -> tuple[RidgeFit, tuple[Factor, ...]]:
     """Ridge or Newton steps in the dimension of the samples; the Gram matrix is overwritten."""
     if loss == "squared_error":
         ridge = fit_gram(gram, problem)

@@ -174,9 +174,7 @@ def entries_for(shape: Shape) -> list[Entry]:
                     "rows beside the mean of their set",
                 ),
                 Entry(
-                    replace(
-                        layer, name="mean as query, unit rows", query="mean", scaling="sphere"
-                    ),
+                    replace(layer, name="mean as query, unit rows", query="mean", scaling="sphere"),
                     "the same for directions",
                 ),
                 Entry(

@@ -236,7 +236,9 @@ class _PathProducts:
         share = 1.0 / lengths[sample]
 
         # products with μ₀ are means over the training samples
-        gram = on_host(attention_kernel(train, None, embedding.heads, embedding.settings.activation))
+        gram = on_host(
+            attention_kernel(train, None, embedding.heads, embedding.settings.activation)
+        )
         mean_row = gram.mean(axis=0)
         mean_square = float(mean_row.mean())
         inner, own = kernel_of_keys(embedding, prepared, train)

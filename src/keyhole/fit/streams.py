@@ -153,15 +153,13 @@ class Recipe:
             left_out = axes.left_out(first_features, first.outputs, weights, alphas)
             log_losses = path_log_losses(first.outputs - left_out, first.outputs, weights)
         ridge = axes.fit(alphas, errors, log_losses)
-        residuals = axes.left_out(
-            first_features, first.outputs, weights, np.array([ridge.alpha])
-        )[0]
+        residuals = axes.left_out(first_features, first.outputs, weights, np.array([ridge.alpha]))[
+            0
+        ]
         held_out = first.outputs - residuals
         temperature = None
         if self.options.classifies:
-            temperature = fit_temperature(
-                class_scores(held_out), labels_of(first.outputs), weights
-            )
+            temperature = fit_temperature(class_scores(held_out), labels_of(first.outputs), weights)
 
         # the coefficients of each member, in its own features
         members = []
@@ -241,6 +239,4 @@ class Stream:
         """The samples of both, of which one has the recipe of the other."""
         assert self.sums is not None
         assert other.sums is not None
-        return replace(
-            self, sums=self.sums.merged(other.sums), count=self.count + other.count
-        )
+        return replace(self, sums=self.sums.merged(other.sums), count=self.count + other.count)

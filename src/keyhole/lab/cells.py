@@ -19,9 +19,9 @@ import numpy as np
 from jaxtyping import Float
 
 from keyhole.attention.features import attention_features
-from keyhole.attention.mlp import mlp_features
 from keyhole.attention.heads import GaussianHeads, sample_mlp_weights
 from keyhole.attention.kernels import attention_kernel, mlp_kernel
+from keyhole.attention.mlp import mlp_features
 from keyhole.data.sets import SetBatch
 from keyhole.solve.cholesky import fit_gram
 from keyhole.solve.problem import RidgeProblem

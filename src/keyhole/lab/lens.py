@@ -393,7 +393,9 @@ def _folds(
     n = len(target)
     if split is not None:
         if not np.isin(split, (0, 1)).all() or len(np.unique(split)) < 2:
-            raise ValueError("`split` must be 0 (train) or 1 (test) for every sample, and have both.")
+            raise ValueError(
+                "`split` must be 0 (train) or 1 (test) for every sample, and have both."
+            )
         return [(np.flatnonzero(split == 0), np.flatnonzero(split == 1))]
     if time is not None:
         moments = check_float_array(time, "time").astype(np.float64)

@@ -18,9 +18,9 @@ from jaxtyping import Float
 
 from keyhole.attention.activations import Activation
 from keyhole.attention.features import attention_features
-from keyhole.attention.mlp import mlp_features
 from keyhole.attention.heads import GaussianHeads, sample_mlp_weights
 from keyhole.attention.kernels import mlp_kernel
+from keyhole.attention.mlp import mlp_features
 from keyhole.data.sets import SetBatch
 from keyhole.lab.cells import Cell, Row, ridge_path
 from keyhole.theory.conditional import conditional_curve

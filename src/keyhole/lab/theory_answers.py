@@ -23,10 +23,10 @@ from jaxtyping import Float
 
 from keyhole import theory
 from keyhole._checks import check_number
-from keyhole.registry import POINTWISE
 from keyhole.attention.heads import GaussianHeads
 from keyhole.lab.report.document import Chart, Row, Series, Table
 from keyhole.lab.report.html import number
+from keyhole.registry import POINTWISE
 from keyhole.theory.blocks import bias_of
 from keyhole.theory.curves import Learner, TheoryLayer, target_levels
 from keyhole.theory.harmonics import pair_powers, target_variance

@@ -28,7 +28,7 @@ from keyhole.solve.matrices import (
     solve_stack,
     with_penalty,
 )
-from keyhole.solve.problem import EPS, LEAST_ALPHA, RidgeFit, RidgeProblem
+from keyhole.solve.problem import EPS, RidgeFit, RidgeProblem
 from keyhole.solve.spectral import (
     CoordinateFactor,
     Spectrum,
@@ -160,9 +160,7 @@ class InverseFactor:
             hat += problem.weights / problem.total_weight
         return hat
 
-    def variance(
-        self, compared: Any, squares: Float[np.ndarray, " m"]
-    ) -> Float[np.ndarray, " m"]:
+    def variance(self, compared: Any, squares: Float[np.ndarray, " m"]) -> Float[np.ndarray, " m"]:
         """v(x) = |φ − φ̄|² − κ S B⁻¹ S κᵀ + α/w̄."""
         problem = self.problem
         rows = self._scaled_rows(compared)

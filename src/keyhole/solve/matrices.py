@@ -144,6 +144,7 @@ def column_of(array: Any, other: Any) -> Any:
         return torch.cat([array, other[:, None]], dim=1)
     return np.concatenate([array, other[:, None]], axis=1)
 
+
 TILE = 4096  # order of the float32 tiles that are added to a float64 sum: 64 MiB each
 
 

@@ -399,7 +399,7 @@ def _held_out(
         part = half.T[rows]  # (groups, size, r)
         h = part @ part.swapaxes(1, 2)
         complement = np.eye(rows.shape[1]) - h * curvature[rows][:, None, :]
-        moved = (h @ slope[rows][:, :, None])
+        moved = h @ slope[rows][:, :, None]
         held_out[rows] += np.linalg.solve(complement, moved)[:, :, 0]
     return held_out
 

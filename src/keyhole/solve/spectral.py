@@ -304,9 +304,7 @@ class CoordinateFactor:
             hat += problem.weights / problem.total_weight
         return hat
 
-    def variance(
-        self, compared: Any, squares: Float[np.ndarray, " m"]
-    ) -> Float[np.ndarray, " m"]:
+    def variance(self, compared: Any, squares: Float[np.ndarray, " m"]) -> Float[np.ndarray, " m"]:
         """v(x) = |φ − φ̄|² − Σ T² L/(L + α) + α/w̄, without loss of digits along the axes."""
         problem = self.problem
         centred = as_float64(compared) - self.centre
@@ -409,9 +407,7 @@ def group_stacks(groups: Int[np.ndarray, " n"], most: int) -> Iterator[Int[np.nd
             yield members[stack]
 
 
-def _above_rounding(
-    values: Any, vectors: Any, order: int, removed: float = 0.0
-) -> tuple[Any, Any]:
+def _above_rounding(values: Any, vectors: Any, order: int, removed: float = 0.0) -> tuple[Any, Any]:
     """Eigenpairs above 4·ε·n times the largest eigenvalue, or what was removed if that is larger."""
     scale = max(float(values[0]), removed, 1e-300)
     n_kept = int((values > ROUNDING * EPS * order * scale).sum())

@@ -11,8 +11,8 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from keyhole.registry import POINTWISE
 from keyhole.lab.theory_answers import OutOfTimeError, Question, read_notation, time_limit
+from keyhole.registry import POINTWISE
 from keyhole.theory.tasks import TASKS
 
 VIEWS = ("curves", "needs", "surface", "spectrum", "heads", "rotation", "tasks")
