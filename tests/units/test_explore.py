@@ -257,7 +257,11 @@ def test_points_of_reproduce_are_shown_and_not_measured_again(results):
         writer.writeheader()
         writer.writerow(TABLE)
         writer.writerow(TABLE | {"n": 400, "M": 20})
+    # tables of the same figure that are to be read by people
     (charts / "prediction-summary.csv").write_text("cells,number\nall cells,1\n")
+    (charts / "prediction-outliers.csv").write_text(
+        'model,d,target,measured\nattention,8,"f_{2,1}",0.00665 ± 0.0005\n'
+    )
     layers = {(layer.n_heads, layer.mean, n) for layer, n in reproduced_points(results.folder)}
     assert layers == {(None, 1.0, 100), (20, 1.0, 400)}
 

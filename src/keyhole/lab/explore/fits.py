@@ -220,6 +220,11 @@ TARGETS = {"f_{1,2}": "token^2", "f_{2,1}": "corr * token", "f_{2,3}": "corr^3 *
 """The targets of that figure, by the names in its table."""
 
 
+COLUMNS = {"model", "d", "N", "target", "n", "M", "ridge", "noise", "measured", "standard_error"}
+COLUMNS |= {"repetitions"}
+"""What is read of a table."""
+
+
 @lru_cache(maxsize=2)
 def _points_of_tables(
     stamps: tuple[tuple[str, int], ...],
@@ -230,7 +235,7 @@ def _points_of_tables(
         with open(path, newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 # other tables of that figure have other columns
-                if "measured" not in row or row.get("target") not in TARGETS:
+                if not row.keys() >= COLUMNS or row["target"] not in TARGETS:
                     continue
                 layer, point = _read_row(row)
                 points[layer, point.n] = point
