@@ -48,7 +48,7 @@ def explain(
     missing: MissingAsFitted = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the picture.")] = False,
 ) -> None:
-    """Explain one prediction: by which columns of the table, and by which rows of the set.
+    """Explain one prediction by columns and rows.
 
     The effect of a column is how much lower the prediction would be if the column had its training
     mean in every row of the set. What rows add, with an equal share of the intercept each, adds up
