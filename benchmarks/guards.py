@@ -4,7 +4,8 @@
     python benchmarks/guards.py --compare before.npz    # with the new code: the largest difference
 
 Every configuration is one layer at a given penalty, so that nothing is chosen. What is compared is
-predictions, contributions and leave-one-out predictions, each in units of the spread of predictions.
+predictions, contributions and leave-one-out predictions, each in units of the spread of
+predictions.
 """
 
 from __future__ import annotations

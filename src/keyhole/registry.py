@@ -1,8 +1,8 @@
 """Activations and poolings: frozen records that everything else reads.
 
 Constraints of estimators, help texts, kernels, exports and the parametrisation of tests go by these
-records. Compiled loops branch on the number of an activation, its place among `ACTIVATIONS`, and end
-in an error for one that they do not know.
+records. Compiled loops branch on the number of an activation, its place among `ACTIVATIONS`, and
+end in an error for one that they do not know.
 """
 
 from __future__ import annotations

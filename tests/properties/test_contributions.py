@@ -84,10 +84,17 @@ def test_combinations_add_up(query, rng):
 
 def test_losses_without_a_closed_form_add_up(rng):
     sets = make_sets(rng, "with query")
-    model = kh.AttentionClassifier(9, random_state=0, **{
-        "heads": kh.GaussianHeads(), "activation": "relu", "pooling": "mean",
-        "scaling": "standard", "query": "given",
-    })
+    model = kh.AttentionClassifier(
+        9,
+        random_state=0,
+        **{
+            "heads": kh.GaussianHeads(),
+            "activation": "relu",
+            "pooling": "mean",
+            "scaling": "standard",
+            "query": "given",
+        },
+    )
     check_sums(model.fit(sets, np.arange(N) % 2), sets)
 
 
@@ -156,7 +163,7 @@ def test_contributions_through_a_second_kernel_are_those_of_aumann_and_shapley(r
 
 
 def test_a_statistic_belongs_to_the_rows_that_set_it(rng):
-    """Of a target that is the largest of the first coordinates, the row that attains it has most."""
+    """Of a target that is the largest first coordinate, the row that attains it has most."""
     x = rng.normal(size=(200, 4, 2))
     model = layer(8, "relu", pooling="statistics", scaling="none", mlp="none")
     model.set_params(alpha=1e-6).fit(x, x[:, :, 0].max(axis=1))

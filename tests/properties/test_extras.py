@@ -15,7 +15,7 @@ ALPHA = 0.3
 
 
 def draw(rng, groups=False):
-    """Ragged sets whose y is a function of the keys, and of two features that say nothing of them."""
+    """Ragged sets whose y is a function of the keys, and two features that say nothing."""
     n_sets = 2 * N if groups else N
     keys = [rng.normal(size=(int(rng.integers(1, 5)), 3)) for _ in range(n_sets)]
     extras = rng.normal(size=(N, 2)) * [3.0, 0.1] + [100.0, -1.0]
@@ -82,7 +82,9 @@ def test_the_scale_is_that_of_least_leave_one_out_error(n_heads, rng):
     errors = []
     for ratio in EXTRAS_SCALES:
         both = gram + (ratio * unit) ** 2 * (z @ z.T)
-        errors.append(min(leave_one_out_error(both, y, alpha) for alpha in np.geomspace(1e-4, 1e2, 13)))
+        errors.append(
+            min(leave_one_out_error(both, y, alpha) for alpha in np.geomspace(1e-4, 1e2, 13))
+        )
     assert errors[chosen] <= 1.05 * min(errors)
     assert model.loo_error_ < 0.5 * paper_regressor(n_heads, random_state=0).fit(bare, y).loo_error_
 

@@ -36,9 +36,7 @@ def check_by_differences(task, hops, heads, alpha=0.4):
         direction = rng.normal(size=place.shape)
 
         def error(size, place=place, direction=direction):
-            moved = [
-                other + size * direction if other is place else other for other in places
-            ]
+            moved = [other + size * direction if other is place else other for other in places]
             return error_gradient(task, moved[1:], moved[0], alpha).error
 
         difference = (error(1e-6) - error(-1e-6)) / 2e-6
@@ -172,9 +170,7 @@ def test_two_facts_need_two_hops(rng):
     one_hot = np.eye(n_names)
     # rows that say "a leads to b", and rows that say "b has this value"
     leads = np.concatenate([one_hot[names], one_hot[following], np.zeros((n, 4, 5))], axis=2)
-    has = np.concatenate(
-        [np.zeros((n, 4, 8)), one_hot[names], values[:, :, None]], axis=2
-    )
+    has = np.concatenate([np.zeros((n, 4, 8)), one_hot[names], values[:, :, None]], axis=2)
     asked = rng.integers(0, n_names, n)
     query = np.zeros((n, 13))
     query[np.arange(n), asked] = 1.0
@@ -218,9 +214,16 @@ def test_hop_weights_are_the_softmax_of_each_hop_and_the_mean_weights_of_the_hea
     sets = kh.SetBatch(rng.normal(size=(20, 3, 2)), rng.normal(size=(20, 2)))
     hop = rng.normal(size=(1, 3, 3))
     heads = FittedHeads(means_=np.zeros((1, 5, 3)), scale=0.5, hops_=(hop,))
-    model = kh.AttentionRegressor(9, random_state=0, alpha=1.0, **{
-        **PAPER_LAYER, "heads": heads, "activation": "softmax",
-    })
+    model = kh.AttentionRegressor(
+        9,
+        random_state=0,
+        alpha=1.0,
+        **{
+            **PAPER_LAYER,
+            "heads": heads,
+            "activation": "softmax",
+        },
+    )
     model.fit(sets, rng.normal(size=20))
     first, last = model.hop_weights(sets)
     for one, of_hop, of_heads in zip(sets, first, last, strict=True):

@@ -100,7 +100,9 @@ def test_groups_of_more_samples_than_features_are_left_out_in_the_dimension_of_t
     features, y, weights, _ = make_problem(rng, 60, 3, weighted=True)
     groups = np.arange(60) // 20
     wanted = refits(features, y, 1.0, True, weights, groups)
-    fit = fit_features(in_blocks(features), RidgeProblem.of(y, [1.0], weights=weights, groups=groups))
+    fit = fit_features(
+        in_blocks(features), RidgeProblem.of(y, [1.0], weights=weights, groups=groups)
+    )
     path = Spectrum.of_features(
         in_blocks(features), RidgeProblem.of(y, ALPHAS, weights=weights, groups=groups)
     )
@@ -391,7 +393,9 @@ def test_the_fit_is_the_ridge_fit_to_its_working_responses(rng):
     fit = fit_newton(Spectrum.of_features(in_blocks(features), problem))
     logits = features @ fit.coef + fit.intercept
     curvature, responses = working_problem(logits[:, 0], y[:, 0])
-    ridge = fit_features(in_blocks(features), RidgeProblem.of(responses[:, None], [0.5], weights=curvature))
+    ridge = fit_features(
+        in_blocks(features), RidgeProblem.of(responses[:, None], [0.5], weights=curvature)
+    )
     assert np.allclose(ridge.coef, fit.coef, atol=1e-6)
 
 

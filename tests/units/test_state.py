@@ -75,7 +75,8 @@ MODELS = {
     "features": lambda: fitted(kh.AttentionFeatures(8, random_state=0)),
     "ball": lambda: fitted(kh.NormBallRegressor(8, group_radius=1.0, random_state=0)),
     "ball of classes": lambda: fitted(
-        kh.NormBallClassifier(8, group_radius=1.0, random_state=0), y=lambda y: np.digitize(y, [0, 1])
+        kh.NormBallClassifier(8, group_radius=1.0, random_state=0),
+        y=lambda y: np.digitize(y, [0, 1]),
     ),
 }
 

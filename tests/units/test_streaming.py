@@ -129,8 +129,11 @@ def test_default_settings_settle_several_layers_side_by_side(sets, y):
     model = kh.AttentionRegressor(random_state=0)
     stream = in_batches(clone(model), sets, y, [30, 60])
     assert {row.weight for row in stream.members_} == {1.0}
-    assert not any(np.ndim(row.n_heads) == 0 and row.n_heads == math.inf for row in stream.members_
-                   if row.params["pooling"] not in ("statistics", "extras"))
+    assert not any(
+        np.ndim(row.n_heads) == 0 and row.n_heads == math.inf
+        for row in stream.members_
+        if row.params["pooling"] not in ("statistics", "extras")
+    )
     assert np.mean(np.square(stream.predict(sets) - y)) < 0.8 * np.var(y)
     parts, rest = stream.contributions(sets, return_rest=True)
     assert np.allclose([part.sum() for part in parts] + rest, stream.predict(sets))
@@ -140,7 +143,9 @@ def test_default_settings_settle_several_layers_side_by_side(sets, y):
 def test_a_common_factor_of_the_weights_changes_nothing_that_is_automatic(sets, y, rng):
     weights = rng.uniform(0.5, 2.0, N)
     predictions = [
-        in_batches(paper_regressor(8, random_state=0), sets, y, [40], factor * weights).predict(sets)
+        in_batches(paper_regressor(8, random_state=0), sets, y, [40], factor * weights).predict(
+            sets
+        )
         for factor in (1.0, 1000.0, 1 / weights.sum())
     ]
     assert np.allclose(predictions[1], predictions[0], rtol=1e-8)

@@ -107,9 +107,7 @@ def targets_for(model, y):
 
 AUTOMATIC = {
     "regressor": kh.AttentionRegressor(pooling="mean", query="given", mlp="none", random_state=0),
-    "classifier": kh.AttentionClassifier(
-        pooling="mean", query="given", mlp="none", random_state=0
-    ),
+    "classifier": kh.AttentionClassifier(pooling="mean", query="given", mlp="none", random_state=0),
     "second kernel": kh.AttentionRegressor(pooling="statistics", mlp="only", random_state=0),
     "one layer": kh.AttentionRegressor(16, random_state=0, **PAPER_LAYER),
     "log-loss": kh.AttentionClassifier(16, random_state=0, **PAPER_LAYER),

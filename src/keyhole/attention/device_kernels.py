@@ -43,7 +43,7 @@ def tensor_kernel(
     activation: str,
     memory_budget: int,
 ) -> torch.Tensor:
-    """K of sets of tensors, in float64 on the device of their tokens; without b, the Gram matrix."""
+    """K of sets of tensors, in float64 on the device of their tokens; without b, their Gram."""
     left = prepare_panel(a.tokens, a.offsets, a.query, mean, scale, activation)
     right = None
     n_columns = len(a)

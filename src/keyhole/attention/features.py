@@ -2,8 +2,8 @@
 
 The plain version is `stack_features`, a few lines over NumPy or torch for stacks of sets of equal
 length; `textbook.py` has the same in NumPy for a student. Beside it stands one accelerated version,
-the compiled loop that `TiledLayer` drives: for NumPy arrays and heads that fit the cache it is three
-to four times as fast.
+the compiled loop that `TiledLayer` drives: for NumPy arrays and heads that fit the cache it is
+three to four times as fast.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TILE = 2**18
 """Bytes of heads worked on at a time: a quarter of a second-level cache."""
 
 _CACHE = 2**21
-"""Bytes of heads gone through for each group of sets: twice that cache, a part of the third level."""
+"""Bytes of heads gone through for each group of sets: twice that cache, a part of the third."""
 
 _TASK = 2e7
 """Operations that are worth handing to another thread."""
@@ -585,7 +585,7 @@ def stacks(batch: SetBatch, n_heads: int, dtype: Any = None, each: bool = False)
 
 
 def tokens_dtype(tokens: Any) -> str:
-    """ "float32" or "float64"."""
+    """The precision of tokens: "float32" or "float64"."""
     return str(tokens.dtype).removeprefix("torch.")
 
 
@@ -619,7 +619,7 @@ def plain_features(
 
 def mean_weights(activation: str, keys: Float[Any, "b k e"], heads: Any) -> Float[Any, "b m k"]:
     """Weights of the keys, averaged over all keys of their set as queries."""
-    n_sets, n_keys, width = keys.shape
+    n_keys = keys.shape[1]
     total: Any = 0.0
     for q in range(n_keys):
         total = total + weights_of_keys(activation, keys[:, q], keys, heads)

@@ -1,13 +1,13 @@
 """The leave-one-out error of a layer with learned heads, and its gradient, by hand.
 
-One implementation for NumPy and torch arrays. Notation: x~ are extended queries, U^h the matrices of
-the hops before the last, W_m = U_k + noise_m the heads of the last one:
+One implementation for NumPy and torch arrays. Notation: x~ are extended queries, U^h the matrices
+of the hops before the last, W_m = U_k + noise_m the heads of the last one:
 
     a = softmax(x~ᵀ U_p X~ᵀ),  o_p = Σ_i a_i x_i,  next query [x; o_1; …; o_P]        (each hop)
     s_mi = x~ᵀ W_m x~_i,  Φ_m = M^{-1/2} Σ_i w_mi x~_i,  K = ΦΦᵀ                       (the last)
 
-E(K, α) is the error of `solve.gradient`, ∂E/∂Φ = 2 ∂E/∂K Φ, and from there the chain goes back through
-weights, scores, heads, queries and hops.
+E(K, α) is the error of `solve.gradient`, ∂E/∂Φ = 2 ∂E/∂K Φ, and from there the chain goes back
+through weights, scores, heads, queries and hops.
 """
 
 from __future__ import annotations

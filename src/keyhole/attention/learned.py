@@ -2,7 +2,8 @@
 
 W_m = U_k + scale·A G_m B with k = m mod n_means: means U and the diagonal matrices A and B are
 learned, and the matrices of the hops before the last. At every step fresh noise G is drawn, values
-are solved for in closed form, and Adam follows the gradient of the leave-one-out error (gradient.py).
+are solved for in closed form, and Adam follows the gradient of the leave-one-out error
+(gradient.py).
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ class LearnedHeads(HeadParameters):
     docs/explanation/learned_heads.md explains how, and when not to use it. The values of random
     heads are solved for in closed form, and so are the n fits that each leave a sample out. So the
     leave-one-out error is a function of the head distribution alone, and Adam follows its exact
-    gradient. Every step draws new noise G: a distribution is learned, not a particular set of heads.
+    gradient. Every step draws new noise G: a distribution is learned, not a particular set of
+    heads.
 
     Several hops are for questions that need two or more facts, each of which leads to the next. A
     hop before the last has softmax weights with a learned matrix, and extends the query by what it
@@ -727,7 +729,7 @@ def used_columns(sets: SetBatch) -> Int[np.ndarray, " q"]:
 def rows_in_use(
     columns: Int[np.ndarray, " q"], n_rows: int, sets: SetBatch
 ) -> Int[np.ndarray, " r"]:
-    """Of the rows of a matrix: those of the query that are used, of what was found, and the last."""
+    """Of the rows of a matrix: those of the query in use, of what was found, and the last."""
     query_dim = n_rows - 1 if sets.query is None else int(sets.query.shape[1])
     return np.concatenate([columns, np.arange(query_dim, n_rows)])
 

@@ -1,4 +1,4 @@
-"""The exact ReLU Gram matrix on CUDA: inner products, moments and the sum over pairs in one kernel."""
+"""The exact ReLU Gram matrix on CUDA: inner products, moments and sums over pairs in one kernel."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ _HELP = """Fit attention layers to a table of sets and save them.
 DATA is a table with one row per token, or with one row per set and list columns. Text, dates and
 booleans become numbers. MODEL is the file to write, for kh.load and keyhole predict. It also stores
 how the table was read. Layers with the settings that you leave open are fitted and combined. The
-command prints the error on samples that were left out, and the error on the samples that --time or --split holds
-out.
+command prints the error on samples that were left out, and the error on the samples that --time or
+--split holds out.
 """
 
 

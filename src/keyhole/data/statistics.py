@@ -79,22 +79,27 @@ def row_shares(samples: SampleBatch) -> Float[np.ndarray, "k c"]:
         shares[places, :dim] = keys / n_keys
         shares[places, dim : 2 * dim] = of_spread
 
-        # what one place in the order sets
-        def give(statistic: int, place: int, part: float) -> None:
+        for statistic, place, part in _parts_of_order_statistics(n_keys):
             columns = np.arange(statistic * dim, (statistic + 1) * dim)
             owners = np.take_along_axis(places[:, :, None], order[:, place : place + 1], axis=1)
             np.add.at(shares, (owners[:, 0], columns[None, :]), part * ordered[:, place])
-
-        give(2, 0, 1.0)
-        give(3, min(1, n_keys - 1), 1.0)
-        give(4, n_keys - 1, 1.0)
-        give(5, max(0, n_keys - 2), 1.0)
-        for number, q in enumerate(QUANTILES):
-            low, high, fraction = _places(q, n_keys)
-            give(6 + number, low, 1 - fraction)
-            give(6 + number, high, fraction)
     shares[:, -1] = 1.0
     return shares
+
+
+def _parts_of_order_statistics(n_keys: int) -> list[tuple[int, int, float]]:
+    """Statistics that are made of keys in their order: which, of which place, how much of it."""
+    parts = [
+        (2, 0, 1.0),
+        (3, min(1, n_keys - 1), 1.0),
+        (4, n_keys - 1, 1.0),
+        (5, max(0, n_keys - 2), 1.0),
+    ]
+    for number, q in enumerate(QUANTILES):
+        low, high, fraction = _places(q, n_keys)
+        parts.append((6 + number, low, 1 - fraction))
+        parts.append((6 + number, high, fraction))
+    return parts
 
 
 def sets_of(samples: SampleBatch) -> SetBatch:

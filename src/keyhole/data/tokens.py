@@ -28,7 +28,7 @@ from keyhole.data.sets import (
 from keyhole.registry import POOLINGS
 
 CLIP = 0.1
-"""Share of the training range of a coordinate by which it is widened on either side for clipping."""
+"""Share of the training range of a coordinate by which either side is widened for clipping."""
 MEASURES = ("cosine", "dot", "euclidean")
 
 

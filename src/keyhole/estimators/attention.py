@@ -307,10 +307,9 @@ class AttentionModel(BaseEstimator):
         self.alpha_ = member.alpha
         self.selection_ = member.ridge
         self.loo_error_ = self.members_[0].loss
-        intercept = member.intercept
-        self.intercept_ = intercept
+        self.intercept_: Any = member.intercept
         if single and not isinstance(self, ClassifierMixin):
-            self.intercept_ = float(intercept[0])
+            self.intercept_ = float(member.intercept[0])
         draw = member.embedding.draw
         if draw is None or not member.is_linear:
             self.dual_coef_ = without_output_axis(member.coef, single)
@@ -412,8 +411,8 @@ class AttentionModel(BaseEstimator):
         to the rows that set it. Those of a combination are weighted sums over its layers.
 
         With ``pooling="sum"``, another activation than "softmax" and a query that does not depend
-        on the rows, c_i of one linear layer is exactly what removing row i takes away. Contributions
-        do not say what causes y.
+        on the rows, c_i of one linear layer is exactly what removing row i takes away.
+        Contributions do not say what causes y.
 
         Examples
         --------
@@ -451,7 +450,8 @@ class AttentionModel(BaseEstimator):
         >>> import keyhole as kh
         >>> sets = kh.SetBatch(np.ones((20, 2, 3)), extras=np.arange(20.0)[:, None])
         >>> model = kh.AttentionRegressor(mlp="none", random_state=0)
-        >>> model.fit(sets, 5 * np.arange(20.0)).extras_contributions(sets[[0, 19]]).round(0).ravel()
+        >>> model = model.fit(sets, 5 * np.arange(20.0))
+        >>> model.extras_contributions(sets[[0, 19]]).round(0).ravel()
         array([-47.,  47.])
         """
         samples = self._samples(X)
@@ -468,8 +468,9 @@ class AttentionModel(BaseEstimator):
                 )
             values = member.extras_values
             if values is not None and n_given:
-                prepared = member.embedding.prepared(samples)
-                total += weight * prepared.extras[:, :n_given, None] * values[:n_given]
+                extras = member.embedding.prepared(samples).extras
+                assert extras is not None
+                total += weight * extras[:, :n_given, None] * values[:n_given]
         return without_output_axis(total, self._has_one_output())
 
     def hop_weights(self, X: Any) -> list[list[Float[np.ndarray, "p k"]]]:
@@ -638,8 +639,8 @@ class AttentionModel(BaseEstimator):
 
         A coordinate of the training samples is permuted, and every sample is predicted by the fit
         without it (or without its group). The worth of the coordinate is the growth of the error on
-        these samples, which the fit has not seen. Nothing is refitted. For a classifier the error is
-        the log-loss.
+        these samples, which the fit has not seen. Nothing is refitted. For a classifier the error
+        is the log-loss.
 
         A coordinate that matters through its mean over the rows has a worth across sets and none
         within them. One that says which rows matter has both. Two coordinates that carry the same
@@ -718,8 +719,8 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
     heads; its values v minimise Σ_i (y_i − f(x_i))² + α|v|² in closed form. With default settings
     a list of layers is fitted, some with a second kernel on the pooled vector, and combined by
     non-negative weights on their leave-one-out predictions (docs/explanation/defaults.md). With
-    ``heads``, ``activation``, ``pooling``, ``scaling`` and ``query`` all given, one layer is fitted.
-    The paper's layer is ``n_heads=512, heads=kh.GaussianHeads(), activation="relu",
+    ``heads``, ``activation``, ``pooling``, ``scaling`` and ``query`` all given, one layer is
+    fitted. The paper's layer is ``n_heads=512, heads=kh.GaussianHeads(), activation="relu",
     pooling="mean", scaling="none", query="given"``. `keyhole.textbook` has it in a few lines of
     NumPy.
 
@@ -787,8 +788,8 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
         Layers of the list that would have cost too much.
     alpha_, heads_, n_heads_, values_, dual_coef_, intercept_, layer_, tokens_, selection_
         The penalty, heads, values v (M, D) or (M, D, outputs), dual coefficients of infinitely many
-        heads, intercept, the layer itself, its token rule, and the penalties tried. They exist where
-        one layer was fitted.
+        heads, intercept, the layer itself, its token rule, and the penalties tried. They exist
+        where one layer was fitted.
     loo_error_, loo_predictions_
         Leave-one-out error and predictions, where one layer was fitted.
     n_features_in_ : int

@@ -55,8 +55,8 @@ def why_not_in_batches(model: Any) -> str | None:
         return (
             f"device={model.device!r} is for fit: batches are summed by NumPy. Leave `device` out."
         )
-    if model.class_weight == "balanced" if hasattr(model, "class_weight") else False:
-        return f"class_weight='balanced' {whole} Pass the weights of the classes as a dict, or use fit."
+    if getattr(model, "class_weight", None) == "balanced":
+        return f"class_weight='balanced' {whole} Pass weights of the classes as a dict, or use fit."
     return None
 
 

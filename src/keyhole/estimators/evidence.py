@@ -1,6 +1,7 @@
 """What speaks for a prediction and what against it: contributions as displays show them.
 
-Contributions compare a prediction with what is left of it, such as the intercept. That is the answer
+Contributions compare a prediction with what is left of it, such as the intercept. That is the
+answer
 to no set anybody has, and where one label is rare its score is far below zero: the key of largest
 contribution then often argues against the label that was predicted. Displays therefore
 

@@ -1,4 +1,4 @@
-"""What a fit has tried and kept, in words: the table of members, `summary`, and lines as it goes."""
+"""What a fit has tried and kept, in words: the table of members, `summary`, lines as it goes."""
 
 from __future__ import annotations
 

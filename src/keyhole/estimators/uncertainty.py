@@ -24,7 +24,7 @@ from keyhole.fit.member import Member
 from keyhole.fit.samples import TrainingSet
 
 MAX_ERRORS_KEPT = 2048
-"""Leave-one-out errors that every model keeps, for intervals without factors; more are drawn from."""
+"""Leave-one-out errors that every model keeps for intervals without factors; of more, a draw."""
 
 RANK_SLACK = 1e-9
 """Relative slack in comparing sums of shares with a rank: sums of 1/|g| are rounded."""
@@ -143,7 +143,7 @@ def _working_residuals(
 
 
 def some_errors(errors: Float[np.ndarray, "k t"]) -> Float[np.ndarray, "l t"]:
-    """At most `MAX_ERRORS_KEPT` leave-one-out errors, each output's in order; unknown is infinite."""
+    """At most `MAX_ERRORS_KEPT` leave-one-out errors, in order for each output; unknown is ∞."""
     errors = np.where(np.isnan(errors), np.inf, errors)
     if len(errors) > MAX_ERRORS_KEPT:
         rows = np.random.default_rng(0).permutation(len(errors))[:MAX_ERRORS_KEPT]
@@ -308,7 +308,8 @@ def member_variances(member: Member, samples: Any) -> Float[np.ndarray, " m"]:
 def own_variances(member: Member, data: TrainingSet) -> Float[np.ndarray, " n"]:
     """v_{−g}(x_i) + alpha of each training sample under the fit without its group.
 
-    With C = S (I − H) S⁻¹ and noise alpha/w_i of sample i, v_{−g}(x_i) = alpha (C_gg⁻¹ − 1)_ii / w_i.
+    With C = S (I − H) S⁻¹ and noise alpha/w_i of sample i, v_{−g}(x_i) = alpha (C_gg⁻¹ − 1)_ii /
+    w_i.
     """
     groups = Groups.of(data)
     variances = []

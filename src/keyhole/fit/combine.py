@@ -2,8 +2,9 @@
 
     f(x) = b + Σ_c w_c f_c(x),   w ≥ 0,   w = argmin Σ_i loss(y_i, b + Σ_c w_c f_{c,−i}(x_i))
 
-For squared errors these are non-negative least squares. For classes it is logistic regression on the
-scores of the members, with one weight for each and a free intercept for each class, which calibrates
+For squared errors these are non-negative least squares. For classes it is logistic regression on
+the scores of the members, with one weight for each and a free intercept for each class, which
+calibrates
 at the same time. Most weights are zero; members of little influence leave, and the weights of those
 that stay are solved for again.
 """
@@ -30,8 +31,10 @@ LEAST_INFLUENCE = 0.02
 MOST_MEMBERS = 6
 
 WEIGHT_RIDGE = 1e-3
-"""Ridge on the weights of a logistic combination, per sample, the scores having size one: without it
-separable scores send them to infinity."""
+"""Ridge on the weights of a logistic combination, per sample, for scores of size one.
+
+Without it separable scores send the weights to infinity.
+"""
 
 
 @dataclass
@@ -203,8 +206,8 @@ def non_negative_logistic(
 ) -> tuple[Float[np.ndarray, " c"], Float[np.ndarray, " t"]]:
     """w ≥ 0 and b: logits b_k + Σ_c w_c P_ck of the classes, of least log-loss.
 
-    Two classes have one output, the logit of the second. Labels are trusted as in Platt's scaling: a
-    sample of class k counts as (n_k + 1)/(n_k + 2) of that class.
+    Two classes have one output, the logit of the second. Labels are trusted as in Platt's scaling:
+    a sample of class k counts as (n_k + 1)/(n_k + 2) of that class.
     """
     n_members, n, n_outputs = predictions.shape
     size = math.sqrt(float(np.mean(np.square(predictions)))) or 1.0

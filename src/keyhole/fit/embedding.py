@@ -1,8 +1,8 @@
 """What a set becomes: prepared tokens under heads, infinitely many, landmarks, or statistics alone.
 
 An `Embedding` is fitted to the training samples. It gives finite features φ(x), or the kernel
-K(x, x') of infinitely many heads; sample-level features z are appended to φ, and ⟨z, z'⟩ is added to
-K. Members with the same embedding share it, and what was computed from it.
+K(x, x') of infinitely many heads; sample-level features z are appended to φ, and ⟨z, z'⟩ is added
+to K. Members with the same embedding share it, and what was computed from it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ SQUARED_SETS = 16
 """Sets whose kernels with themselves are computed at a time, all pairs of them."""
 
 EXTRAS_SCALES = (0.3, 1.0, 3.0)
-"""Strengths of the standardised sample-level features that are tried, in units in which they vary as
-much as the features of sets do."""
+"""Strengths of the standardised sample-level features that are tried.
+
+At one they vary as much as the features of sets do.
+"""
 
 MAX_SAMPLES_FOR_EXTRAS = 500
 """Samples that the strength of extras is chosen by."""
@@ -104,18 +106,17 @@ class Embedding:
         )
         if not settings.has_heads:
             return embedding
-        if settings.has_landmarks:
-            return embedding._with_landmarks()
+        if isinstance(settings.n_heads, Landmarks):
+            return embedding._with_landmarks(settings.n_heads)
         if not settings.is_exact:
             embedding.draw = HeadDraw(
                 settings.heads, int(settings.n_heads), train.dim, options.seed, train.query_dim
             )
         return embedding
 
-    def _with_landmarks(self) -> Embedding:
+    def _with_landmarks(self, landmarks: Landmarks) -> Embedding:
         """The same embedding with some of the training samples as landmarks."""
-        assert isinstance(self.settings.n_heads, Landmarks)
-        count = min(self.settings.n_heads.count, len(self.train))
+        count = min(landmarks.count, len(self.train))
         rng = np.random.default_rng(self.options.seed)
         rows = np.sort(rng.permutation(len(self.train))[:count])
         self.landmarks = self.train[rows].with_extras(None)
@@ -161,6 +162,7 @@ class Embedding:
             kernel = attention_kernel(
                 prepared.with_extras(None), self.landmarks, self.heads, self.settings.activation
             )
+            assert self.whitening is not None
             parts.append(kernel @ as_like(self.whitening, kernel))
         extras = prepared.extras
         if not parts:
@@ -254,15 +256,11 @@ class Embedding:
                 memory_budget=self.options.memory_budget,
             )
             return self._with_linear_part(cross, prepared.extras, self.train.extras)
-        cross = None
         new = self.features(prepared)
-        start = 0
-        parts = []
-        for block in self.row_blocks():
-            parts.append(new @ block.T)
-            start += len(block)
-        cross = parts[0] if len(parts) == 1 else _joined_columns(parts)
-        return cross
+        parts = [new @ block.T for block in self.row_blocks()]
+        if len(parts) == 1:
+            return parts[0]
+        return _joined_columns(parts)
 
     def squares(self, prepared: SampleBatch) -> Float[np.ndarray, " n"]:
         """K(x, x) of new samples."""

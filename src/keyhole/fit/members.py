@@ -1,8 +1,8 @@
 """The list of layers that default settings try, in the order in which they are tried.
 
 Each entry has one line that says what it is for. What is tried of it depends on what the samples
-have (a query, sample-level features), on the settings that were given, and on the cost of each entry
-in operations, against an allowance for each sample.
+have (a query, sample-level features), on the settings that were given, and on the cost of each
+entry in operations, against an allowance for each sample.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from keyhole.fit.settings import Landmarks, LayerSettings
 from keyhole.registry import ACTIVATIONS, POOLINGS
 
 ALLOWANCE = 3e8
-"""Operations that one entry may cost for each sample: some 5 s for a thousand samples on one core."""
+"""Operations that an entry may cost for each sample: some 5 s for a thousand samples on one core."""
 
 LEAST_SAMPLES_TO_COMBINE = 8
 """Samples below which one layer is fitted: leave-one-out cannot compare many."""
@@ -76,7 +76,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Entry:
-    """A layer of the list, what it is for, and whether its pooled vector gets a second kernel too."""
+    """A layer of the list, what it is for, and whether its pooled vector gets a second kernel."""
 
     settings: LayerSettings
     purpose: str
@@ -228,7 +228,7 @@ class Plan:
 
 
 def plan_layers(given: Given, shape: Shape) -> Plan:
-    """The layers that settings and samples ask for, members that share an embedding side by side."""
+    """The layers that settings and samples ask for; those that share an embedding are neighbours."""
     if given.is_complete or shape.n_samples < LEAST_SAMPLES_TO_COMBINE:
         return Plan(layers=(explicit_layer(given, shape),))
     layers: list[LayerSettings] = []
@@ -316,7 +316,7 @@ def _is_finite(n_heads: Any) -> bool:
 
 
 def _n_heads(settings: LayerSettings, given: Given, shape: Shape) -> float | Landmarks:
-    """How many heads: as given, infinitely many where that is affordable, else heads or landmarks."""
+    """How many heads: as given, else infinitely many if affordable, else heads or landmarks."""
     if given.n_heads is not None:
         chosen: float | Landmarks = given.n_heads
         return chosen

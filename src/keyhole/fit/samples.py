@@ -86,7 +86,7 @@ class TrainingSet:
         n_units = len(self) if self.groups is None else len(np.unique(self.groups))
         n_folds = max(2, min(n_folds, n_units))
         labels = labels_of(self.outputs) if classifies else None
-        is_stratified = classifies and np.bincount(labels).min() >= n_folds
+        is_stratified = labels is not None and np.bincount(labels).min() >= n_folds
         splitter: Any
         if self.groups is None and is_stratified:
             splitter = StratifiedKFold(n_folds, shuffle=True, random_state=seed)

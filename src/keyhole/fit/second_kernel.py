@@ -1,7 +1,9 @@
 """The second kernel: attention, then an MLP, both random and frozen.
 
-K₂(x, x') = exp(−|μ_x − μ_x'|²/(τ·median)) on the pooled vectors μ, whose inner products are the kernel
-of the embedding. Predictions are functions of μ = Σ_i μ_i, the sum of the parts of the keys, so that
+K₂(x, x') = exp(−|μ_x − μ_x'|²/(τ·median)) on the pooled vectors μ, whose inner products are the
+kernel
+of the embedding. Predictions are functions of μ = Σ_i μ_i, the sum of the parts of the keys, so
+that
 contributions are exact in the sense of Aumann and Shapley: along the path from the mean training
 embedding μ₀,
 
@@ -252,6 +254,7 @@ class _PathProducts:
         of_sample = np.zeros((len(prepared), len(train)))
         own_of_sample = np.zeros(len(prepared))
         if prepared.extras is not None:
+            assert embedding.train.extras is not None
             start = embedding.train.extras.mean(axis=0)
             others = embedding.train.extras - start
             extras = prepared.extras - start

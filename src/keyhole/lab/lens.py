@@ -1,7 +1,8 @@
 """What attention layers can learn from some data: learners side by side, and answers in words.
 
 Every row of the table is a learner, measured on the same held-out folds. Answers are paired
-differences between rows, sample by sample, so that they cannot say anything but what the table says.
+differences between rows, sample by sample, so that they cannot say anything but what the table
+says.
 """
 
 from __future__ import annotations

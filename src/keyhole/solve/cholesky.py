@@ -4,8 +4,8 @@ From a Gram matrix with B = S K̄ S + α, K̄ the centred matrix and s = √w,
 
     a = S B⁻¹ S (y − ȳ),        I − H = α B⁻¹ − s sᵀ/w̄,
 
-and from features with A = Φ̄ᵀ W Φ̄ + α = L Lᵀ the coordinates T = (φ − φ̄) L⁻ᵀ, in which the fit is that
-of `spectral` with gains 1.
+and from features with A = Φ̄ᵀ W Φ̄ + α = L Lᵀ the coordinates T = (φ − φ̄) L⁻ᵀ, in which the fit is
+that of `spectral` with gains 1.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from keyhole.solve.spectral import (
 from keyhole.solve.sums import Sums
 
 POWER_STEPS = 8
-"""Power iterations for the size of λ_max: it decides whether a penalty is small, to within a half."""
+"""Power iterations for the size of λ_max, which decides whether a penalty is small."""
 
 
 def fit_gram(gram: Any, problem: RidgeProblem) -> RidgeFit:

@@ -8,8 +8,8 @@ With slopes g and curvatures D of the loss, weights included, a step is
 
     (Zᵀ D Z + alpha) step = Zᵀ g + alpha θ,        Z = [T, 1], b without penalty,
 
-and, with h_i = Z_i (Zᵀ D Z + alpha)⁻¹ Z_iᵀ at the solution, one step towards the fit without sample i
-gives the approximate leave-one-out predictions
+and, with h_i = Z_i (Zᵀ D Z + alpha)⁻¹ Z_iᵀ at the solution, one step towards the fit without sample
+i gives the approximate leave-one-out predictions
 
     f_{−i}(x_i) ≈ f_i + h_i g_i / (1 − h_i D_i),
 

@@ -37,7 +37,7 @@ LEAST_DRAFT_ALPHA = 1e-9
 """The least penalty of a draft, as a share of the largest eigenvalue."""
 
 LEAST_ALPHA = 100.0
-"""The least penalty of an automatic grid, in units of ε·n·λ_max: below, 1 − h is made of rounding."""
+"""The least penalty of an automatic grid, in units of ε·n·λ_max; below, 1 − h is rounding."""
 
 FLAT = 1e-9
 """Relative difference of errors below which two penalties count as equally good."""
@@ -200,7 +200,9 @@ class Factor(Protocol):
         v_{−g}(x) = v(x) + alpha h_gᵀ S_g⁻¹ C_gg⁻¹ S_g⁻¹ h_g      and its posterior variance
     """
 
-    alpha: float
+    @property
+    def alpha(self) -> float:
+        """The penalty."""
 
     def hat(self, compared: Float[np.ndarray, "m q"]) -> Float[np.ndarray, "m n"]:
         """h_j(x) of some samples."""
@@ -293,7 +295,7 @@ def default_alphas(
 
 
 def choose_penalty(alphas: Float[np.ndarray, " a"], scores: Float[np.ndarray, " a"]) -> int:
-    """Position of the penalty to use: the only one, or that of least score, among equals the largest.
+    """Position of the penalty to use: the one of least score, and among equals the largest.
 
     >>> choose_penalty(np.array([0.1, 1.0, 10.0]), np.array([0.4, 0.4, np.inf]))
     1

@@ -42,7 +42,7 @@ from keyhole.solve.problem import (
 )
 
 EXACT = 8.0
-"""A sample is fitted exactly where 1 − h is below so many units of ε·√n: its residual says nothing."""
+"""A sample is fitted exactly where 1 − h is below so many units of ε·√n."""
 
 ROUNDING = 4.0
 """Eigenvalues below so many units of ε·n·λ_max are taken for zeros."""
@@ -79,8 +79,8 @@ class Spectrum:
     basis: Any
     centre: Any
     scores: Any
-    scaled: Any | None = None
-    left_singular: Any | None = None
+    scaled: Any = None
+    left_singular: Any = None
     mean_square: float | None = None
 
     @classmethod
@@ -408,7 +408,7 @@ def group_stacks(groups: Int[np.ndarray, " n"], most: int) -> Iterator[Int[np.nd
 
 
 def _above_rounding(values: Any, vectors: Any, order: int, removed: float = 0.0) -> tuple[Any, Any]:
-    """Eigenpairs above 4·ε·n times the largest eigenvalue, or what was removed if that is larger."""
+    """Eigenpairs above 4·ε·n times the largest eigenvalue, or above what was removed."""
     scale = max(float(values[0]), removed, 1e-300)
     n_kept = int((values > ROUNDING * EPS * order * scale).sum())
     return values[:n_kept], vectors[:, :n_kept]

@@ -333,5 +333,4 @@ def _task_errors(subject: MeasuredTask, sizes: tuple[int, ...], repetition: int)
     train, y = task.draw(max(sizes), train_seed)
     test, truth = task.draw(N_TEST // 2, test_seed)
     draw = TaskDraw(train=train, y=y, test=test, truth=truth, fit_seed=fit_seed)
-    outcomes = LEARNERS[subject.learner].outcomes(draw, sizes, n_heads=256)
-    return [float(values["error"]) for _, values in outcomes]
+    return LEARNERS[subject.learner](draw, sizes, 256)

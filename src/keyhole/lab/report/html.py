@@ -84,7 +84,7 @@ def check_lab(what: str = "a report") -> None:
         if find_spec(library_name) is None:
             raise ImportError(
                 f"{what} needs {library_name}, which is not installed here. Install keyhole with "
-                "its extra `lab` (pip install 'keyhole-ml[lab]', or in a clone pip install '.[lab]')."
+                "its extra `lab` (pip install 'keyhole-ml[lab]', or in a clone '.[lab]')."
             )
 
 
