@@ -75,8 +75,8 @@ def attention_features(
     activation : {"relu", "linear", "square", "step", "exp", "softmax"}
         σ; "step" is 1 for positive scores.
     dtype : "float64" or "float32", optional
-        Type of the arithmetic and of the result, float64 unless given; for torch tensors that of
-        the tensors.
+        Type of the arithmetic and of the result; unless given float64, and for torch tensors that
+        of the tensors.
 
     Returns
     -------
@@ -119,15 +119,15 @@ def heads_seen_by(
     )
 
 
-def written_blocks(batch: SampleBatch, bytes_per_set: int) -> Iterator[tuple[slice, WrittenSets]]:
+def written_blocks(batch: SampleBatch, bytes_per_key: int) -> Iterator[tuple[slice, WrittenSets]]:
     """Yield consecutive samples with their sets written out, block by block.
 
-    A block has about ``_TOKENS`` tokens, fewer where ``bytes_per_set`` of results is large.
+    A block has about ``_TOKENS`` tokens, fewer where ``bytes_per_key`` of results is large.
     """
     batch = batch.numpy()
     # Where results are large, a token counts as several, so that a block stays within a quarter
     # of the memory budget.
-    token_cost = max(1, bytes_per_set * _TOKENS // (MEMORY_BUDGET // 4) // 8)
+    token_cost = max(1, bytes_per_key * _TOKENS // (MEMORY_BUDGET // 4))
     cost = np.cumsum(batch.token_counts * token_cost)
     start = 0
     cost_before = 0
@@ -598,15 +598,11 @@ def plain_features(
         dtype = np.float64
     n_heads = heads.shape[0]
     width = sets.dim + 1
-    features: Any = None
+    tokens = sets.tokens if dtype is None else arrays.astype(sets.tokens, dtype)
+    heads = like_tokens(heads, tokens)
+    shape = (len(sets), n_heads * width)
+    features = tokens.new_empty(shape) if is_tensor(tokens) else np.empty(shape, tokens.dtype)
     for stack in stacks(sets, n_heads, dtype, samples.each):
-        if features is None:
-            heads = like_tokens(heads, stack.keys)
-            features = (
-                stack.keys.new_empty((len(sets), n_heads * width))
-                if is_tensor(stack.keys)
-                else np.empty((len(sets), n_heads * width), stack.keys.dtype)
-            )
         if not samples.each:
             of_stack = stack_features(activation, stack.queries, stack.keys, heads)
         else:
@@ -673,7 +669,8 @@ def _plain_blocks(
     batch: SampleBatch, heads: Any, activation: str, dtype: Any, memory_budget: int
 ) -> Iterator[tuple[slice, Float[Any, "n p"]]]:
     """`feature_blocks` by matrix products, wherever the tokens live."""
-    bytes_per_head = 2 * 8 * len(batch) * (batch.dim + 1) + DRAWN_BYTES * heads.entries
+    n_rows = max(len(batch), len(batch.sets))
+    bytes_per_head = 2 * 8 * n_rows * (batch.dim + 1) + DRAWN_BYTES * heads.entries
     for part, block in heads.blocks(block_size(bytes_per_head, memory_budget)):
         features = plain_features(batch, block, activation, dtype)
         features *= 1.0 / math.sqrt(len(heads))
@@ -783,19 +780,21 @@ def key_contributions(
     key are added up over queries. Sums over a sample are `apply_values`.
     """
     check_samples(batch, "batch")
-    heads = heads_seen_by(batch, heads)
+    check_activation(activation)
+    heads = heads_seen_by(batch.numpy(), heads)
     width = batch.dim + 1
     table = _check_values(values, len(heads), width)
+    n_outputs = table.shape[2]
     number = check_dtype(dtype)
     contributions = []
-    for _, written in written_blocks(batch, 8 * table.shape[2]):
+    for _, written in written_blocks(batch, 8 * n_outputs):
         sets = written.sets
-        out = np.zeros((sets.n_tokens, table.shape[2]))
+        out = np.zeros((sets.n_tokens, n_outputs))
         for part, block in heads.blocks(block_size(DRAWN_BYTES * heads.entries, 2**26)):
             drawn = np.asarray(block, dtype=number)
             # (D, m·t): one product with the keys of a set serves all heads and outputs
             of_heads = table[part].transpose(1, 0, 2).astype(number)
-            for stack in stacks(sets, len(drawn), number):
+            for stack in stacks(sets, len(drawn) * n_outputs, number):
                 weights = weights_of_keys(activation, stack.queries, stack.keys, drawn)
                 products = stack.keys @ of_heads.reshape(width, -1)
                 products = products.reshape(*stack.keys.shape[:2], len(drawn), -1)
@@ -808,8 +807,9 @@ def key_contributions(
 
 
 def key_features(batch: SampleBatch, heads: Any, activation: str) -> Float[np.ndarray, "k p"]:
-    """The part of every key in Φ: M^{-1/2} w_mi x~_i, sample after sample."""
-    heads = heads_seen_by(batch, heads)
+    """The part of every key in Φ: M^{-1/2} w_mi x~_i, sample after sample, in host memory."""
+    check_activation(activation)
+    heads = heads_seen_by(batch.numpy(), heads)
     width = batch.dim + 1
     parts = []
     for _, written in written_blocks(batch, 8 * len(heads) * width):
@@ -834,6 +834,8 @@ def attention_weights(
 
     The weight is σ(s_mi)/N, or softmax_i(s_mi); mean k has the heads k, k + K, k + 2K ….
     """
+    check_activation(activation)
+    sets = sets.numpy()
     heads = heads_seen_by(sets, heads)
     totals = np.zeros((sets.n_tokens, n_means))
     heads_at_once = n_means * block_size(64 * heads.entries * n_means, MEMORY_BUDGET)

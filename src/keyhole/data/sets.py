@@ -860,7 +860,7 @@ class SetBatch(SampleBatch):
         """
         if self.query is not None:
             return self.extended_query()
-        return np.full((len(self), 1), np.sqrt(2.0), self.dtype)
+        return arrays.like(np.full((len(self), 1), np.sqrt(2.0), self.dtype), self.stored)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

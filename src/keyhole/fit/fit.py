@@ -16,8 +16,9 @@ def fit_combination(
 ) -> Combination:
     """Fit every layer of a list to the same samples, and combine them by least held-out loss.
 
-    One layer alone is fitted by the loss of the options; members of a combination minimise squared
-    errors, and the weights the loss.
+    One layer alone minimises the loss of the options. Members of a combination minimise squared
+    errors, and their weights the squared error or, of classes, the log-loss. Neighbours in the list
+    that differ in their readout alone share features and kernels, which are forgotten then.
     """
     if len(layers) == 1:
         criterion = "log_loss" if options.classifies else "squared_error"
@@ -26,7 +27,6 @@ def fit_combination(
     members: list[Member] = []
     embedding: Embedding | None = None
     for settings in layers:
-        # members that differ in their readout alone stand next to each other
         if embedding is not None and embedding.settings != settings.embedding():
             embedding.forget()
             embedding = None

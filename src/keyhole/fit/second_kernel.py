@@ -297,8 +297,7 @@ def kernel_of_keys(
     activation = embedding.settings.activation
     inner = []
     own = []
-    # eight times the bytes of the results: a token is counted as eight numbers
-    for rows, written in written_blocks(plain, 64 * len(others)):
+    for rows, written in written_blocks(plain, 8 * len(others)):
         keys = written.sets.single_keys()
         lengths = written.sets.lengths
         share = 1.0 / np.repeat(lengths, lengths)

@@ -103,8 +103,8 @@ class FitOptions:
         Where torch computes; None is NumPy.
     classifies : bool
         Whether outputs are one-vs-rest targets ±1 of classes.
-    loss : "squared_error", "log_loss" or "poisson"
-        What the weights of a combination, or the values of a single member, minimise.
+    loss : "squared_error" or "log_loss"
+        What the values of a single member minimise.
     memory_budget : int
         Bytes of blocks of features.
     keeps_grams : bool

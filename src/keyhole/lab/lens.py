@@ -12,7 +12,7 @@ import importlib.util
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ class Row:
     auc : float or None
         Area under the curve, for two classes.
     code : str
-        The Python that fits it; empty for baselines.
+        The Python that fits it, the name of a baseline, or empty where nobody would start from it.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Findings:
     members : tuple of MemberRow
         The layers that default settings fit to all samples.
     recommendation : str
-        The code of the best row.
+        How to get the best row: Python, or the name of a baseline.
     """
 
     kind: str
@@ -237,19 +237,17 @@ def lens(
     problem = _Problem.of(X, y, task=task, groups=groups, time=time, split=split, seed=seed)
     say = tell if tell is not None else _silent
     rows = list(_measured(problem, say))
-    constant = next(row for row in rows if row.name == CONSTANT)
     ordered = sorted(rows, key=lambda row: row.error)
     say("fitting default settings to all samples")
     model = problem.estimator().fit(problem.samples, problem.target, groups=problem.groups)
     answers = _answers(problem, {row.name: row for row in rows})
-    recommended = next((row for row in ordered if row.code), constant)
     return Findings(
         kind=problem.kind,
         description=problem.description,
         rows=tuple(ordered),
         answers=answers,
         members=tuple(model.members_),
-        recommendation=recommended.code or "a constant: no learner is better",
+        recommendation=_best_to_start_from(ordered).code,
     )
 
 
@@ -431,7 +429,7 @@ def _measured(problem: _Problem, say: Callable[[str], None]) -> Iterator[Row]:
     """Every learner on the same folds."""
     for name, predict in _baselines(problem):
         say(f"fitting {name}")
-        yield problem.row(name, _out_of_fold(problem, predict))
+        yield problem.row(name, _out_of_fold(problem, predict), code=name)
 
     # default settings, and every layer of theirs by itself: both from the same fits
     say(f"fitting {DEFAULT}")
@@ -444,7 +442,9 @@ def _measured(problem: _Problem, say: Callable[[str], None]) -> Iterator[Row]:
         variants.append((FEW, {"n_heads": FEW_HEADS}, None))
     for name, params, change in variants:
         say(f"fitting {name}")
-        code = problem.code(params) if change is None else ""
+        code = problem.code(params)
+        if change is not None:
+            code += ", and samples without their query"
         predictions = _out_of_fold(problem, _fit_predict(problem, params, change))
         yield problem.row(name, predictions, code)
     say(f"fitting {HALF}")
@@ -602,7 +602,7 @@ def _baselines(
     def linear() -> Any:
         if problem.kind == "regression":
             return make_pipeline(StandardScaler(), RidgeCV(np.geomspace(1e-3, 1e5, 17)))
-        return make_pipeline(StandardScaler(), LogisticRegressionCV(8, max_iter=1000, cv=3))
+        return make_pipeline(StandardScaler(), LogisticRegressionCV(Cs=8, max_iter=1000, cv=3))
 
     learners = [(CONSTANT, constant), (LINEAR, table_learner(linear))]
     if importlib.util.find_spec("lightgbm") is not None:
@@ -655,13 +655,18 @@ def _answers(problem: _Problem, rows: dict[str, Row]) -> dict[str, Answer]:
             gain_says="yes",
             loss_says="no",
         )
-    best = min((row for row in rows.values() if row.code), key=lambda row: row.error)
+    best = _best_to_start_from(rows.values())
     answers["settings"] = Answer(
         question="Which settings to start from?",
         says=best.name,
         sentence=f"The best row is {best.name!r}: {best.error:.4g} ± {best.standard_error:.2g}.",
     )
     return answers
+
+
+def _best_to_start_from(rows: Iterable[Row]) -> Row:
+    """The best row, whatever it is; only less data is nothing to start from."""
+    return min((row for row in rows if row.code), key=lambda row: row.error)
 
 
 def _compared(

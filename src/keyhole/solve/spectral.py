@@ -45,10 +45,10 @@ EXACT = 8.0
 """A sample is fitted exactly where 1 − h is below so many units of ε·√n."""
 
 ROUNDING = 4.0
-"""Eigenvalues below so many units of ε·n·λ_max are taken for zeros."""
+"""Eigenvalues below so many units of ε·λ_max times the order of the problem are taken for zeros."""
 
 STACK_NUMBERS = 2**23
-"""Numbers of the stacks in which groups are left out."""
+"""Numbers, 8 bytes each, in a stack of groups that are left out together."""
 
 
 @dataclass
@@ -66,12 +66,13 @@ class Spectrum:
         What makes coordinates of features (q = p), or of rows of the kernel (q = n).
     scores : array (r, t)
         z.
-    scaled : array (n, r) or None
-        S T of the samples, None where the samples are not at hand.
+    scaled : array (n, r)
+        S T of the samples.
     left_singular : array (n, r) or None
         U, known to full precision from a Gram matrix only.
     mean_square : float or None
-        The weighted mean of a Gram matrix, None for features.
+        What centring a Gram matrix has removed: its weighted mean, 0 without an intercept; None
+        for features.
     """
 
     problem: RidgeProblem
@@ -79,7 +80,7 @@ class Spectrum:
     basis: Any
     centre: Any
     scores: Any
-    scaled: Any = None
+    scaled: Any
     left_singular: Any = None
     mean_square: float | None = None
 
@@ -91,7 +92,7 @@ class Spectrum:
         from keyhole.solve.sums import Sums
 
         sums = Sums.of_blocks(row_blocks(), problem)
-        values, basis = axes_of_gram(sums.gram_copy(), sums.count)
+        values, basis = sums.eigenpairs()
         centre = sums.means
         scores = basis.T @ sums.cross
         scaled = []
@@ -261,6 +262,10 @@ class Spectrum:
                 gain = np.append(gain, 1.0 / problem.total_weight)
             gains.append(as_like(gain, self.values))
 
+        # only of a tiny penalty can I − H_gg be singular: such a group is fitted exactly
+        exact = EXACT * EPS * math.sqrt(len(problem))
+        may_be_exact = alphas / (alphas + self.largest) <= exact
+
         left_out = np.empty((len(alphas), *problem.y.shape))
         for rows in group_stacks(problem.groups, STACK_NUMBERS // max(1, n_directions)):
             size = rows.shape[1]
@@ -268,6 +273,11 @@ class Spectrum:
             transposed = part.swapaxes(1, 2)
             for i in range(len(alphas)):
                 of_group = residuals[i][rows]
+                if may_be_exact[i]:
+                    hat = on_host((part * gains[i]) @ transposed)
+                    errors = _left_out_safely(np.eye(size) - hat, on_host(of_group), exact)
+                    left_out[i][rows] = errors / roots[rows][:, :, None]
+                    continue
                 if size <= n_directions:
                     hat = (part * gains[i]) @ transposed
                     solved = solve_stack(identity(size, hat) - hat, of_group)
@@ -341,10 +351,14 @@ class CoordinateFactor:
         return np.eye(len(rows)) - hat
 
 
-def axes_of_gram(gram: Any, count: int) -> tuple[Any, Any]:
-    """Eigenvalues above rounding and eigenvectors of a p × p matrix of sums over some samples."""
-    values, vectors = eigen(gram)
-    return _above_rounding(values, vectors, max(count, len(values)))
+def axes_of_scatter(scatter: Any, count: int, mean_square: float) -> tuple[Any, Any]:
+    """Eigenpairs above rounding of Σ w (φ − φ̄)(φ − φ̄)ᵀ, p × p; ``mean_square`` is Σ w |φ̄|².
+
+    A centred feature carries rounding in units of its mean, the scatter the square of that.
+    """
+    values, vectors = eigen(scatter)
+    order = max(count, len(values))
+    return _above_rounding(values, vectors, order, removed=ROUNDING * EPS * mean_square)
 
 
 def weighed_and_centred(gram: Any, problem: RidgeProblem) -> tuple[Any, Any, float]:
@@ -379,14 +393,28 @@ def without_each(
     return np.where(is_judged[..., None], residuals / divisor, np.inf)
 
 
+def _left_out_safely(
+    complements: Float[np.ndarray, "g k k"], residuals: Float[np.ndarray, "g k t"], exact: float
+) -> Float[np.ndarray, "g k t"]:
+    """(I − H_gg)⁻¹ r_g, infinite for groups whose I − H_gg is singular within rounding."""
+    is_judged = np.linalg.eigvalsh(complements)[:, 0] > exact
+    errors = np.full(residuals.shape, np.inf)
+    errors[is_judged] = np.linalg.solve(complements[is_judged], residuals[is_judged])
+    return errors
+
+
 def warn_of_small_penalty(alpha: float, largest: float, order: int) -> None:
-    """Say so if a penalty is so small beside the matrix that rounding shows in predictions."""
-    least = LEAST_ALPHA * EPS * order * largest
-    # the first penalty of an automatic grid is the least one itself
-    if 0 < alpha < 0.5 * least:
+    """Say so if a penalty is so small beside the matrix that rounding shows in predictions.
+
+    Without a penalty, directions within rounding are left out instead.
+    """
+    # half of the least penalty of an automatic grid, which itself is nothing to warn of
+    least = 0.5 * LEAST_ALPHA * EPS * order * largest
+    if 0 < alpha < least:
         warnings.warn(
-            f"alpha = {alpha:.3g} is below {least:.3g}, 100·ε·n times the largest eigenvalue of "
-            "the kernel of the samples: rounding shows in predictions. Use alpha='loo', a larger "
+            f"alpha = {alpha:.3g} is below {least:.3g}, {0.5 * LEAST_ALPHA:.0f}·ε·n times the "
+            "largest eigenvalue of the kernel of the samples: rounding shows in predictions. Use "
+            "alpha='loo', a larger "
             "number, or scaling='standard' if tokens are far from zero.",
             SmallPenaltyWarning,
             stacklevel=3,
@@ -394,7 +422,7 @@ def warn_of_small_penalty(alpha: float, largest: float, order: int) -> None:
 
 
 def group_stacks(groups: Int[np.ndarray, " n"], most: int) -> Iterator[Int[np.ndarray, "g k"]]:
-    """The members of groups of one size, a row per group; at most ``most`` members at a time."""
+    """The members of groups of one size, a row per group; about ``most`` members at a time."""
     # rows in the order of their groups, and where in that order each group starts
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
@@ -408,7 +436,7 @@ def group_stacks(groups: Int[np.ndarray, " n"], most: int) -> Iterator[Int[np.nd
 
 
 def _above_rounding(values: Any, vectors: Any, order: int, removed: float = 0.0) -> tuple[Any, Any]:
-    """Eigenpairs above 4·ε·n times the largest eigenvalue, or above what was removed."""
+    """Eigenpairs above 4·ε·n times the largest eigenvalue, or times ``removed`` if larger."""
     scale = max(float(values[0]), removed, 1e-300)
     n_kept = int((values > ROUNDING * EPS * order * scale).sum())
     return values[:n_kept], vectors[:, :n_kept]

@@ -30,7 +30,7 @@ from keyhole.solve.problem import (
     choose_penalty,
     default_alphas,
 )
-from keyhole.solve.spectral import axes_of_gram, without_each
+from keyhole.solve.spectral import axes_of_scatter, without_each
 
 
 @dataclass
@@ -210,10 +210,15 @@ class Sums:
             self.y_mean = self.y_mean + (weight / total) * y_difference
         self.weight = total
 
+    def eigenpairs(self) -> tuple[Any, Any]:
+        """Eigenvalues above rounding and eigenvectors of the scatter of the features."""
+        means = on_host(self.means)
+        return axes_of_scatter(self.gram_copy(), self.count, self.weight * float(means @ means))
+
     def axes(self) -> Axes:
         """The sums along their principal axes. 9p³ operations."""
         check_gram_size(on_host(self.gram.diagonal()))
-        values, basis = axes_of_gram(self.gram_copy(), self.count)
+        values, basis = self.eigenpairs()
         return Axes(
             values=on_host(values),
             basis=on_host(basis),
