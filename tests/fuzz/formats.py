@@ -758,25 +758,6 @@ def read_series(folder: Path, options: dict[str, Any]) -> None:
     check_dataset(load_uea(folder / "in.ts", **options))
 
 
-def xyz_base(rng: Random) -> dict[str, Any]:
-    energy = rng.choice(("energy=-1.5", "-76.4", "a comment"))
-    atoms = [
-        f"{rng.choice('HCNO')} {rng.uniform(-1, 1):.2f} {rng.uniform(-1, 1):.2f} {k}"
-        for k in range(3)
-    ]
-    return {"text": "".join(f"3\n{energy}\n" + "\n".join(atoms) + "\n" for _ in range(2)), "raw": 0}
-
-
-def xyz_finish(rng: Random, state: dict[str, Any]) -> Case:
-    content = with_damage(rng, mutate.encoded(rng, state["text"]), state["raw"])
-    return Case(
-        "xyz",
-        "molecules",
-        {"in.xyz": content},
-        {"path": "in.xyz", "n_radial": rng.choice((2, 4, 12))},
-    )
-
-
 def read_molecules(folder: Path, options: dict[str, Any]) -> None:
     check_dataset(load_molecules(folder / options["path"], n_radial=options["n_radial"]))
 
@@ -1195,100 +1176,6 @@ def read_heads(folder: Path, options: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- predict: job.json and parts
 
 
-@cache
-def interrupted() -> dict[str, bytes]:
-    """The files of a run of `keyhole predict` that stopped after its first row group."""
-    sets = sets_like(DIM, True, 6)
-    keys = [s.tokens.tolist() for s in sets]
-
-    def parquet(last: float) -> bytes:
-        table = pa.table(
-            {
-                "keys": [*keys[:-1], [[last, 0.0]]],
-                "query": sets.query.tolist(),
-                "id": list(range(6)),
-            }
-        )
-        sink = io.BytesIO()
-        pq.write_table(table, sink, row_group_size=2)
-        return sink.getvalue()
-
-    good = {"m.keyhole": ready_model(), "in.parquet": parquet(0.5)}
-    folder = Path(tempfile.mkdtemp())
-    try:
-        bad = parquet(math.nan)
-        put(folder, {**good, "in.parquet": bad})
-        with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
-            command(
-                "predict",
-                *(str(folder / name) for name in ("m.keyhole", "in.parquet", "out.parquet")),
-            )
-        parts = folder / "out.parquet.parts"
-        found = {f"out.parquet.parts/{f.name}": f.read_bytes() for f in sorted(parts.iterdir())}
-        # the note remembers the size of the input
-        note = "out.parquet.parts/job.json"
-        sizes = [str(len(content)).encode() for content in (bad, good["in.parquet"])]
-        return {**good, **found, note: found[note].replace(*sizes)}
-    finally:
-        shutil.rmtree(folder)
-
-
-def job_base(rng: Random) -> dict[str, Any]:
-    files = interrupted()
-    return {
-        "files": files,
-        "job": json.loads(files["out.parquet.parts/job.json"]),
-        "raw": 0,
-        "gone": False,
-    }
-
-
-def job_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
-    state, kind = dict(state), rng.random()
-    files, parts = dict(state["files"]), "out.parquet.parts/"
-    part = parts + f"part-{rng.choice((0, 0, 1, 2, 7, 10**8, -1)):08d}.parquet"
-    held = rng.choice([n for n in files if n.startswith(parts)] or [part])
-    if kind < 0.4:
-        state["job"] = mutate.twist(rng, state["job"])
-    elif kind < 0.5:
-        state["raw"] += 1
-    elif kind < 0.55:
-        state["gone"] = True
-    elif kind < 0.75:
-        files[held] = with_damage(rng, files.get(held, b""), 1)
-    elif kind < 0.85:
-        other = wild_values(
-            rng, rng.choice((pa.float64(), pa.float32(), pa.list_(pa.int8()), pa.string())), 2
-        )
-        with contextlib.suppress(pa.ArrowException):
-            sink = io.BytesIO()
-            pq.write_table(pa.table({rng.choice(("prediction", "x")): other}), sink)
-            files[part] = sink.getvalue()
-    else:
-        odd = (
-            "part-x.parquet",
-            "part-.parquet",
-            "part-1e3.parquet",
-            "part-٣.parquet",
-            "joined.draft",
-            "mine.txt",
-        )
-        files[parts + rng.choice(odd)] = files.get(held, b"")
-    state["files"] = files
-    return state
-
-
-def job_finish(rng: Random, state: dict[str, Any]) -> Case:
-    files, note = dict(state["files"]), "out.parquet.parts/job.json"
-    files[note] = with_damage(
-        rng, mutate.text_of(state["job"]).encode("utf-8", "surrogatepass"), state["raw"]
-    )
-    if state["gone"]:
-        del files[note]
-    more = rng.choice(([], [], [], ["--id", "id"], ["--overwrite"]))
-    return Case("job.json", "predict", files, {"path": "in.parquet", "more": more, "rows": 6})
-
-
 def read_predict(folder: Path, options: dict[str, Any]) -> None:
     places = [str(folder / name) for name in ("m.keyhole", options["path"], "out.parquet")]
     command("predict", *places, *options["more"])
@@ -1649,10 +1536,8 @@ FORMATS: dict[str, Format] = {
     "csv": Format(3, csv_base, text_mutate(","), csv_finish),
     "npz": Format(4, npz_base, npz_mutate, npz_finish),
     "ts": Format(2, ts_base, text_mutate(",: "), ts_finish),
-    "xyz": Format(2, xyz_base, text_mutate(" ="), xyz_finish),
     "babi": Format(4, babi_base, babi_mutate, babi_finish),
     "checkpoint": Format(3, checkpoint_base, checkpoint_mutate, checkpoint_finish),
-    "job.json": Format(1, job_base, job_mutate, job_finish),
     "store": Format(2, store_base, store_mutate, store_finish),
     "--set": Format(2, setting_base, setting_mutate, setting_finish),
     "--target": Format(3, target_base, target_mutate, target_finish, most=8),
@@ -1677,7 +1562,7 @@ READERS: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     **sequences.READERS,
 }
 WRITES = {
-    "predict": ("out.parquet", "out.parquet.parts"),
+    "predict": ("out.parquet",),
     "store": ("cells.sqlite", "tables"),
     "section": ("cells.sqlite",),
     "reproduce": ("",),
@@ -1710,7 +1595,7 @@ def warm() -> None:
     are read.
     """
     warnings.simplefilter("ignore")
-    models(), interrupted(), stored(), cells(), setting_names(), cli()
+    models(), stored(), cells(), setting_names(), cli()
     sequences.warm()
     for name, kind in FORMATS.items():
         if name in sequences.SEQUENCES:

@@ -77,7 +77,12 @@ def npz_table(
             )
         columns[vectors] = as_rows(values)
     for column in targets:
-        columns[column] = pa.array(_target(arrays[column], column, n_sets))
+        try:
+            columns[column] = pa.array(_target(arrays[column], column, n_sets))
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"array {column!r} must hold text: it does not read ({error}). Save it again."
+            ) from None
 
     # an array "split" that is something else than one whole number per set is no split
     split = arrays.get("split")
