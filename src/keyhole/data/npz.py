@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import errno
+import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 
-def read_arrays(source: Path | BinaryIO, name: str) -> dict[str, np.ndarray]:
+def read_arrays(source: Path | io.BytesIO, name: str) -> dict[str, np.ndarray]:
     """The arrays of an npz file by name; objects are refused, because they would be executed."""
     if isinstance(source, Path):
         with source.open("rb") as file:
