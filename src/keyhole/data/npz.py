@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 
-def read_arrays(source: Path | io.BytesIO, name: str) -> dict[str, np.ndarray]:
+def read_arrays(source: Path | io.BufferedIOBase, name: str) -> dict[str, np.ndarray]:
     """The arrays of an npz file by name; objects are refused, because they would be executed."""
     if isinstance(source, Path):
         with source.open("rb") as file:
