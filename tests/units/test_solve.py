@@ -112,7 +112,7 @@ def test_groups_of_more_samples_than_features_are_left_out_in_the_dimension_of_t
 
 def test_groups_that_are_fitted_exactly_disqualify_the_penalty(rng):
     features = rng.normal(size=(12, 40))
-    problem = RidgeProblem.of(rng.normal(size=12), [0.0, 1.0], groups=np.arange(12) // 2)
+    problem = RidgeProblem.of(rng.normal(size=(12, 1)), [0.0, 1.0], groups=np.arange(12) // 2)
     for path in (
         Spectrum.of_features(in_blocks(features), problem),
         Spectrum.of_gram(features @ features.T, problem),
@@ -124,7 +124,7 @@ def test_groups_that_are_fitted_exactly_disqualify_the_penalty(rng):
 @pytest.mark.parametrize("value", [0.1, 1000.0 / 7])
 def test_features_that_are_constant_but_for_rounding_have_no_axes(rng, value):
     weights = rng.uniform(0.5, 2.0, 90)
-    problem = RidgeProblem.of(rng.normal(size=90), [1e-20], weights=weights)
+    problem = RidgeProblem.of(rng.normal(size=(90, 1)), [1e-20], weights=weights)
     path = Spectrum.of_features(in_blocks(np.full((90, 7), value)), problem)
     assert len(path.values) == 0
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import itertools
 import re
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -44,7 +44,10 @@ def read_texts(path: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
     refuse_special_file(path)
     try:
         contents = dict(_files(path, wanted))
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except Exception as error:
+        # an error of the disk has its own number; an invalid argument is where damage leads
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
         raise ValueError(
             f"an archive must read back whole: {path.name!r} does not ({str(error)[:200]}). It is "
             "damaged; fetch it again."

@@ -315,7 +315,10 @@ def settle(
     keys_are_lists = bool(free_lists)
     if keys:
         check_columns(key_schema, keys, "keys", source if tokens is None else "of tokens")
-        keys_are_lists = keys[0] in lists
+        # lists beside an id are sets only if no key column says otherwise
+        keys_are_lists = all(name in lists for name in keys)
+        if single["set_id"] is None:
+            keys_are_lists = keys[0] in lists
     form: Literal["tokens", "sets", "joined"] = "tokens"
     if tokens is not None:
         form = "joined"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import errno
+import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 
-def read_arrays(source: Path | BinaryIO, name: str) -> dict[str, np.ndarray]:
+def read_arrays(source: Path | io.BufferedIOBase, name: str) -> dict[str, np.ndarray]:
     """The arrays of an npz file by name; objects are refused, because they would be executed."""
     if isinstance(source, Path):
         with source.open("rb") as file:
@@ -77,7 +78,12 @@ def npz_table(
             )
         columns[vectors] = as_rows(values)
     for column in targets:
-        columns[column] = pa.array(_target(arrays[column], column, n_sets))
+        try:
+            columns[column] = pa.array(_target(arrays[column], column, n_sets))
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"array {column!r} must hold text: it does not read ({error}). Save it again."
+            ) from None
 
     # an array "split" that is something else than one whole number per set is no split
     split = arrays.get("split")
