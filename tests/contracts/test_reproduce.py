@@ -191,7 +191,7 @@ def test_the_report_counts_verdicts_and_says_where_it_comes_from(tmp_path, stand
     invoke("averages", "transformer", *settings(SMALL), "--out", tmp_path, "--jobs", 1, "--seed", 3)
     [report] = stand_in
     assert [section.slug for section in report.sections] == ["averages", "transformer"]
-    assert "1 not tested" in report.lead
+    assert "2 not tested" in report.lead  # with 32 sets attention does not come to 30 % error
     assert report.provenance["seed"] == "3"
     assert {"command", "NumPy", "machine", "BLAS"} <= set(report.provenance)
 

@@ -223,9 +223,15 @@ class RidgeCell(Cell):
         most = max(self.sizes)
         total = 0.0
         for heads in self.heads:
-            pairs = 1.0 if self.model == "mlp" else self.n_keys**2 / 10
-            width = heads * (self.dim + 1) / 20 if heads is not None else pairs
-            total += 2e-9 * most * (most + 2 * self.n_test) * width
+            # seconds for an entry of the kernel, then of the factorisations
+            if heads is not None:
+                per_entry = 1e-10 * heads * (self.dim + 1)
+            elif self.model == "mlp":
+                per_entry = 2e-8
+            else:
+                factor = 3 if self.model == "biased" else 1
+                per_entry = 1e-10 * factor * self.n_keys**2 * (self.dim + 4)
+            total += per_entry * most * (most / 2 + self.n_test)
             total += sum(1e-10 * n**3 + 1e-3 for n in self.sizes)
         return total
 
