@@ -682,9 +682,13 @@ def estimator_of(tree: Tree) -> SavedModel:
 
     Raises one of `UNREADABLE` where the tree is none of ours.
     """
-    check_tree(tree, SCHEMA, "", {}, {})
+    fitted = tree["fitted"]
+    lengths = {"D": fitted["n_features_in_"]}
+    if fitted["has_query_"]:
+        lengths["Q"] = fitted["n_query_features_in_"]
+    check_tree(tree, SCHEMA, "", lengths, {})
     estimator = ESTIMATORS[tree["estimator"]](**tree["parameters"])
-    for name, value in tree["fitted"].items():
+    for name, value in fitted.items():
         if not ATTRIBUTE.fullmatch(name) or name in BUILT or hasattr(type(estimator), name):
             raise ValueError(f"a fitted attribute {name!r:.60}")
         setattr(estimator, name, value)
