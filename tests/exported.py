@@ -68,8 +68,7 @@ class Configuration:
     def new_samples(self) -> list[Any]:
         """Batches of other sizes than that of the training samples."""
         return [
-            self.samples(n, most_keys, seed=1 + i)
-            for i, (n, most_keys) in enumerate(SIZES_OF_NEW)
+            self.samples(n, most_keys, seed=1 + i) for i, (n, most_keys) in enumerate(SIZES_OF_NEW)
         ]
 
 
@@ -107,9 +106,7 @@ def configurations() -> dict[str, Configuration]:
 
     def add(name: str, of: str, *, target: str = "number", **settings: Any) -> None:
         parameters = layer(**settings)
-        found[f"{name}; {of}"] = Configuration(
-            **inputs[of], target=target, parameters=parameters
-        )
+        found[f"{name}; {of}"] = Configuration(**inputs[of], target=target, parameters=parameters)
 
     infinite = math.inf
     for activation in ("relu", "linear", "square", "step", "exp", "softmax"):

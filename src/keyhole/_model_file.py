@@ -31,8 +31,7 @@ DTYPES = ("float64", "float32", "int64", "int32", "bool")
 """Types of arrays in a file."""
 
 HEADS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (GaussianHeads, LearnedHeads, FittedHeads, DrawnHeads)
+    kind.__name__: kind for kind in (GaussianHeads, LearnedHeads, FittedHeads, DrawnHeads)
 }
 """Head distributions that a file describes by their parameters."""
 
@@ -123,7 +122,7 @@ def restored(value: Any, name: str, arrays: Mapping[str, np.ndarray]) -> Any:
     if mark == "tuple":
         return tuple(restored(value["items"], name, arrays))
     if mark == "pairs":
-        return {key: item for key, item in restored(value["items"], name, arrays)}
+        return dict(restored(value["items"], name, arrays))
     if mark == "heads":
         values = restored(value["values"], name, arrays)
         return HEADS[value["kind"]](**values)

@@ -116,9 +116,7 @@ def test_every_estimator_comes_back_from_skops(sets):
 def test_heads_with_hops_come_back_from_joblib_and_from_skops():
     rng = np.random.default_rng(0)
     sets = kh.SetBatch(rng.normal(size=(30, 4, 3)), rng.normal(size=(30, 3)))
-    heads = FittedHeads(
-        rng.normal(size=(2, 7, 4)), scale=0.5, hops_=(rng.normal(size=(1, 4, 4)),)
-    )
+    heads = FittedHeads(rng.normal(size=(2, 7, 4)), scale=0.5, hops_=(rng.normal(size=(1, 4, 4)),))
     model = kh.AttentionRegressor(
         8, heads, activation="relu", pooling="mean", scaling="none", query="given", random_state=0
     ).fit(sets, rng.normal(size=30))

@@ -1,4 +1,4 @@
-"""`save` and `load`: every kind of model comes back, and nothing but a whole file of ours is read."""
+"""`save` and `load`: every kind of model comes back; only whole files of ours are read."""
 
 import json
 import math
@@ -76,7 +76,8 @@ MODELS = {
     "features": lambda: fitted(kh.AttentionFeatures(8, random_state=0)),
     "ball": lambda: fitted(kh.NormBallRegressor(8, group_radius=1.0, random_state=0)),
     "ball of classes": lambda: fitted(
-        kh.NormBallClassifier(8, group_radius=1.0, random_state=0), y=lambda y: np.digitize(y, [0, 1])
+        kh.NormBallClassifier(8, group_radius=1.0, random_state=0),
+        y=lambda y: np.digitize(y, [0, 1]),
     ),
 }
 
@@ -227,7 +228,7 @@ def test_what_is_no_fitted_estimator_of_ours_is_refused(tmp_path):
 def test_what_could_not_be_loaded_again_is_not_written(tmp_path):
     model, _ = MODELS["hops"]()
     model.note_ = object()
-    with pytest.raises(ValueError, match="saved only if it can be loaded again.*note_"):
+    with pytest.raises(ValueError, match=r"saved only if it can be loaded again.*note_"):
         kh.save(model, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
