@@ -122,7 +122,7 @@ def restored(value: Any, name: str, arrays: Mapping[str, np.ndarray]) -> Any:
     if mark == "tuple":
         return tuple(restored(value["items"], name, arrays))
     if mark == "pairs":
-        return {key: item for key, item in restored(value["items"], name, arrays)}
+        return dict(restored(value["items"], name, arrays))
     if mark == "heads":
         values = restored(value["values"], name, arrays)
         return HEADS[value["kind"]](**values)

@@ -60,8 +60,8 @@ def to_onnx(model: Any, *, dtype: str = "float32") -> Any:
     """The forward pass of a fitted estimator as an ``onnx.ModelProto``.
 
     Inputs are ``keys`` (n, N, d), ``mask`` (n, N) and, where the estimator was fitted to them,
-    ``query`` (n, d_q) and ``extras`` (n, c); for samples of several sets keys, mask and query have a
-    second axis of sets. The sizes n, N and that axis may be any. Outputs are ``prediction``, or
+    ``query`` (n, d_q) and ``extras`` (n, c). For samples of several sets keys, mask and query have
+    a second axis of sets. The sizes n, N and that axis may be any. Outputs are ``prediction``, or
     ``scores`` and ``probabilities``; the metadata of the graph name the classes.
 
     Parameters
@@ -99,6 +99,7 @@ def to_onnx(model: Any, *, dtype: str = "float32") -> Any:
             dynamo=True,
             verbose=False,
         )
+    assert program is not None
     document = program.model_proto
     document.producer_name = "keyhole"
     if is_classifier(model):
@@ -192,7 +193,7 @@ def _quiet() -> Iterator[None]:
 
 
 def check_exportable(model: Any, purpose: str) -> None:
-    """Raise for what only keyhole can compute: kernels of heads around a mean, and other estimators.
+    """Raise for what only keyhole can compute: kernels of heads around a mean, other estimators.
 
     The moment of such heads is an integral over the bivariate normal distribution, for which torch
     and ONNX have no operator.
@@ -213,12 +214,12 @@ def check_exportable(model: Any, purpose: str) -> None:
     if n_heads is None:
         remedy = (
             f"{MOST_HEADS} heads are not enough to predict the same within {SHARE_OF_ERROR:.0%} of "
-            f"its error. Fit with n_heads={MOST_HEADS} (--n-heads {MOST_HEADS}), and compare errors."
+            f"its error. Fit with n_heads={MOST_HEADS} (--n-heads {MOST_HEADS}), and compare."
         )
     raise ValueError(
         f"{purpose} takes finitely many heads, or infinitely many around zero: the layer "
-        f"{member.name!r} of this model has infinitely many of {member.embedding.heads!r:.80}, whose "
-        f"kernel has no form in torch or ONNX. {remedy}"
+        f"{member.name!r} of this model has infinitely many of {member.embedding.heads!r:.80}, "
+        f"whose kernel has no form in torch or ONNX. {remedy}"
     )
 
 
@@ -241,8 +242,8 @@ def _is_exportable(member: Member) -> bool:
 def heads_that_do(member: Member) -> int | None:
     """The least power of two of heads that predict as infinitely many do; None if none does.
 
-    Half of at most 400 training samples are fitted with infinitely and with finitely many heads, and
-    predict the others. Their outputs are known from the fit: y = f(x) + α a.
+    Half of at most 400 training samples are fitted with infinitely and with finitely many heads,
+    and predict the others. Their outputs are known from the fit: y = f(x) + α a.
     """
     embedding = member.embedding
     step = -(-len(embedding.train) // MAX_SAMPLES_TO_JUDGE)

@@ -253,10 +253,10 @@ SCHEMA = {
     "draw": DRAW,
     "ball": BALL,
 }
-"""What may stand where, and in what form. A text names a kind of value, "?" where it may be absent; a
-tuple its possible values; a list an entry for each of several; a dictionary may be absent as a whole.
-Arrays have the lengths of their axes in brackets: a capital is one number in the whole file, a small
-letter one in the record around it. "float" and "int" are finite, "any" may be infinite or unknown."""
+"""What may stand where, and in what form. A text names a kind of value, "?" where it may be absent.
+A tuple has its possible values, a list the rule for each of several. A dictionary may be absent as
+a whole. Arrays have the lengths of their axes in brackets: a capital is one number in the whole
+file, a small letter one in the record around it. "float" is finite, "any" need not be."""
 
 _ARRAY = re.compile(r"(float|int|bool|any)\[([^\]]*)\](\??)")
 _KINDS = {"float": "f", "any": "f", "int": "i", "bool": "b"}
@@ -324,7 +324,7 @@ def _check_array(
     if not isinstance(value, np.ndarray) or value.dtype.kind != _KINDS[kind]:
         raise ValueError(f"{place} that is no array of type {kind}")
     if value.ndim != len(axes):
-        raise ValueError(f"{place} with {value.ndim} axes in the place of {len(axes)}")
+        raise ValueError(f"{place} with {value.ndim} axes instead of {len(axes)}")
     for axis, length in zip(axes, value.shape, strict=True):
         lengths = wide if axis.isupper() else own
         known = int(axis) if axis.isdigit() else lengths.setdefault(axis, length)
@@ -498,7 +498,7 @@ def _savable_heads(heads: Any, draw: HeadDraw | None, *, query: bool = True) -> 
 
 
 def _embedding_tree(embedding: Embedding, readers: Sequence[Member], has_training: bool) -> Tree:
-    """One embedding: settings, token rule, heads, and the training samples that readouts compare."""
+    """One embedding: settings, token rule, heads, and training samples that readouts compare."""
     train = embedding.train.numpy()
     heads, _ = _savable_heads(embedding.heads, embedding.draw, query=train.has_query)
     uses_kernel = embedding.settings.has_heads and embedding.draw is None
@@ -683,9 +683,13 @@ def estimator_of(tree: Tree) -> SavedModel:
 
     Raises one of `UNREADABLE` where the tree is none of ours.
     """
-    check_tree(tree, SCHEMA, "", {}, {})
+    fitted = tree["fitted"]
+    lengths = {"D": fitted["n_features_in_"]}
+    if fitted["has_query_"]:
+        lengths["Q"] = fitted["n_query_features_in_"]
+    check_tree(tree, SCHEMA, "", lengths, {})
     estimator = ESTIMATORS[tree["estimator"]](**tree["parameters"])
-    for name, value in tree["fitted"].items():
+    for name, value in fitted.items():
         if not ATTRIBUTE.fullmatch(name) or name in BUILT or hasattr(type(estimator), name):
             raise ValueError(f"a fitted attribute {name!r:.60}")
         setattr(estimator, name, value)
@@ -758,7 +762,7 @@ def _attach_members(model: Any, tree: Tree) -> None:
     elif model.single_output_:
         n_outputs_needed = 1
     if n_outputs != n_outputs_needed:
-        raise ValueError(f"{n_outputs} outputs in the place of {n_outputs_needed}")
+        raise ValueError(f"{n_outputs} outputs instead of {n_outputs_needed}")
     combination = Combination(
         members=members,
         weights=parts["weights"],
@@ -808,18 +812,24 @@ def _embedding_of(tree: Tree, options: FitOptions, training: TrainingSet | None)
             raise ValueError("landmarks that do not fit their whitening")
     elif not settings.is_exact:
         embedding.draw = HeadDraw(
-            settings.heads, int(settings.n_heads), train.dim, options.seed, train.query_dim
+            settings.heads, _count_of(settings), train.dim, options.seed, train.query_dim
         )
     return embedding
 
 
 def _settings_of(tree: Tree) -> LayerSettings:
     """The settings of a layer."""
-    settings = LayerSettings(**tree)
-    is_number = type(settings.n_heads) in (int, float) and settings.n_heads >= 1
-    if not is_number and not isinstance(settings.n_heads, Landmarks):
-        raise ValueError(f"{settings.n_heads!r:.40} heads")
-    return settings
+    n_heads = tree["n_heads"]
+    is_number = type(n_heads) in (int, float) and n_heads >= 1
+    if not is_number and not isinstance(n_heads, Landmarks):
+        raise ValueError(f"{n_heads!r:.40} heads")
+    return LayerSettings(**tree)
+
+
+def _count_of(settings: LayerSettings) -> int:
+    """The number of heads that are drawn."""
+    assert not isinstance(settings.n_heads, Landmarks)
+    return int(settings.n_heads)
 
 
 def _rule_of(tree: Tree, heads: Any) -> TokenRule:
@@ -841,7 +851,7 @@ def _samples_of(tree: Tree) -> Any:
     if tree["query"] is not None and len(tree["query"]) != n_sets:
         raise ValueError(f"{len(tree['query'])} queries of {n_sets} sets")
     if extras is not None and len(extras) != n_samples:
-        raise ValueError(f"extras of {len(extras)} samples in the place of {n_samples}")
+        raise ValueError(f"extras of {len(extras)} samples instead of {n_samples}")
     of_sets = extras if set_offsets is None else None
     samples: Any = SetBatch._from_flat(
         tree["tokens"], offsets, tree["query"], of_sets, tree["pairs"]
@@ -889,7 +899,7 @@ def _member_of(
     elif second is None and embedding.is_finite:
         n_rows = embedding.n_features
     if len(tree["coef"]) != n_rows:
-        raise ValueError(f"{len(tree['coef'])} coefficients in the place of {n_rows}")
+        raise ValueError(f"{len(tree['coef'])} coefficients instead of {n_rows}")
     held_out = tree["held_out"]
     left_out = None
     if held_out is None:

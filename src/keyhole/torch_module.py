@@ -1,9 +1,9 @@
 """The forward pass of a fitted combination as a torch module on padded sets.
 
-The steps are those of `keyhole.fit`: prepare tokens, features or kernel rows of every embedding, the
-readout of every member, their weighted sum. Sets of a sample stand in an axis of their own, s; where
-every key is the query in turn, that axis goes over the queries. In comments b counts samples, s sets,
-k keys, e = d + 1 coordinates, m heads, n training samples and t all of their keys.
+The steps are those of `keyhole.fit`: prepare tokens, features or kernel rows of every embedding,
+the readout of every member, their weighted sum. Sets of a sample stand in an axis of their own, s.
+Where every key is the query in turn, that axis goes over the queries. In comments b counts samples,
+s sets, k keys, e = d + 1 coordinates, m heads, n training samples and t all of their keys.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ class Arrays(nn.Module):
         for name, array in arrays.items():
             self.register_buffer(name, None if array is None else as_tensor(array))
 
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name)
+
 
 @dataclass
 class Padded:
@@ -76,7 +79,7 @@ class Padded:
 
 
 class PrepareModule(nn.Module):
-    """A token rule: clipping, scaling, queries, hops, and sample-level features made of the keys."""
+    """A token rule: clipping, scaling, queries, hops, sample-level features made of the keys."""
 
     def __init__(self, rule: TokenRule) -> None:
         super().__init__()
@@ -169,7 +172,7 @@ class PrepareModule(nn.Module):
             return is_set * lengths
         return is_set / is_set.sum(-1, keepdim=True)
 
-    def _scaled(self, tokens: Tensor, centre: Tensor | None, spread: Tensor | None) -> Tensor:
+    def _scaled(self, tokens: Tensor, centre: Any, spread: Any) -> Tensor:
         """Tokens, or queries, after scaling; a token of zeros stays on no sphere."""
         if self.scaling == "none":
             return tokens
@@ -259,6 +262,9 @@ def quantiles(keys: Tensor, mask: Tensor) -> Tensor:
 
 class KernelModule(nn.Module):
     """The kernel of infinitely many heads of mean zero with stored samples."""
+
+    owner: Tensor
+    owner_set: Tensor
 
     def __init__(self, samples: SampleBatch, activation: str, scale: float) -> None:
         super().__init__()
@@ -571,10 +577,12 @@ class AttentionModule(nn.Module):
             keys = keys[:, None]
             mask = mask[:, None]
             query = None if query is None else query[:, None]
-        total = self.intercept
-        prepared = [embedding.prepare(keys, mask, query, extras) for embedding in self.embeddings]
-        for i, member in enumerate(self.members):
-            embedding = self.embeddings[member.number]
+        total: Tensor = self.intercept
+        embeddings: Any = self.embeddings
+        members: Any = self.members
+        prepared = [embedding.prepare(keys, mask, query, extras) for embedding in embeddings]
+        for i, member in enumerate(members):
+            embedding = embeddings[member.number]
             total = total + self.weights[i] * member(embedding, prepared[member.number])
         return total
 
@@ -586,8 +594,8 @@ class AttentionModule(nn.Module):
         n_axes = 4 if self.has_groups else 3
         if keys.ndim != n_axes or keys.shape[-1] != self.dim:
             raise ValueError(
-                f"`keys` must have shape ({axes}, {self.dim}): got {tuple(keys.shape)}. Pad sets to "
-                "the longest, and say with `mask` which keys are there."
+                f"`keys` must have shape ({axes}, {self.dim}): got {tuple(keys.shape)}. Pad sets "
+                "to the longest, and say with `mask` which keys are there."
             )
         if mask.dtype != torch.bool or mask.shape != keys.shape[:-1]:
             raise ValueError(

@@ -294,7 +294,7 @@ class QueryKeyHeads(HeadParameters):
         return heads
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DrawnHeads:
     """Heads that were drawn already: what a model file holds of a distribution that is not ours.
 
@@ -323,6 +323,9 @@ class DrawnHeads:
                 "for. Fit anew with the distribution itself."
             )
         return self.heads[start : start + n_heads].copy()
+
+    def __repr__(self) -> str:
+        return self.description or f"DrawnHeads({len(self.heads)} heads)"
 
 
 DRAWN_BYTES = 40

@@ -360,7 +360,8 @@ class AttentionModel(BaseEstimator):
 
     def _scores(self, X: Any) -> Float[np.ndarray, "n t"]:
         """f of every sample, all outputs."""
-        scores = self.combination_.predict(self._samples(X))
+        samples = self._samples(X)
+        scores = self.combination_.predict(samples)
         is_finite = np.isfinite(scores).all(axis=1)
         if not is_finite.all():
             first = int(np.flatnonzero(~is_finite)[0])

@@ -90,7 +90,12 @@ def member_table(combination: Combination, data: TrainingSet) -> MemberTable:
 
 
 def member_loss(member: Member, data: TrainingSet) -> float:
-    """The mean squared error of held-out predictions, averaged over outputs."""
+    """The mean squared error of held-out predictions, averaged over outputs.
+
+    NaN for one of several layers that were fitted in batches together: they have none of their own.
+    """
+    if len(member.held_out) != len(data):
+        return math.nan
     squares = np.square(data.outputs - member.held_out).mean(axis=1)
     return float(data.shares @ squares)
 
