@@ -16,6 +16,7 @@ from keyhole.attention.features import (
     feature_blocks,
 )
 from keyhole.attention.heads import GaussianHeads, HeadDraw, sample_mlp_weights
+from keyhole.attention.mlp import mlp_features
 
 DIM, N_HEADS = 5, 37
 SMOOTH = [

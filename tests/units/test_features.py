@@ -17,6 +17,7 @@ from keyhole.attention.features import (
     key_contributions,
 )
 from keyhole.attention.heads import GaussianHeads, HeadArray, HeadDraw, sample_mlp_weights
+from keyhole.attention.mlp import mlp_features
 
 ACTIVATIONS = (*POINTWISE, SOFTMAX)
 SIGMA = {
@@ -362,7 +363,7 @@ def test_mlp_features_are_the_formula(rng, seed, query, dtype):
 def test_mlp_features_do_not_depend_on_the_budget(rng, monkeypatch):
     batch, weights = draw_batch(rng, [2] * 50, 3), sample_mlp_weights(7, 2, 3, seed=0)
     expected = mlp_features(batch, weights)
-    monkeypatch.setattr("keyhole.attention.features.MEMORY_BUDGET", 1000)
+    monkeypatch.setattr("keyhole.attention.mlp.MEMORY_BUDGET", 1000)
     assert np.allclose(mlp_features(batch, weights), expected, rtol=1e-13, atol=1e-15)
 
 
@@ -567,26 +568,21 @@ def test_overflow_of_the_mlp_is_named():
 
 @pytest.mark.parametrize("activation", ["relu", SOFTMAX])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_queries_of_wide_heads_are_projected_first(rng, activation, dtype):
+def test_wide_heads_are_the_formula_too(rng, activation, dtype):
     """Heads of 300 × 301 numbers outgrow the cache: each set then has heads of its own."""
     batch = draw_batch(rng, [70, 33, 40, 1, 50], dim=300, scale=3.0)
     heads = rng.normal(size=(19, 301, 301))
     values = rng.normal(size=(19 * 301, 2))
-    layer = TiledLayer.of(batch, HeadArray(heads), activation, dtype)
-    assert layer.projects_first
-    assert not TiledLayer.of(batch[3:4], HeadArray(heads), activation, dtype).projects_first
+    assert TiledLayer.of(batch, HeadArray(heads), activation, dtype).outgrows_cache
 
     # in blocks of few heads, and all at once
     expected, size = formula(batch, heads, activation)
     tolerance = 600 * np.finfo(dtype).eps * size
-    centre = rng.normal(size=19 * 301)
     small_budget = 8 * 5 * 301 * 4
     for budget in (small_budget, 2**30):
-        blocks = feature_blocks(
-            batch, heads, activation, dtype=dtype, memory_budget=budget, centre=centre
-        )
+        blocks = feature_blocks(batch, heads, activation, dtype=dtype, memory_budget=budget)
         features = np.hstack([features for _, features in blocks])
-        assert (abs(features + centre - expected) <= tolerance + 1e-6).all()
+        assert (abs(features - expected) <= tolerance + 1e-6).all()
     outputs = apply_values(batch, heads, values, activation, dtype=dtype)
     contributions = key_contributions(batch, heads, values, activation, dtype=dtype)
     sums = np.add.reduceat(contributions, batch.offsets[:-1], axis=0)

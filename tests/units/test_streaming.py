@@ -126,6 +126,7 @@ def test_classes_come_in_batches(n_classes, sets, rng):
 
 
 @pytest.mark.usefixtures("settled_early")
+@pytest.mark.filterwarnings("ignore::keyhole.estimators.attention.ClippedWarning")
 def test_default_settings_settle_several_layers_side_by_side(sets, y):
     model = kh.AttentionRegressor(random_state=0)
     stream = in_batches(clone(model), sets, y, [30, 60])
