@@ -238,7 +238,7 @@ def test_the_mlp_kernel_is_its_definition(query, budget, rng):
 
 def test_head_distributions_without_a_closed_form_name_the_remedy(rng):
     a = ragged(rng, [2, 3], 3)
-    with pytest.raises(ValueError, match=r"no closed form is known. Use finite heads"):
+    with pytest.raises(ValueError, match=r"have no kernel in closed form: use a finite"):
         kh.attention_kernel(a, heads=kh.GaussianHeads(mean=(0.3, 20.0)))
     with pytest.raises(ValueError, match=r"'softmax', whose kernel is not known. Use finite heads"):
         kh.attention_kernel(a, activation="softmax")
