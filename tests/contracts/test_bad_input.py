@@ -148,7 +148,7 @@ def test_the_unit_of_weights_changes_no_learned_heads(rng):
     y, weights = kh.targets.Correlation(3, 3)(sets), rng.uniform(0.5, 2.0, 80)
     expected, *others = [
         kh.LearnedHeads(max_iter=6, hops=1).fit(sets, y, weights=2.0**power * weights)
-        for power in (0, -300, 300)
+        for power in (0, -60, 60)
     ]
     for found in others:
         np.testing.assert_allclose(found.means_, expected.means_, rtol=1e-3, atol=1e-6)

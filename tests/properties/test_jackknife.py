@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from paper import PAPER_LAYER, paper_classifier, paper_regressor
 from scipy.special import softmax
+from sklearn.base import clone
 
 import keyhole as kh
 
@@ -32,7 +33,7 @@ def without(rows, model, sets, y, weights):
     """The same layer, heads and penalty, fitted without some samples."""
     rest = np.setdiff1d(np.arange(N), rows)
     part = None if weights is None else weights[rest]
-    return type(model)(**model.get_params()).fit(sets[rest], y[rest], sample_weight=part)
+    return clone(model).fit(sets[rest], y[rest], sample_weight=part)
 
 
 def refits(model, sets, y, weights, groups):

@@ -102,7 +102,7 @@ def test_pairs_that_matter_are_found_by_heads_that_compare_them(rng):
     y = np.array([(one.query[0, 4] * one.tokens[:, 1]).mean() for one in sets])
     paired = paper_regressor(math.inf, heads=kh.GaussianHeads(1.0, scale=0.1, pairs=[(4, 1)]))
     others = paper_regressor(math.inf, heads=kh.GaussianHeads(1.0, scale=0.1, pairs=[(0, 0)]))
-    assert paired.fit(sets, y).loo_error_ < 0.5 * others.fit(sets, y).loo_error_
+    assert paired.fit(sets, y).loo_error_ < 0.8 * others.fit(sets, y).loo_error_
 
 
 def test_sets_join_only_with_queries_of_one_dimension(rng):

@@ -51,12 +51,15 @@ def test_kernels(activation, mean, query, rng):
     assert np.allclose(square, square.T, rtol=1e-12)
 
 
-@pytest.mark.parametrize("scaling", ["none", "sphere", "standard"])
-@pytest.mark.parametrize("pooling", ["mean", "mean+size", "sum", "statistics"])
-@pytest.mark.parametrize("query", ["given", "mean", "each"])
-@pytest.mark.parametrize("n_heads", [3, 30, math.inf, kh.Landmarks(9)])
+@pytest.mark.parametrize(
+    ("pooling", "scaling"),
+    [("mean", "standard"), ("mean+size", "sphere"), ("sum", "none"), ("statistics", "none")],
+)
+@pytest.mark.parametrize("query", ["given", "none", "mean", "each"])
+@pytest.mark.parametrize("n_heads", [3, 30, math.inf, kh.Landmarks(9)], ids=str)
 def test_fits_of_one_layer(n_heads, query, pooling, scaling, rng):
     sets = make_sets(rng, "with query" if query == "given" else "without", rng.normal(size=(N, 1)))
+    query = "given" if query == "none" else query
     y = rng.normal(size=N)
     model = kh.AttentionRegressor(
         n_heads,
@@ -104,10 +107,14 @@ def test_classifiers(loss, n_heads, rng):
 def test_combinations_follow_the_tensors_they_are_given(rng):
     sets = make_sets(rng)
     y = np.tanh(sets.query[:, 0]) + 0.1 * rng.normal(size=N)
-    model = kh.AttentionRegressor(16, random_state=0)
+    model = kh.AttentionRegressor(
+        16, pooling="mean", query="given", scaling="standard", random_state=0
+    )
     host = model.fit(sets, y).predict(sets)
     device = model.fit(sets.to("cpu"), y)
-    assert np.allclose(device.predict(sets), host, atol=1e-4)
+    assert len(device.members_) > 4
+    # nearly equal layers share their weight in ways that rounding decides
+    assert np.allclose(device.predict(sets), host, atol=1e-3)
     assert np.allclose(device.predict(sets.to("cpu")), device.predict(sets))
 
 

@@ -178,3 +178,8 @@ def test_importance_is_the_growth_of_the_error_of_what_matters(rng):
     model = kh.AttentionRegressor(60, random_state=0, **PAPER_LAYER)
     importance = model.fit(keys, keys[:, :, 1].mean(axis=1)).coordinate_importance()
     assert importance.names[int(importance.across.argmax())] == "key 1"
+
+
+def test_sample_level_features_that_are_not_there_are_refused(sets, y):
+    with pytest.raises(ValueError, match=r"pooling='extras'.*these samples have none"):
+        paper_regressor(8, pooling="extras").fit(sets, y)

@@ -111,8 +111,9 @@ def test_torch_has_the_gradient_of_numpy(rng):
 @pytest.fixture(scope="module")
 def rotated():
     """Sets whose target is a correlation after a rotation that random heads do not know."""
-    sets = kh.targets.sphere_sets(500, n_keys=4, dim=4, seed=0)
-    return sets, kh.targets.RotatedCorrelation(3.0, dim=4, seed=0)(sets)
+    sets = kh.targets.sphere_sets(600, n_keys=4, dim=6, seed=0)
+    y = kh.targets.RotatedCorrelation(1.0, dim=6, seed=0)(sets)
+    return sets, y / y.std()
 
 
 def fit_one_layer(heads, sets, y, **fit_options):
@@ -123,7 +124,7 @@ def fit_one_layer(heads, sets, y, **fit_options):
 @pytest.fixture(scope="module")
 def learned(rotated):
     sets, y = rotated
-    return fit_one_layer(kh.LearnedHeads(hops=1, max_iter=100), sets[:300], y[:300])
+    return fit_one_layer(kh.LearnedHeads(hops=1, max_iter=60), sets[:300], y[:300])
 
 
 def test_learning_finds_what_random_heads_do_not(learned, rotated):
@@ -131,7 +132,7 @@ def test_learning_finds_what_random_heads_do_not(learned, rotated):
     random = fit_one_layer(kh.GaussianHeads(), sets[:300], y[:300])
     of_learned = np.mean(np.square(learned.predict(sets[300:]) - y[300:]))
     of_random = np.mean(np.square(random.predict(sets[300:]) - y[300:]))
-    assert of_learned < 0.5 * of_random
+    assert of_learned < 0.8 * of_random
     assert learned.heads_.chosen == "learned"
     assert "less by" in learned.summary()
 
@@ -196,7 +197,7 @@ def test_the_same_data_and_seed_are_the_same_heads(rotated):
     heads = kh.LearnedHeads(hops=1, max_iter=8)
     one, other = (heads.fit(sets[:120], y[:120], seed=2) for _ in range(2))
     assert (one.means_ == other.means_).all()
-    assert (one.sample(5, 4, 0) == other.sample(5, 4, 0)).all()
+    assert (one.sample(5, 6, 0) == other.sample(5, 6, 0)).all()
 
 
 # ---- fitted heads
@@ -232,7 +233,7 @@ def test_hop_weights_are_the_softmax_of_each_hop_and_the_mean_weights_of_the_hea
         assert np.allclose(of_hop[0], powers / powers.sum())
         found = of_hop[0] @ one.tokens
         query = np.concatenate([one.query[0], found, [1.0]])
-        drawn = heads.sample(9, 2, 0, 2)
+        drawn = heads.sample(9, 2, 0, 4)
         scores = np.einsum("d,mde,ke->mk", query, drawn, one.extended_keys())
         powers = np.exp(scores)
         weights = powers / powers.sum(axis=1, keepdims=True)

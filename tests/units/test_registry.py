@@ -3,6 +3,8 @@
 An activation that is added to the registry and forgotten in a backend fails here.
 """
 
+from typing import get_args, get_type_hints
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from keyhole.attention.activations import gaussian_moment
 from keyhole.attention.features import attention_features, attention_weights, plain_features
 from keyhole.attention.gradient import Task, error_gradient
 from keyhole.attention.heads import HeadArray
+from keyhole.data.tokens import QUERIES, SCALINGS
 from keyhole.registry import ACTIVATIONS, POINTWISE, POOLINGS
 
 torch = pytest.importorskip("torch", reason="the backend of devices is tested where torch is")
@@ -204,6 +207,25 @@ def test_estimators_take_it_under_every_pooling(activation, pooling, rng):
     parts, rest = model.fit(sets, rng.normal(size=12)).contributions(sets, return_rest=True)
     totals = [part.sum() for part in parts] + rest
     assert np.allclose(totals, model.predict(sets), atol=1e-10)
+
+
+@pytest.mark.parametrize("estimator", [kh.AttentionRegressor, kh.AttentionClassifier])
+@pytest.mark.parametrize(
+    ("parameter", "names"),
+    [
+        ("activation", ACTIVATIONS),
+        ("pooling", POOLINGS),
+        ("scaling", SCALINGS),
+        ("query", QUERIES),
+    ],
+)
+def test_signatures_and_docstrings_have_all_names(estimator, parameter, names):
+    hint = get_type_hints(estimator.__init__)[parameter]
+    words = {word for part in [hint, *get_args(hint)] for word in get_args(part) or [part]}
+    assert {word for word in words if isinstance(word, str)} == {*names, "auto"}
+    described = estimator.__doc__.split(f"\n    {parameter} : ")[1].split("\n")[0]
+    for name in names:
+        assert f'"{name}"' in described
 
 
 def test_an_unknown_activation_is_refused_by_name(sets, heads):
