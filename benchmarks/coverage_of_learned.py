@@ -2,15 +2,11 @@
 
     python benchmarks/coverage_of_learned.py
     python benchmarks/coverage_of_learned.py --leave-one-out --tasks position two-hops
-    python benchmarks/coverage_of_learned.py --labels
 
 The tasks of the literature (`kh.targets.TASKS`), noise of a tenth of the variance, nominal coverage
 90 %. Beside the share that is inside stands the ratio of ``loo_error_`` to the error of new
 samples: 1 is honest. With ``--leave-one-out`` the learned heads are fitted anew as if they had been
 given: what intervals would be if a sample were left out of the values and not out of the heads.
-
-With ``--labels``: two tuning tasks of benchmarks/stories.py, a tenth of the labels drawn anew.
-`predict_set` at 90 %, and the mean of the largest probability beside the accuracy: equal is honest.
 """
 
 from __future__ import annotations
@@ -51,66 +47,13 @@ def coverage(name: str, draw: int, leave_one_out: bool) -> tuple[float, float, b
     return inside, model.loo_error_ / new_error, is_learned
 
 
-STORY_TASKS = (1, 7)
-"""Tuning tasks, by number: two facts, and negation."""
-
-N_STORIES = 500
-
-
-def coverage_of_labels(number: int, draw: int) -> tuple[float, float, float, float, bool]:
-    """Coverage of sets of labels, their size, largest probability, accuracy, and if learned."""
-    from stories import LEARNED_LAYER, draw_task
-
-    task = draw_task(number, N_STORIES, N_TEST)
-    labels = task.answers.copy()
-    rng = np.random.default_rng([2, number, draw])
-    is_drawn_anew = rng.random(len(labels)) < 0.1
-    labels[is_drawn_anew] = rng.choice(np.unique(labels), is_drawn_anew.sum())
-    train = np.arange(N_STORIES)
-    test = np.arange(N_STORIES, N_STORIES + N_TEST)
-    model = kh.AttentionClassifier(heads=kh.LearnedHeads(), random_state=draw, **LEARNED_LAYER)
-    model.fit(task.data.sets[train], labels[train])
-
-    test_sets = task.data.sets[test]
-    in_set = model.predict_set(test_sets, 0.9)
-    column_of_label = np.searchsorted(model.classes_, labels[test])
-    inside = float(np.mean(in_set[np.arange(N_TEST), column_of_label]))
-    probabilities = model.predict_proba(test_sets)
-    accuracy = float(np.mean(model.predict(test_sets) == labels[test]))
-    return (
-        inside,
-        float(in_set.sum(axis=1).mean()),
-        float(probabilities.max(axis=1).mean()),
-        accuracy,
-        model.heads_.chosen == "learned",
-    )
-
-
-def print_labels(draws: int) -> None:
-    """Print one row for each task of stories."""
-    for number in STORY_TASKS:
-        rows = np.array([coverage_of_labels(number, draw) for draw in range(draws)], dtype=float)
-        spread = 100 * rows[:, 0].std(ddof=1) / np.sqrt(len(rows)) if len(rows) > 1 else 0.0
-        print(
-            f"task {number}: {100 * rows[:, 0].mean():.1f} ± {spread:.1f} % inside, "
-            f"{rows[:, 1].mean():.2f} labels in a set, largest probability "
-            f"{rows[:, 2].mean():.3f}, accuracy {rows[:, 3].mean():.3f}, "
-            f"learned in {int(rows[:, 4].sum())} of {len(rows)}",
-            flush=True,
-        )
-
-
 def main() -> None:
     """Print one row for each task."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--tasks", nargs="*", default=list(kh.targets.TASKS))
     parser.add_argument("--leave-one-out", action="store_true", help="learned heads as given")
-    parser.add_argument("--labels", action="store_true", help="sets of labels, in their place")
     options = parser.parse_args()
-    if options.labels:
-        print_labels(options.draws)
-        return
     for name in options.tasks:
         rows = np.array(
             [coverage(name, draw, options.leave_one_out) for draw in range(options.draws)],

@@ -19,11 +19,19 @@ from keyhole.registry import ACTIVATIONS
 ALLOWANCE = 3e8
 """Operations that one entry may cost for each sample: some 5 s for a thousand samples on one core."""
 
+ALLOWANCE_TO_LEARN = 4e12
+"""Operations that learned heads may cost in all, whatever the number of samples, because a step uses
+600 of them at most: about a minute of one core."""
+
 LEAST_SAMPLES_TO_COMBINE = 8
 """Samples below which one layer is fitted: leave-one-out cannot compare many."""
 
 LEAST_SAMPLES_TO_LEARN = 300
 """Samples from which on heads are learned."""
+
+LEARNING_STEPS = 1000.0
+"""Steps of learned heads, all starts and folds together, in units of one of a single hop: 2,800 at
+most, a third of which are common."""
 
 MOST_EXACT = 1000
 """Samples up to which the exact kernel is used where it is affordable."""
@@ -240,7 +248,8 @@ def plan_layers(given: Given, shape: Shape) -> Plan:
         if settings is None:
             continue
         settings = replace(settings, n_heads=_n_heads(settings, given, shape), clips=True)
-        if operations(settings, shape) > ALLOWANCE * shape.n_samples:
+        allowance = ALLOWANCE_TO_LEARN if settings.learns_heads else ALLOWANCE * shape.n_samples
+        if operations(settings, shape) > allowance:
             left_out.append(settings.name)
             continue
         for layer in _readouts(settings, entry, given):
@@ -367,12 +376,18 @@ def operations(settings: LayerSettings, shape: Shape) -> float:
         projections = 2.0 * n_queries * n_heads * query_width * width
     features = 4.0 * n_keys * pairs_per_key * n_heads * width + projections
     if settings.learns_heads:
-        # six fits, each a descent of some 300 steps on at most 600 samples
-        few = min(n, 600)
-        keys_of_step = few * min(shape.keys_per_sample, 256.0)
-        step = 12.0 * keys_of_step * 32.0 * width + 10.0 * float(few) ** 3
-        return 6.0 * (300.0 * step + features)
+        return LEARNING_STEPS * _step_operations(shape) + 6.0 * features
     return features + _ridge_operations(n, n_heads * width)
+
+
+def _step_operations(shape: Shape) -> float:
+    """One step of learned heads, of one hop: features, their Gram matrix and its gradient."""
+    n = min(float(shape.n_samples), 600.0)
+    width = shape.dim + 1.0
+    keys = n * min(shape.keys_per_sample, 256.0)
+    n_features = max(8.0 * width, n)
+    projections = n * shape.query_dim * n_features if shape.has_query else 0.0
+    return 12.0 * keys * n_features + 4.0 * projections + 4.0 * n**2 * n_features + 5.0 * n**3
 
 
 def _ridge_operations(n: int, n_features: float) -> float:
