@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.attention.heads import HeadDistribution
+from keyhole.attention.heads import GaussianHeads, HeadDistribution
 from keyhole.attention.learned import LearnedHeads
 from keyhole.fit.embedding import learn_rule
 from keyhole.fit.member import N_FOLDS, Member, fit_member
@@ -23,7 +23,9 @@ def learned_heads(
 ) -> HeadDistribution:
     """The head distribution that these samples teach, by as many steps as another if it is given."""
     heads: Any = settings.heads
-    prepared = learn_rule(settings, data, options).apply(data.samples)
+    # frozen heads stand in, to weigh sample-level features beside
+    frozen = replace(settings, heads=GaussianHeads())
+    prepared = learn_rule(frozen, data, options).apply(data.samples)
     known: dict[str, Any] = {}
     if like is not None and isinstance(heads, LearnedHeads):
         known["like"] = like
