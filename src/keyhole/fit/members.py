@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from keyhole.attention.heads import GaussianHeads
+from keyhole.attention.hops import Ages
 from keyhole.attention.learned import LearnedHeads
 from keyhole.fit.settings import Landmarks, LayerSettings
 from keyhole.registry import ACTIVATIONS
@@ -61,6 +62,9 @@ class Shape:
     n_extras: int
     makes_queries: bool = True
     on_device: bool = False
+    is_plain: bool = True
+    """Whether every sample is one set."""
+    has_ages: bool = False
 
     @classmethod
     def of(cls, samples: Any) -> Shape:
@@ -74,6 +78,8 @@ class Shape:
             n_extras=0 if samples.extras is None else samples.extras.shape[1],
             makes_queries=not samples.has_own_queries,
             on_device=samples.device is not None,
+            is_plain=samples.is_plain,
+            has_ages=samples.is_plain and Ages.of(samples.sets) is not None,
         )
 
     @property
@@ -192,21 +198,24 @@ def entries_for(shape: Shape) -> list[Entry]:
                     "pairs of rows",
                 ),
             ]
-    if shape.n_samples >= LEAST_SAMPLES_TO_LEARN:
-        activation = "softmax" if shape.has_query else "relu"
+    if shape.n_samples >= LEAST_SAMPLES_TO_LEARN and shape.is_plain:
         entries.append(
             Entry(
-                replace(
-                    layer,
-                    name="learned heads",
-                    heads=LearnedHeads(),
-                    activation=activation,
-                    n_heads=N_HEADS,
-                ),
+                replace(learned_layer(shape), name="learned heads"),
                 "rows that are found by directions the data decide",
             )
         )
     return entries
+
+
+def learned_layer(shape: Shape) -> LayerSettings:
+    """The layer that learned heads suit: one row among many, and ages that are left as they are."""
+    return LayerSettings(
+        heads=LearnedHeads(),
+        n_heads=float(N_HEADS),
+        activation="softmax" if shape.has_query else "relu",
+        scaling="none" if shape.has_ages else "standard",
+    )
 
 
 @dataclass(frozen=True)
@@ -226,7 +235,12 @@ class Given:
     def is_complete(self) -> bool:
         """Whether one layer is described, so that nothing is combined."""
         settings = (self.heads, self.activation, self.pooling, self.scaling, self.query)
-        return all(setting is not None for setting in settings)
+        return self.learns_heads or all(setting is not None for setting in settings)
+
+    @property
+    def learns_heads(self) -> bool:
+        """Whether the heads that were given have to be fitted first: not in several layers."""
+        return hasattr(self.heads, "fit")
 
 
 @dataclass(frozen=True)
@@ -262,7 +276,7 @@ def plan_layers(given: Given, shape: Shape) -> Plan:
 
 def explicit_layer(given: Given, shape: Shape) -> LayerSettings:
     """The one layer that settings describe; what is left open is as in the first entry."""
-    settings = LayerSettings()
+    settings = learned_layer(shape) if given.learns_heads else LayerSettings()
     for name in ("heads", "activation", "pooling", "scaling", "query"):
         value = getattr(given, name)
         if value is not None:
@@ -285,6 +299,8 @@ def _restricted(settings: LayerSettings, given: Given) -> LayerSettings | None:
         has_other_pooling = given.pooling is not None and given.pooling != settings.pooling
         if asks_for_heads or has_other_pooling:
             return None
+    if settings.learns_heads and not _can_learn(given):
+        return None
     if given.heads is not None:
         if settings.heads != GaussianHeads():
             return None
@@ -306,6 +322,12 @@ def _restricted(settings: LayerSettings, given: Given) -> LayerSettings | None:
                 return None
             settings = replace(settings, scaling=given.scaling)
     return settings
+
+
+def _can_learn(given: Given) -> bool:
+    """Whether heads can be learned under the settings that were given."""
+    has_slope = given.activation is None or ACTIVATIONS[given.activation].slope is not None
+    return has_slope and given.pooling in (None, "mean") and given.query != "each"
 
 
 def _readouts(settings: LayerSettings, entry: Entry, given: Given) -> list[LayerSettings]:
