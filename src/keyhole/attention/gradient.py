@@ -1,13 +1,13 @@
 """The leave-one-out error of a layer with learned heads, and its gradient, by hand.
 
-One implementation for NumPy and torch arrays. Notation: x~ are extended queries, U^h the matrices of
-the hops before the last, W_m = U_k + noise_m the heads of the last one:
+One implementation for NumPy and torch arrays. Notation: x~ are extended queries, U^h the matrices
+of the hops before the last, W_m = U_k + noise_m the heads of the last one:
 
     a = softmax(x~ᵀ U_p X~ᵀ),  o_p = Σ_i a_i x_i,  next query [x; o_1; …; o_P]        (each hop)
     s_mi = x~ᵀ W_m x~_i,  Φ_m = M^{-1/2} Σ_i w_mi x~_i,  K = ΦΦᵀ                       (the last)
 
-E(K, α) is the error of `solve.gradient`, ∂E/∂Φ = 2 ∂E/∂K Φ, and from there the chain goes back through
-weights, scores, heads, queries and hops.
+E(K, α) is the error of `solve.gradient`, ∂E/∂Φ = 2 ∂E/∂K Φ, and from there the chain goes back
+through weights, scores, heads, queries and hops.
 """
 
 from __future__ import annotations
@@ -126,9 +126,7 @@ def forward(sets: SetBatch, activation: str, hops: Sequence[Any], heads: Any) ->
             found[stack.rows] = weights @ stack.keys[:, :, :-1]
         hop_weights.append(of_hop)
         before = queries[-1]
-        queries.append(
-            _side_by_side([before[:, :-1], found.reshape(n, -1), before[:, -1:]])
-        )
+        queries.append(_side_by_side([before[:, :-1], found.reshape(n, -1), before[:, -1:]]))
 
     # the heads
     record = ACTIVATIONS[activation]
@@ -168,9 +166,7 @@ class HeadGradient:
     hops: list[Float[np.ndarray, "p _ e"]] = field(repr=False)
 
 
-def error_gradient(
-    task: Task, hops: Sequence[Any], heads: Any, alpha: float
-) -> HeadGradient:
+def error_gradient(task: Task, hops: Sequence[Any], heads: Any, alpha: float) -> HeadGradient:
     """The leave-one-out error at penalty ``alpha``, and its gradient in heads and hops."""
     passed = forward(task.sets, task.activation, hops, heads)
     if task.fit_intercept:
@@ -200,9 +196,7 @@ def error_gradient(
     )
 
 
-def _back_through_heads(
-    task: Task, passed: Pass, in_features: Any
-) -> tuple[Any, Any]:
+def _back_through_heads(task: Task, passed: Pass, in_features: Any) -> tuple[Any, Any]:
     """The gradient in the heads, and, if there are hops, in the queries that the heads saw."""
     record = ACTIVATIONS[task.activation]
     if record.slope is None:
@@ -229,9 +223,7 @@ def _back_through_heads(
     return in_heads, in_query
 
 
-def _back_through_hops(
-    task: Task, passed: Pass, hops: Sequence[Any], in_query: Any
-) -> list[Any]:
+def _back_through_hops(task: Task, passed: Pass, hops: Sequence[Any], in_query: Any) -> list[Any]:
     """The gradient in the matrices of every hop, from that in the queries of the heads."""
     n = len(task)
     dim = task.sets.dim

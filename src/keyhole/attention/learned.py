@@ -2,7 +2,8 @@
 
 W_m = U_k + scale·A G_m B with k = m mod n_means: means U and the diagonal matrices A and B are
 learned, and the matrices of the hops before the last. At every step fresh noise G is drawn, values
-are solved for in closed form, and Adam follows the gradient of the leave-one-out error (gradient.py).
+are solved for in closed form, and Adam follows the gradient of the leave-one-out error
+(gradient.py).
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ class LearnedHeads(HeadParameters):
     docs/explanation/learned_heads.md explains how, and when not to use it. The values of random
     heads are solved for in closed form, and so are the n fits that each leave a sample out. So the
     leave-one-out error is a function of the head distribution alone, and Adam follows its exact
-    gradient. Every step draws new noise G: a distribution is learned, not a particular set of heads.
+    gradient. Every step draws new noise G: a distribution is learned, not a particular set of
+    heads.
 
     Several hops are for questions that need two or more facts, each of which leads to the next. A
     hop before the last has softmax weights with a learned matrix, and extends the query by what it
@@ -410,9 +412,7 @@ class Base:
     strength: float
     scale: float
 
-    def distribution(
-        self, *, reason: str = "", history: tuple[Step, ...] = ()
-    ) -> FittedHeads:
+    def distribution(self, *, reason: str = "", history: tuple[Step, ...] = ()) -> FittedHeads:
         """The head distribution."""
         return FittedHeads(
             means_=self.mean,
@@ -564,9 +564,7 @@ class Descent:
         # the matrices at the start, and the rows of each that queries meet
         self.all_rows = self._matrices_at_start(base)
         columns = used_columns(task.sets)
-        self.rows = [
-            rows_in_use(columns, matrix.shape[1], task.sets) for matrix in self.all_rows
-        ]
+        self.rows = [rows_in_use(columns, matrix.shape[1], task.sets) for matrix in self.all_rows]
         self.part_of_task = task.with_query_columns(columns)
         self.anchors = [
             matrix[:, rows] for matrix, rows in zip(self.all_rows, self.rows, strict=True)
@@ -758,7 +756,7 @@ def used_columns(sets: SetBatch) -> Int[np.ndarray, " q"]:
 def rows_in_use(
     columns: Int[np.ndarray, " q"], n_rows: int, sets: SetBatch
 ) -> Int[np.ndarray, " r"]:
-    """Of the rows of a matrix: those of the query that are used, of what was found, and the last."""
+    """Of the rows of a matrix: those of the query in use, of what was found, and the last."""
     query_dim = n_rows - 1 if sets.query is None else int(sets.query.shape[1])
     return np.concatenate([columns, np.arange(query_dim, n_rows)])
 

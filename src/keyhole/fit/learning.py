@@ -21,7 +21,7 @@ def learned_heads(
     options: FitOptions,
     like: HeadDistribution | None = None,
 ) -> HeadDistribution:
-    """The head distribution that these samples teach, by as many steps as another if it is given."""
+    """The head distribution that these samples teach, by as many steps as another took."""
     heads: Any = settings.heads
     # frozen heads stand in, to weigh sample-level features beside
     frozen = replace(settings, heads=GaussianHeads())
@@ -52,9 +52,7 @@ def fit_learned_member(
     """
     quiet = replace(options, tell=None)
     heads = learned_heads(settings, data, quiet)
-    member = fit_member(
-        replace(settings, heads=heads), data, quiet, loss=loss, criterion=criterion
-    )
+    member = fit_member(replace(settings, heads=heads), data, quiet, loss=loss, criterion=criterion)
     member = replace(member, learned_note=getattr(heads, "reason", ""))
     if getattr(heads, "chosen", "learned") == "learned":
         held_out = np.full(data.outputs.shape, np.nan)

@@ -1,8 +1,8 @@
 """The list of layers that default settings try, in the order in which they are tried.
 
 Each entry has one line that says what it is for. What is tried of it depends on what the samples
-have (a query, sample-level features), on the settings that were given, and on the cost of each entry
-in operations, against an allowance for each sample.
+have (a query, sample-level features), on the settings that were given, and on the cost of each
+entry in operations, against an allowance for each sample.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from keyhole.attention.heads import GaussianHeads
 from keyhole.attention.hops import Ages
 from keyhole.attention.learned import LearnedHeads
 from keyhole.fit.settings import Landmarks, LayerSettings
-from keyhole.registry import ACTIVATIONS
+from keyhole.registry import ACTIVATIONS, POOLINGS
 
 ALLOWANCE = 3e8
-"""Operations that one entry may cost for each sample: some 5 s for a thousand samples on one core."""
+"""Operations that an entry may cost for each sample: some 5 s for a thousand samples on one core."""
 
 ALLOWANCE_TO_LEARN = 4e12
-"""Operations that learned heads may cost in all, whatever the number of samples, because a step uses
-600 of them at most: about a minute of one core."""
+"""Operations that learned heads may cost in all, about a minute of one core: a step uses at most 600
+samples, however many there are."""
 
 LEAST_SAMPLES_TO_COMBINE = 8
 """Samples below which one layer is fitted: leave-one-out cannot compare many."""
@@ -90,7 +90,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Entry:
-    """A layer of the list, what it is for, and whether its pooled vector gets a second kernel too."""
+    """A layer of the list, what it is for, and whether its pooled vector gets a second kernel."""
 
     settings: LayerSettings
     purpose: str
@@ -188,9 +188,7 @@ def entries_for(shape: Shape) -> list[Entry]:
                     "rows beside the mean of their set",
                 ),
                 Entry(
-                    replace(
-                        layer, name="mean as query, unit rows", query="mean", scaling="sphere"
-                    ),
+                    replace(layer, name="mean as query, unit rows", query="mean", scaling="sphere"),
                     "the same for directions",
                 ),
                 Entry(
@@ -252,7 +250,7 @@ class Plan:
 
 
 def plan_layers(given: Given, shape: Shape) -> Plan:
-    """The layers that settings and samples ask for, members that share an embedding side by side."""
+    """The layers that settings and samples ask for; those that share an embedding are neighbours."""
     if given.is_complete or shape.n_samples < LEAST_SAMPLES_TO_COMBINE:
         return Plan(layers=(explicit_layer(given, shape),))
     layers: list[LayerSettings] = []
@@ -267,7 +265,8 @@ def plan_layers(given: Given, shape: Shape) -> Plan:
             left_out.append(settings.name)
             continue
         for layer in _readouts(settings, entry, given):
-            if layer not in layers:
+            # settings that were given may make two entries one
+            if replace(layer, name="") not in [replace(other, name="") for other in layers]:
                 layers.append(layer)
     if not layers:
         return Plan(layers=(explicit_layer(given, shape),), left_out=tuple(left_out))
@@ -293,12 +292,12 @@ def _restricted(settings: LayerSettings, given: Given) -> LayerSettings | None:
     """An entry with the settings that were given, None where it has others."""
     if not settings.has_heads:
         # statistics and sample-level features have no heads that could be as asked for
-        asks_for_heads = any(
-            value is not None for value in (given.heads, given.activation, given.n_heads)
-        )
+        asks_for_heads = given.heads is not None or given.activation is not None
         has_other_pooling = given.pooling is not None and given.pooling != settings.pooling
         if asks_for_heads or has_other_pooling:
             return None
+    elif given.pooling is not None and not POOLINGS[given.pooling].has_heads:
+        return None
     if settings.learns_heads and not _can_learn(given):
         return None
     if given.heads is not None:
@@ -348,7 +347,7 @@ def _is_finite(n_heads: Any) -> bool:
 
 
 def _n_heads(settings: LayerSettings, given: Given, shape: Shape) -> float | Landmarks:
-    """How many heads: as given, infinitely many where that is affordable, else heads or landmarks."""
+    """How many heads: as given, else infinitely many if affordable, else heads or landmarks."""
     if given.n_heads is not None:
         chosen: float | Landmarks = given.n_heads
         return chosen

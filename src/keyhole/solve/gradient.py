@@ -1,7 +1,7 @@
 """The leave-one-out error of ridge as a function of its Gram matrix, and its gradient.
 
-Values need no derivative: they are eliminated in closed form (variable projection), and so are the n
-fits that leave one sample out. The plain version of the error is `keyhole.textbook.ridge`.
+Values need no derivative: they are eliminated in closed form (variable projection), and so are the
+n fits that leave one sample out. The plain version of the error is `keyhole.textbook.ridge`.
 """
 
 from __future__ import annotations
