@@ -18,10 +18,10 @@ from keyhole.fit.settings import Landmarks, LayerSettings
 from keyhole.registry import ACTIVATIONS, POOLINGS
 
 ALLOWANCE = 3e8
-"""Operations that an entry may cost for each sample: some 5 s for a thousand samples on one core."""
+"""Operations an entry may cost for each sample: some 5 s for a thousand samples on one core."""
 
 ALLOWANCE_TO_LEARN = 4e12
-"""Operations that learned heads may cost in all, about a minute of one core: a step uses at most 600
+"""Operations learned heads may cost in all, about a minute of one core: a step uses at most 600
 samples, however many there are."""
 
 LEAST_SAMPLES_TO_COMBINE = 8
@@ -250,7 +250,7 @@ class Plan:
 
 
 def plan_layers(given: Given, shape: Shape) -> Plan:
-    """The layers that settings and samples ask for; those that share an embedding are neighbours."""
+    """The layers that settings and samples ask for; those with one embedding are neighbours."""
     if given.is_complete or shape.n_samples < LEAST_SAMPLES_TO_COMBINE:
         return Plan(layers=(explicit_layer(given, shape),))
     layers: list[LayerSettings] = []
