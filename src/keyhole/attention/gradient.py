@@ -187,7 +187,7 @@ def error_gradient(task: Task, hops: Sequence[Any], heads: Any, alpha: float) ->
     in_heads, in_query = _back_through_heads(task, passed, in_features)
     in_hops = []
     if len(hops):
-        in_hops = _back_through_hops(task, passed, in_query)
+        in_hops = _back_through_hops(task, passed, passed.hops, in_query)
     return HeadGradient(
         error=loo.error,
         log_alpha=loo.log_alpha,
@@ -223,13 +223,13 @@ def _back_through_heads(task: Task, passed: Pass, in_features: Any) -> tuple[Any
     return in_heads, in_query
 
 
-def _back_through_hops(task: Task, passed: Pass, in_query: Any) -> list[Any]:
+def _back_through_hops(task: Task, passed: Pass, hops: Sequence[Any], in_query: Any) -> list[Any]:
     """The gradient in the matrices of every hop, from that in the queries of the heads."""
     n = len(task)
     dim = task.sets.dim
     gradients: list[Any] = []
-    for number in reversed(range(len(passed.hops))):
-        hop = passed.hops[number]
+    for number in reversed(range(len(hops))):
+        hop = hops[number]
         n_patterns = len(hop)
         query = passed.queries[number]
         n_rows = query.shape[1]

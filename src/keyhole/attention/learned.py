@@ -85,6 +85,9 @@ DIVERGED = 1.5
 SOLVED = 0.02
 """Held-out error, as a share of the variance, that is so small that no other start is tried."""
 
+FIRST_STEPS = 20
+"""Steps from every start, after which one must have gained for any to go on."""
+
 PATIENCE = 6
 """A descent ends after so many checks without a new best: held-out errors often rise at first."""
 
@@ -322,17 +325,27 @@ def learn(task: Task, plan: Plan) -> FittedHeads:
     if plan.steps == 0 or len(task) < MIN_SAMPLES_TO_DESCEND or mask is None:
         return base.distribution(reason="nothing learned: too few samples, steps or groups")
 
-    # descents from a few starts, apart from the held-out samples
+    # a few steps from every start, apart from the held-out samples
     seen = task[np.flatnonzero(~mask)]
     rng = np.random.default_rng([plan.seed, 5])
     unseen = at_most(task[np.flatnonzero(mask)], MAX_SAMPLES, rng)
     before = judge(base.distribution(), seen, unseen, plan, None)
-    descents: list[Descent] = []
-    for start in plan.starts():
-        descent = Descent(seen, start, base, plan)
-        descent.run(unseen, before)
-        descents.append(descent)
-        plan.tell(f"{start.name}: held-out error {descent.best_error:.3g} of the variance")
+    descents = [Descent(seen, start, base, plan) for start in plan.starts()]
+    for descent in descents:
+        descent.begin(before)
+        descent.run(unseen, min(FIRST_STEPS, plan.steps))
+
+    # where none has gained by more than its noise, more steps seldom do
+    if not any(has_gained(before, descent, unseen) for descent in descents):
+        reason = f"nothing gained by learning in {FIRST_STEPS} steps"
+        plan.tell(reason)
+        longest = max(descents, key=lambda descent: descent.count)
+        return base.distribution(reason=reason, history=tuple(longest.history))
+
+    # else all go on, until one has solved the task
+    for descent in descents:
+        descent.run(unseen, plan.steps)
+        plan.tell(f"{descent.start.name}: held-out error {descent.best_error:.3g} of the variance")
         if descent.best_error <= SOLVED:
             break
     best = best_of_fewest_hops(descents, unseen)
@@ -343,7 +356,7 @@ def learn(task: Task, plan: Plan) -> FittedHeads:
         f"{best.start.name}, held-out error {best.best_error:.3g} of the variance, less by "
         f"{gain:.3g} ± {standard_error:.3g} than without learning, in {best.best.steps} steps"
     )
-    if best.best.steps == 0 or gain <= STANDARD_ERRORS_TO_LEARN * standard_error:
+    if not has_gained(before, best, unseen):
         reason = f"nothing gained by learning: {summary}"
         plan.tell(reason)
         return base.distribution(reason=reason, history=tuple(best.history))
@@ -371,6 +384,14 @@ def learn_like(task: Task, plan: Plan, found: FittedHeads) -> FittedHeads:
     for _ in range(round((1.0 + SHARE_TO_GO_ON) * found.steps)):
         descent.step()
     return replace(descent.distribution(), steps=found.steps, strength=base.strength)
+
+
+def has_gained(before: Judgement, descent: Descent, unseen: Task) -> bool:
+    """Whether a descent is better than heads without learning, by more than its noise."""
+    if descent.best.steps == 0:
+        return False
+    gain, standard_error = improvement(before.held_out, descent.best_errors, unseen)
+    return gain > STANDARD_ERRORS_TO_LEARN * standard_error
 
 
 def best_of_fewest_hops(descents: list[Descent], unseen: Task) -> Descent:
@@ -567,6 +588,8 @@ class Descent:
         self.best_log_alpha = self.log_alpha
         self.best_error = math.inf
         self.best_errors = np.zeros(0)
+        self.limit = math.inf
+        self.has_ended = False
 
     def go_on_from(self, other: Descent) -> None:
         """On from the best check of another descent, at its learning rate."""
@@ -609,31 +632,35 @@ class Descent:
             means += START_NOISE * noise
         return [means]
 
-    def run(self, unseen: Task, before: Judgement) -> None:
-        """All steps, with checks on the samples that it has not seen."""
+    def begin(self, before: Judgement) -> None:
+        """Step 0: the heads without learning are the best so far."""
         self.best_error = before.error
         self.best_errors = before.held_out
         self.history.append(Step(0, before.loo, before.error))
+
+    def run(self, unseen: Task, until: int) -> None:
+        """Steps until there are so many, with checks on the samples that it has not seen."""
         steps_between = max(5, self.plan.steps // CHECKS)
-        limit = math.inf
-        while self.count < self.plan.steps:
+        while self.count < until and not self.has_ended:
             self.step()
-            if self.count % steps_between and self.count < self.plan.steps:
-                continue
-            heads = self.distribution()
-            judged = judge(heads, self.task, unseen, self.plan, math.exp(self.log_alpha))
-            self.history.append(Step(self.count, judged.loo, judged.error))
-            if len(self.history) == 2:
-                limit = DIVERGED * max(before.error, judged.error)
-            has_stalled = self.best_error <= SOLVED and judged.error > STALLED * self.best_error
-            if judged.error < self.best_error:
-                self.best = heads
-                self.best_log_alpha = self.log_alpha
-                self.best_error = judged.error
-                self.best_errors = judged.held_out
-            is_in_vain = self.count - self.best.steps >= PATIENCE * steps_between
-            if has_stalled or is_in_vain or not judged.error <= limit:
-                return
+            if self.count % steps_between == 0 or self.count == until:
+                self._check(unseen, steps_between)
+
+    def _check(self, unseen: Task, steps_between: int) -> None:
+        """Judge where it is; it ends where it diverges, is in vain, or has solved the task."""
+        heads = self.distribution()
+        judged = judge(heads, self.task, unseen, self.plan, math.exp(self.log_alpha))
+        self.history.append(Step(self.count, judged.loo, judged.error))
+        if len(self.history) == 2:
+            self.limit = DIVERGED * max(self.best_error, judged.error)
+        has_stalled = self.best_error <= SOLVED and judged.error > STALLED * self.best_error
+        if judged.error < self.best_error:
+            self.best = heads
+            self.best_log_alpha = self.log_alpha
+            self.best_error = judged.error
+            self.best_errors = judged.held_out
+        is_in_vain = self.count - self.best.steps >= PATIENCE * steps_between
+        self.has_ended = has_stalled or is_in_vain or not judged.error <= self.limit
 
     def step(self) -> None:
         """One step on a fresh part of the samples, with fresh noise."""

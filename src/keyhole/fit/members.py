@@ -12,18 +12,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from keyhole.attention.heads import GaussianHeads
+from keyhole.attention.hops import Ages
 from keyhole.attention.learned import LearnedHeads
 from keyhole.fit.settings import Landmarks, LayerSettings
 from keyhole.registry import ACTIVATIONS, POOLINGS
 
 ALLOWANCE = 3e8
-"""Operations that an entry may cost for each sample: some 5 s for a thousand samples on one core."""
+"""Operations an entry may cost for each sample: some 5 s for a thousand samples on one core."""
+
+ALLOWANCE_TO_LEARN = 4e12
+"""Operations learned heads may cost in all, about a minute of one core: a step uses at most 600
+samples, however many there are."""
 
 LEAST_SAMPLES_TO_COMBINE = 8
 """Samples below which one layer is fitted: leave-one-out cannot compare many."""
 
 LEAST_SAMPLES_TO_LEARN = 300
 """Samples from which on heads are learned."""
+
+LEARNING_STEPS = 1000.0
+"""Steps of learned heads, all starts and folds together, in units of one of a single hop: 2,800 at
+most, a third of which are common."""
 
 MOST_EXACT = 1000
 """Samples up to which the exact kernel is used where it is affordable."""
@@ -53,6 +62,9 @@ class Shape:
     n_extras: int
     makes_queries: bool = True
     on_device: bool = False
+    is_plain: bool = True
+    """Whether every sample is one set."""
+    has_ages: bool = False
 
     @classmethod
     def of(cls, samples: Any) -> Shape:
@@ -66,6 +78,8 @@ class Shape:
             n_extras=0 if samples.extras is None else samples.extras.shape[1],
             makes_queries=not samples.has_own_queries,
             on_device=samples.device is not None,
+            is_plain=samples.is_plain,
+            has_ages=samples.is_plain and Ages.of(samples.sets) is not None,
         )
 
     @property
@@ -182,21 +196,24 @@ def entries_for(shape: Shape) -> list[Entry]:
                     "pairs of rows",
                 ),
             ]
-    if shape.n_samples >= LEAST_SAMPLES_TO_LEARN:
-        activation = "softmax" if shape.has_query else "relu"
+    if shape.n_samples >= LEAST_SAMPLES_TO_LEARN and shape.is_plain:
         entries.append(
             Entry(
-                replace(
-                    layer,
-                    name="learned heads",
-                    heads=LearnedHeads(),
-                    activation=activation,
-                    n_heads=N_HEADS,
-                ),
+                replace(learned_layer(shape), name="learned heads"),
                 "rows that are found by directions the data decide",
             )
         )
     return entries
+
+
+def learned_layer(shape: Shape) -> LayerSettings:
+    """The layer that learned heads suit: one row among many, and ages that are left as they are."""
+    return LayerSettings(
+        heads=LearnedHeads(),
+        n_heads=float(N_HEADS),
+        activation="softmax" if shape.has_query else "relu",
+        scaling="none" if shape.has_ages else "standard",
+    )
 
 
 @dataclass(frozen=True)
@@ -216,7 +233,12 @@ class Given:
     def is_complete(self) -> bool:
         """Whether one layer is described, so that nothing is combined."""
         settings = (self.heads, self.activation, self.pooling, self.scaling, self.query)
-        return all(setting is not None for setting in settings)
+        return self.learns_heads or all(setting is not None for setting in settings)
+
+    @property
+    def learns_heads(self) -> bool:
+        """Whether the heads that were given have to be fitted first: not in several layers."""
+        return hasattr(self.heads, "fit")
 
 
 @dataclass(frozen=True)
@@ -228,7 +250,7 @@ class Plan:
 
 
 def plan_layers(given: Given, shape: Shape) -> Plan:
-    """The layers that settings and samples ask for; those that share an embedding are neighbours."""
+    """The layers that settings and samples ask for; those with one embedding are neighbours."""
     if given.is_complete or shape.n_samples < LEAST_SAMPLES_TO_COMBINE:
         return Plan(layers=(explicit_layer(given, shape),))
     layers: list[LayerSettings] = []
@@ -238,7 +260,8 @@ def plan_layers(given: Given, shape: Shape) -> Plan:
         if settings is None:
             continue
         settings = replace(settings, n_heads=_n_heads(settings, given, shape), clips=True)
-        if operations(settings, shape) > ALLOWANCE * shape.n_samples:
+        allowance = ALLOWANCE_TO_LEARN if settings.learns_heads else ALLOWANCE * shape.n_samples
+        if operations(settings, shape) > allowance:
             left_out.append(settings.name)
             continue
         for layer in _readouts(settings, entry, given):
@@ -252,7 +275,7 @@ def plan_layers(given: Given, shape: Shape) -> Plan:
 
 def explicit_layer(given: Given, shape: Shape) -> LayerSettings:
     """The one layer that settings describe; what is left open is as in the first entry."""
-    settings = LayerSettings()
+    settings = learned_layer(shape) if given.learns_heads else LayerSettings()
     for name in ("heads", "activation", "pooling", "scaling", "query"):
         value = getattr(given, name)
         if value is not None:
@@ -275,6 +298,8 @@ def _restricted(settings: LayerSettings, given: Given) -> LayerSettings | None:
             return None
     elif given.pooling is not None and not POOLINGS[given.pooling].has_heads:
         return None
+    if settings.learns_heads and not _can_learn(given):
+        return None
     if given.heads is not None:
         if settings.heads != GaussianHeads():
             return None
@@ -296,6 +321,12 @@ def _restricted(settings: LayerSettings, given: Given) -> LayerSettings | None:
                 return None
             settings = replace(settings, scaling=given.scaling)
     return settings
+
+
+def _can_learn(given: Given) -> bool:
+    """Whether heads can be learned under the settings that were given."""
+    has_slope = given.activation is None or ACTIVATIONS[given.activation].slope is not None
+    return has_slope and given.pooling in (None, "mean") and given.query != "each"
 
 
 def _readouts(settings: LayerSettings, entry: Entry, given: Given) -> list[LayerSettings]:
@@ -366,12 +397,18 @@ def operations(settings: LayerSettings, shape: Shape) -> float:
         projections = 2.0 * n_queries * n_heads * query_width * width
     features = 4.0 * n_keys * pairs_per_key * n_heads * width + projections
     if settings.learns_heads:
-        # six fits, each a descent of some 300 steps on at most 600 samples
-        few = min(n, 600)
-        keys_of_step = few * min(shape.keys_per_sample, 256.0)
-        step = 12.0 * keys_of_step * 32.0 * width + 10.0 * float(few) ** 3
-        return 6.0 * (300.0 * step + features)
+        return LEARNING_STEPS * _step_operations(shape) + 6.0 * features
     return features + _ridge_operations(n, n_heads * width)
+
+
+def _step_operations(shape: Shape) -> float:
+    """One step of learned heads, of one hop: features, their Gram matrix and its gradient."""
+    n = min(float(shape.n_samples), 600.0)
+    width = shape.dim + 1.0
+    keys = n * min(shape.keys_per_sample, 256.0)
+    n_features = max(8.0 * width, n)
+    projections = n * shape.query_dim * n_features if shape.has_query else 0.0
+    return 12.0 * keys * n_features + 4.0 * projections + 4.0 * n**2 * n_features + 5.0 * n**3
 
 
 def _ridge_operations(n: int, n_features: float) -> float:
