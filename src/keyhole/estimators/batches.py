@@ -115,13 +115,18 @@ def take(model: Any, X: Any, y: Any, sample_weight: Any, classes: Any = None) ->
         )
         forget(draft)
     if is_classifier(draft):
-        _name_classes(draft, classes)
+        name_classes(draft, classes)
     _add(draft, Batch(X, y, sample_weight))
+    adopt(model, draft)
+
+
+def adopt(model: Any, draft: Any) -> None:
+    """Make a model what its draft became, once nothing can fail any more."""
     vars(model).clear()
     vars(model).update(vars(draft))
 
 
-def _name_classes(draft: Any, classes: Any) -> None:
+def name_classes(draft: Any, classes: Any) -> None:
     """The labels that there will be, which the first batch must be told."""
     if classes is not None:
         named = np.unique(column_or_1d(classes))
@@ -142,7 +147,7 @@ def _name_classes(draft: Any, classes: Any) -> None:
 def _add(draft: Any, batch: Batch) -> None:
     """Check a batch and add it to the stream, which the first one opens."""
     is_first = "stream_" not in vars(draft)
-    data = _checked(draft, batch, is_first=is_first)
+    data = checked(draft, batch, is_first=is_first)
     stream = Stream() if is_first else draft.stream_
     for name in SOLVED:
         vars(draft).pop(name, None)
@@ -150,14 +155,14 @@ def _add(draft: Any, batch: Batch) -> None:
     if len(data):
         stream = stream.put(data)
     if stream.should_settle:
-        stream = _settled(draft, stream)
+        stream = settled(draft, stream)
     draft.stream_ = stream
 
 
-def _checked(draft: Any, batch: Batch, *, is_first: bool) -> TrainingSet:
+def checked(draft: Any, batch: Batch, *, is_first: bool) -> TrainingSet:
     """A batch as a training set, without samples of weight 0."""
     samples = as_samples(draft, batch.sets, reset=is_first).numpy()
-    weights = as_weights(batch.weights, samples) if batch.weights is not None else None
+    weights = as_weights(batch.weights, samples, may_be_zero=True)
     if is_classifier(draft):
         check_target_given(draft, batch.y)
         labels = column_or_1d(batch.y, warn=True)
@@ -252,13 +257,13 @@ def _has_wide_heads(layer: LayerSettings, shape: Shape) -> bool:
     return layer.mlp_width is None and FEWEST_HEADS * (shape.dim + 1) > SUMMED_FEATURES
 
 
-def _settled(draft: Any, stream: Stream) -> Stream:
+def settled(draft: Any, stream: Stream) -> Stream:
     """The stream with its layers settled on its first samples."""
     plan = _plan_for_batches(draft, stream.first_samples().samples)
-    settled = stream.settled(plan.layers, draft._options(None))
-    assert settled.recipe is not None
-    draft.not_tried_ = (*plan.left_out, *settled.recipe.left_out)
-    return settled
+    stream = stream.settled(plan.layers, draft._options(None))
+    assert stream.recipe is not None
+    draft.not_tried_ = (*plan.left_out, *stream.recipe.left_out)
+    return stream
 
 
 def ensure_solved(model: Any, squared_errors: Any = None) -> None:
@@ -312,15 +317,14 @@ def fit_batches(model: Any, batches: Any, classes: Any, selection: str) -> Any:
     if can_read_twice and selection != "gcv":
         squared_errors = _SecondPass(draft, source)
     ensure_solved(draft, squared_errors)
-    vars(model).clear()
-    vars(model).update(vars(draft))
+    adopt(model, draft)
     return model
 
 
 def _with_classes(draft: Any, source: Any, classes: Any, can_read_twice: bool) -> Any:
     """The labels: those named, or found by reading them first."""
     if classes is not None:
-        _name_classes(draft, classes)
+        name_classes(draft, classes)
         return source
     if not can_read_twice:
         first = next(iter(source), None)
@@ -331,7 +335,7 @@ def _with_classes(draft: Any, source: Any, classes: Any, can_read_twice: bool) -
     labels: list[Any] = []
     for item in source:
         labels.extend(np.unique(column_or_1d(as_batch(item).y)).tolist())
-    _name_classes(draft, np.array(sorted(set(labels))))
+    name_classes(draft, np.array(sorted(set(labels))))
     return source
 
 
@@ -346,18 +350,24 @@ class _SecondPass:
         recipe = self.draft.stream_.recipe
         total = np.zeros((len(alphas), recipe.n_outputs))
         count = 0
-        checked = copy.copy(self.draft)
+        draft = copy.copy(self.draft)
         for item in self.source:
-            data = _checked(checked, as_batch(item), is_first=False)
-            total += recipe.squared_errors(axes, alphas, data)
+            data = checked(draft, as_batch(item), is_first=False)
+            if len(data):
+                total += recipe.squared_errors(axes, alphas, data)
             count += len(data)
-        if count != self.draft.stream_.count:
-            raise ValueError(
-                "`batches` must give the same samples every time they are read: got "
-                f"{self.draft.stream_.count} the first time and {count} the second. Use "
-                "selection='gcv', which needs one pass."
-            )
+        check_second_pass(self.draft.stream_.count, count)
         return total
+
+
+def check_second_pass(n_first: int, n_second: int) -> None:
+    """Raise if another pass has seen other samples."""
+    if n_first != n_second:
+        raise ValueError(
+            "`batches` must give the same samples every time they are read: got "
+            f"{n_first} the first time and {n_second} the second. Use selection='gcv', which needs "
+            "one pass."
+        )
 
 
 def predict_batches(model: Any, batches: Iterable[Any]) -> Iterator[np.ndarray]:
