@@ -144,6 +144,10 @@ class AttentionModel(BaseEstimator):
                 ": see members_ for the settings, penalty, heads and values of each. With heads, "
                 "activation, pooling, scaling and query all given, one layer is fitted."
             )
+        if name in in_batches.SOLVED and "stream_" in vars(self) and "combination_" not in vars(self):
+            raise AttributeError(
+                f"{name!r} is solved for from the batches so far: call solve() first, or predict."
+            )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # ---- fitting
@@ -285,6 +289,8 @@ class AttentionModel(BaseEstimator):
         self.held_out_loss_ = loss
         self.held_out_scores_ = scores
         left_out = "samples" if data.groups is None else "groups"
+        if "stream_" in vars(self) and self.stream_.recipe is not None:
+            left_out = f"the first {len(data):,} samples"
         how = f"{left_out} left out one by one"
         if not combination.is_single and len(data) < FEW_SAMPLES:
             how = f"{left_out} held out of the whole procedure, in ten folds"

@@ -21,6 +21,7 @@ from sklearn.utils.validation import column_or_1d
 
 from keyhole._checks import check_choice, check_lengths
 from keyhole.data.batches import Batch, as_batch, as_source
+from keyhole.data.statistics import NAMES as STATISTICS
 from keyhole.estimators.classes import one_vs_rest
 from keyhole.estimators.validation import (
     as_outputs,
@@ -29,13 +30,33 @@ from keyhole.estimators.validation import (
     check_target_given,
     class_weights,
 )
-from keyhole.fit.members import Plan, Shape, plan_layers
+from keyhole.fit.members import (
+    FEWEST_HEADS,
+    MOST_SUMMED_FEATURES,
+    SUMMED_FEATURES,
+    Plan,
+    Shape,
+    plan_layers,
+)
 from keyhole.fit.samples import TrainingSet
+from keyhole.fit.second_kernel import CENTRES
 from keyhole.fit.settings import Landmarks, LayerSettings
-from keyhole.fit.streams import MOST_FEATURES, Stream
+from keyhole.fit.streams import Stream
 
 MANY_SAMPLES = 100_000
 """Samples that layers for batches are planned for: their number is not known."""
+
+LARGEST_VALUE = 1e100
+"""Tokens and outputs in batches are smaller: sums of their products are finite."""
+
+
+SOLVED = (
+    "combination_", "members_", "held_out_loss_", "held_out_scores_", "held_out_words_",
+    "held_out_predictions_", "jackknife_errors_", "alpha_", "heads_", "n_heads_", "values_",
+    "dual_coef_", "intercept_", "layer_", "tokens_", "selection_", "temperature_", "loo_error_",
+    "loo_predictions_", "loo_decision_",
+)  # fmt: skip
+"""Fitted attributes that wait for the next prediction after a batch."""
 
 
 def why_not_in_batches(model: Any) -> str | None:
@@ -56,7 +77,7 @@ def why_not_in_batches(model: Any) -> str | None:
             f"device={model.device!r} is for fit: batches are summed by NumPy. Leave `device` out."
         )
     if getattr(model, "class_weight", None) == "balanced":
-        return f"class_weight='balanced' {whole} Pass weights of the classes as a dict, or use fit."
+        return f"class_weight='balanced' {whole} Pass the weights of the classes, or use fit."
     return None
 
 
@@ -94,13 +115,18 @@ def take(model: Any, X: Any, y: Any, sample_weight: Any, classes: Any = None) ->
         )
         forget(draft)
     if is_classifier(draft):
-        _name_classes(draft, classes)
+        name_classes(draft, classes)
     _add(draft, Batch(X, y, sample_weight))
+    adopt(model, draft)
+
+
+def adopt(model: Any, draft: Any) -> None:
+    """Make a model what its draft became, once nothing can fail any more."""
     vars(model).clear()
     vars(model).update(vars(draft))
 
 
-def _name_classes(draft: Any, classes: Any) -> None:
+def name_classes(draft: Any, classes: Any) -> None:
     """The labels that there will be, which the first batch must be told."""
     if classes is not None:
         named = np.unique(column_or_1d(classes))
@@ -121,21 +147,22 @@ def _name_classes(draft: Any, classes: Any) -> None:
 def _add(draft: Any, batch: Batch) -> None:
     """Check a batch and add it to the stream, which the first one opens."""
     is_first = "stream_" not in vars(draft)
-    data = _checked(draft, batch, is_first=is_first)
+    data = checked(draft, batch, is_first=is_first)
     stream = Stream() if is_first else draft.stream_
-    vars(draft).pop("combination_", None)
+    for name in SOLVED:
+        vars(draft).pop(name, None)
     draft.n_samples_seen_ = vars(draft).get("n_samples_seen_", 0) + len(data)
     if len(data):
         stream = stream.put(data)
     if stream.should_settle:
-        stream = _settled(draft, stream)
+        stream = settled(draft, stream)
     draft.stream_ = stream
 
 
-def _checked(draft: Any, batch: Batch, *, is_first: bool) -> TrainingSet:
+def checked(draft: Any, batch: Batch, *, is_first: bool) -> TrainingSet:
     """A batch as a training set, without samples of weight 0."""
     samples = as_samples(draft, batch.sets, reset=is_first).numpy()
-    weights = as_weights(batch.weights, samples) if batch.weights is not None else None
+    weights = as_weights(batch.weights, samples, may_be_zero=True)
     if is_classifier(draft):
         check_target_given(draft, batch.y)
         labels = column_or_1d(batch.y, warn=True)
@@ -165,39 +192,78 @@ def _checked(draft: Any, batch: Batch, *, is_first: bool) -> TrainingSet:
     if weights is not None:
         rows = np.flatnonzero(weights > 0)
         weights = weights[rows]
+    for name, values in (("X", samples.sets.tokens), ("y", outputs)):
+        largest = float(np.abs(values).max(initial=0.0))
+        if largest > LARGEST_VALUE:
+            raise ValueError(
+                f"numbers in batches must be below {LARGEST_VALUE:.0e}, so that sums of their "
+                f"products fit float64: `{name}` has {largest:.3g}. Divide it by its size."
+            )
     # a copy: whoever makes batches may use their memory again
     return TrainingSet(samples=samples[rows], outputs=outputs[rows], weights=weights)
 
 
 def _plan_for_batches(draft: Any, samples: Any) -> Plan:
-    """The layers to settle on: none of them an exact kernel, and few enough features in all."""
-    shape = replace(Shape.of(samples), n_samples=MANY_SAMPLES)
+    """The layers to settle on: none that needs all samples at once, and each with few features.
+
+    A number of heads that was given stays as it is.
+    """
+    shape = replace(Shape.of(samples), n_samples=MANY_SAMPLES, in_batches=True)
     shape = replace(shape, n_keys=int(samples.token_counts.mean() * MANY_SAMPLES))
-    plan = plan_layers(draft._given(), shape)
-    layers = [layer for layer in plan.layers if not layer.learns_heads and not layer.is_exact]
-    layers += [layer for layer in plan.layers if layer.is_exact and not layer.has_heads]
-    layers = [layer for layer in plan.layers if layer in layers]
-    return Plan(layers=tuple(_within_features(layers, shape)), left_out=plan.left_out)
+    given = draft._given()
+    plan = plan_layers(given, shape)
+    if len(plan.layers) == 1:
+        return plan
+    layers: list[LayerSettings] = []
+    left_out = list(plan.left_out)
+    has_wide_heads = False
+    for layer in plan.layers:
+        if layer.learns_heads:
+            left_out.append(f"{layer.name} (learned from all samples at once)")
+            continue
+        if _n_features(layer, shape) > MOST_SUMMED_FEATURES and given.n_heads is None:
+            left_out.append(f"{layer.name} (too many features for sums)")
+            continue
+        # in many dimensions a head or two are all the features there is room for: once is enough
+        if _has_wide_heads(layer, shape) and given.n_heads is None:
+            if has_wide_heads:
+                left_out.append(f"{layer.name} (too many features for sums)")
+                continue
+            has_wide_heads = True
+        layers.append(layer)
+    if not layers:
+        raise ValueError(
+            "no layer is left that could be summed over batches: "
+            f"{', '.join(left_out)}. Pass n_heads=kh.Landmarks(512), or use fit."
+        )
+    return Plan(layers=tuple(layers), left_out=tuple(left_out))
 
 
-def _within_features(layers: list[LayerSettings], shape: Shape) -> list[LayerSettings]:
-    """Layers with fewer heads, where one layer alone would have too many features for sums."""
-    fitted = []
-    for layer in layers:
-        if layer.has_heads and not isinstance(layer.n_heads, Landmarks):
-            most = max(1, MOST_FEATURES // (shape.dim + 1))
-            if len(layers) > 1:
-                layer = replace(layer, n_heads=float(min(layer.n_heads, most)))
-        fitted.append(layer)
-    return fitted
+def _n_features(layer: LayerSettings, shape: Shape) -> float:
+    """Features of a layer, at most."""
+    if layer.mlp_width is not None:
+        return CENTRES
+    if not layer.has_heads:
+        return len(STATISTICS) * shape.dim + shape.n_extras
+    if isinstance(layer.n_heads, Landmarks):
+        return layer.n_heads.count + shape.n_extras
+    return layer.n_heads * (shape.dim + 1) + shape.n_extras
 
 
-def _settled(draft: Any, stream: Stream) -> Stream:
+def _has_wide_heads(layer: LayerSettings, shape: Shape) -> bool:
+    """Whether it has heads, and few of them already have as many features as a layer may have."""
+    if not layer.has_heads or isinstance(layer.n_heads, Landmarks):
+        return False
+    return layer.mlp_width is None and FEWEST_HEADS * (shape.dim + 1) > SUMMED_FEATURES
+
+
+def settled(draft: Any, stream: Stream) -> Stream:
     """The stream with its layers settled on its first samples."""
-    samples = TrainingSet.joined(stream.pending).samples
-    plan = _plan_for_batches(draft, samples)
-    draft.not_tried_ = plan.left_out
-    return stream.settled(plan.layers, draft._options(None))
+    plan = _plan_for_batches(draft, stream.first_samples().samples)
+    stream = stream.settled(plan.layers, draft._options(None))
+    assert stream.recipe is not None
+    draft.not_tried_ = (*plan.left_out, *stream.recipe.left_out)
+    return stream
 
 
 def ensure_solved(model: Any, squared_errors: Any = None) -> None:
@@ -212,12 +278,17 @@ def ensure_solved(model: Any, squared_errors: Any = None) -> None:
     if stream.recipe is None:
         # few samples are fitted as `fit` fits them
         data = TrainingSet.joined(stream.pending)
+        if data.weights is not None and isinstance(model.alpha, str):
+            data = replace(data, weights=data.weights / data.weights.mean())
         model._fit_data(data, np.arange(len(data)), len(data))
         return
     combination, ridge = stream.recipe.solve(stream.sums, stream.first, squared_errors)
     plan = Plan(layers=(), left_out=model.not_tried_)
     model._store(combination, stream.first, plan, np.arange(len(stream.first)), len(stream.first))
+    # the first samples are judged above, and the penalty by all
     model.selection_ = ridge
+    if combination.is_single:
+        model.loo_error_ = ridge.error
     model._training = None
 
 
@@ -246,15 +317,14 @@ def fit_batches(model: Any, batches: Any, classes: Any, selection: str) -> Any:
     if can_read_twice and selection != "gcv":
         squared_errors = _SecondPass(draft, source)
     ensure_solved(draft, squared_errors)
-    vars(model).clear()
-    vars(model).update(vars(draft))
+    adopt(model, draft)
     return model
 
 
 def _with_classes(draft: Any, source: Any, classes: Any, can_read_twice: bool) -> Any:
     """The labels: those named, or found by reading them first."""
     if classes is not None:
-        _name_classes(draft, classes)
+        name_classes(draft, classes)
         return source
     if not can_read_twice:
         first = next(iter(source), None)
@@ -265,7 +335,7 @@ def _with_classes(draft: Any, source: Any, classes: Any, can_read_twice: bool) -
     labels: list[Any] = []
     for item in source:
         labels.extend(np.unique(column_or_1d(as_batch(item).y)).tolist())
-    _name_classes(draft, np.array(sorted(set(labels))))
+    name_classes(draft, np.array(sorted(set(labels))))
     return source
 
 
@@ -280,18 +350,24 @@ class _SecondPass:
         recipe = self.draft.stream_.recipe
         total = np.zeros((len(alphas), recipe.n_outputs))
         count = 0
-        checked = copy.copy(self.draft)
+        draft = copy.copy(self.draft)
         for item in self.source:
-            data = _checked(checked, as_batch(item), is_first=False)
-            total += recipe.squared_errors(axes, alphas, data)
+            data = checked(draft, as_batch(item), is_first=False)
+            if len(data):
+                total += recipe.squared_errors(axes, alphas, data)
             count += len(data)
-        if count != self.draft.stream_.count:
-            raise ValueError(
-                "`batches` must give the same samples every time they are read: got "
-                f"{self.draft.stream_.count} the first time and {count} the second. Use "
-                "selection='gcv', which needs one pass."
-            )
+        check_second_pass(self.draft.stream_.count, count)
         return total
+
+
+def check_second_pass(n_first: int, n_second: int) -> None:
+    """Raise if another pass has seen other samples."""
+    if n_first != n_second:
+        raise ValueError(
+            "`batches` must give the same samples every time they are read: got "
+            f"{n_first} the first time and {n_second} the second. Use selection='gcv', which needs "
+            "one pass."
+        )
 
 
 def predict_batches(model: Any, batches: Iterable[Any]) -> Iterator[np.ndarray]:

@@ -259,8 +259,10 @@ def check_target_given(estimator: BaseEstimator, y: Any) -> None:
     check_no_mask(y, "y")
 
 
-def as_weights(sample_weight: Any, batch: Sized) -> Float[np.ndarray, " n"] | None:
-    """Return checked sample weights, or None."""
+def as_weights(
+    sample_weight: Any, batch: Sized, *, may_be_zero: bool = False
+) -> Float[np.ndarray, " n"] | None:
+    """Return checked sample weights, or None; all of them may be zero in one batch of several."""
     if sample_weight is None:
         return None
 
@@ -288,6 +290,8 @@ def as_weights(sample_weight: Any, batch: Sized) -> Float[np.ndarray, " n"] | No
             f"{weights[sample]:g}. Use 0 to leave a sample out."
         )
     if not weights.any():
+        if may_be_zero:
+            return np.asarray(weights)
         raise ValueError("`sample_weight` must have a positive entry: all weights are zero.")
     check_weight_sizes(weights, "sample_weight")
     return np.asarray(weights)

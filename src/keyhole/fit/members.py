@@ -46,6 +46,20 @@ MOST_FEATURES = 1024
 LANDMARKS = 640
 """Landmarks, where heads would converge slowly: under a query, and in many dimensions."""
 
+SUMMED_FEATURES = 640
+"""Features of one layer of a fit in batches, where its heads are automatic: some layers side by side
+then have few enough for sums of p × p numbers."""
+
+MOST_SUMMED_FEATURES = 2500
+"""Features of all layers of a fit in batches side by side: matrices of that order are summed, and
+decomposed in seconds. One layer by itself may have more."""
+
+FEWEST_HEADS = 8
+"""Heads that a layer of a fit in batches has even if they have more than `SUMMED_FEATURES`."""
+
+FEWEST_LANDMARKS = 80
+"""Landmarks below which a layer of a fit in batches has heads instead."""
+
 SECOND_WIDTH = 1.0
 """τ of second kernels."""
 
@@ -65,6 +79,7 @@ class Shape:
     is_plain: bool = True
     """Whether every sample is one set."""
     has_ages: bool = False
+    in_batches: bool = False
 
     @classmethod
     def of(cls, samples: Any) -> Shape:
@@ -357,6 +372,8 @@ def _n_heads(settings: LayerSettings, given: Given, shape: Shape) -> float | Lan
     has_kernel = has_moment and hasattr(settings.heads, "moments")
     if isinstance(settings.heads, GaussianHeads) and settings.heads.strength_range is not None:
         has_kernel = False
+    if shape.in_batches:
+        return _n_heads_in_batches(settings, shape, has_kernel=has_kernel)
     n_heads = min(512, max(N_HEADS, MOST_FEATURES // (shape.dim + 1)))
     if not has_kernel or settings.learns_heads:
         return float(min(n_heads, 512)) if not settings.learns_heads else float(N_HEADS)
@@ -371,6 +388,27 @@ def _n_heads(settings: LayerSettings, given: Given, shape: Shape) -> float | Lan
     if operations(landmarks, shape) <= ALLOWANCE * shape.n_samples:
         return Landmarks(LANDMARKS)
     return float(N_HEADS)
+
+
+def _n_heads_in_batches(
+    settings: LayerSettings, shape: Shape, *, has_kernel: bool
+) -> float | Landmarks:
+    """Heads or landmarks of some hundred features; under a query, and in many dimensions, landmarks.
+
+    Where landmarks take too long there are as many heads as have that many features, in many
+    dimensions eight or what there is room for.
+    """
+    n_heads = SUMMED_FEATURES // (shape.dim + 1)
+    heads_converge = n_heads >= FEWEST_LANDMARKS and not shape.has_query
+    if has_kernel and not (heads_converge and settings.query == "given"):
+        count = LANDMARKS
+        while count >= FEWEST_LANDMARKS:
+            landmarks = replace(settings, n_heads=Landmarks(count))
+            if operations(landmarks, shape) <= ALLOWANCE * shape.n_samples:
+                return Landmarks(count)
+            count //= 2
+    room = MOST_SUMMED_FEATURES // (shape.dim + 1)
+    return float(max(n_heads, min(FEWEST_HEADS, room), 1))
 
 
 def operations(settings: LayerSettings, shape: Shape) -> float:

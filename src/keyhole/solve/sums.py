@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from keyhole._checks import FeatureOverflowError
 from keyhole.solve.matrices import (
     add_outer,
     as_float64,
@@ -215,18 +216,31 @@ class Sums:
         means = on_host(self.means)
         return axes_of_scatter(self.gram_copy(), self.count, self.weight * float(means @ means))
 
-    def axes(self) -> Axes:
-        """The sums along their principal axes. 9p³ operations."""
+    def check_sizes(self) -> None:
+        """Raise if features or outputs are so large that their squares have overflowed."""
         check_gram_size(on_host(self.gram.diagonal()))
+        if not np.isfinite(self.squares).all():
+            raise FeatureOverflowError(
+                "outputs must have squares that fit float64: their sum has overflowed. Divide `y` "
+                "by its size."
+            )
+
+    def axes(self, *, weight_unit: float = 1.0) -> Axes:
+        """The sums along their principal axes. 9p³ operations.
+
+        All weights are divided by ``weight_unit``.
+        """
+        self.check_sizes()
         values, basis = self.eigenpairs()
         return Axes(
-            values=on_host(values),
+            values=on_host(values) / weight_unit,
             basis=on_host(basis),
-            scores=on_host(basis.T @ self.cross),
+            scores=on_host(basis.T @ self.cross) / weight_unit,
             means=on_host(self.means),
             y_mean=self.y_mean,
-            squares=self.squares,
-            weight=self.weight,
+            squares=self.squares / weight_unit,
+            weight=self.weight / weight_unit,
+            weight_unit=weight_unit,
             count=self.count,
             fit_intercept=self.fit_intercept,
         )
@@ -237,7 +251,8 @@ class Axes:
     """Sums along their principal axes: fits at every penalty, without the samples.
 
     Samples whose features are seen once more are left out exactly (`left_out`); without them
-    penalties are judged by generalised cross-validation.
+    penalties are judged by generalised cross-validation. Weights of samples are divided by
+    ``weight_unit`` in all that the axes are asked.
     """
 
     values: Float[np.ndarray, " r"] = field(repr=False)
@@ -249,6 +264,7 @@ class Axes:
     weight: float
     count: int
     fit_intercept: bool
+    weight_unit: float = 1.0
 
     def default_alphas(self) -> Float[np.ndarray, " a"]:
         """The penalties to try when nobody names any."""
@@ -269,9 +285,10 @@ class Axes:
         for i in range(len(alphas)):
             fitted = coordinates @ (inverse[:, i : i + 1] * self.scores)
             residuals.append(y - self.y_mean - fitted)
-        leverages = weights[:, None] * (np.square(coordinates) @ inverse)
+        scaled = weights[:, None] / self.weight_unit
+        leverages = scaled * (np.square(coordinates) @ inverse)
         if self.fit_intercept:
-            leverages += weights[:, None] / self.weight
+            leverages += scaled / self.weight
         return without_each(np.asarray(residuals), 1.0 - leverages.T)
 
     def fit(
