@@ -11,9 +11,9 @@ square differences of logits, all over seeds.
 import argparse
 
 import numpy as np
+from keyhole.logistic import LogisticProblem, logistic_gram
 
 import keyhole as kh
-from keyhole.logistic import LogisticProblem, logistic_gram
 
 
 def features_of(bags: list[np.ndarray]) -> np.ndarray:

@@ -148,7 +148,7 @@ def test_mistakes_are_named(rng):
     with pytest.raises(ValueError, match="extras belong to samples, which are groups of sets here"):
         kh.SetGroups(sets, [60])
     model = paper_regressor(5, random_state=0).fit(sets, y)
-    with pytest.raises(ValueError, match="X has 0 columns of extras, but .* is expecting 2"):
+    with pytest.raises(ValueError, match=r"X has 0 columns of extras, but .* is expecting 2"):
         model.predict(sets.with_extras(None))
 
 

@@ -103,7 +103,10 @@ def test_seeds_give_different_heads(seed):
 def test_a_seed_is_the_same_draw_on_every_machine():
     # pinned: a change here changes every fitted model that was stored by its seed
     pinned = GaussianHeads().sample(2, 1, 0)[1]
-    expected = [[1.0180963955404865, -0.32773297166312326], [0.7593968077055616, -0.438851174560204]]
+    expected = [
+        [1.0180963955404865, -0.32773297166312326],
+        [0.7593968077055616, -0.438851174560204],
+    ]
     assert np.allclose(pinned, expected, rtol=1e-13, atol=0)
 
 

@@ -57,7 +57,7 @@ def test_noise_is_called_noise(rng):
 
 
 def test_rows_are_losses_of_held_out_samples(found_in_classes, classes):
-    sets, labels = classes
+    _, labels = classes
     row = next(row for row in found_in_classes.rows if row.name == CONSTANT)
     losses = []
     folds = StratifiedKFold(5, shuffle=True, random_state=0)

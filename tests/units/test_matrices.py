@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keyhole.ridge import matrices
+from keyhole.solve import matrices
 
 
 @pytest.fixture(params=[(4, 3), (4, 100), (100, 100)], ids=["many tiles", "one tile", "whole"])

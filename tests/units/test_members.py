@@ -158,7 +158,7 @@ def test_weights_of_classes_are_least_of_the_loss_around_them(rng):
     least = loss(weights, intercept)
     assert loss(0.7 * weights, intercept) > least
     assert loss(1.5 * weights, intercept) > least
-    assert loss(weights, intercept + [0.3, 0.0, 0.0]) > least
+    assert loss(weights, intercept + np.array([0.3, 0.0, 0.0])) > least
 
 
 # ---- what a fit says

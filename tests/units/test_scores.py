@@ -4,14 +4,14 @@ import math
 
 import numpy as np
 import pytest
+from keyhole.lab.lens.findings import LensConfig
+from keyhole.lab.lens.look import look
 from sklearn.metrics import log_loss, r2_score, roc_auc_score
 
 import keyhole as kh
 from keyhole.cli.fit import _leave_one_out_line, _test_line
 from keyhole.data import Dataset
 from keyhole.estimators import scores
-from keyhole.lab.lens.findings import LensConfig
-from keyhole.lab.lens.look import look
 
 
 def drawn(rng, n_classes, n=90):

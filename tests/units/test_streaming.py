@@ -27,7 +27,7 @@ def y(sets, rng):
 
 @pytest.fixture
 def settled_early(monkeypatch):
-    """Layers are settled on thirty sets instead of two thousand, and second kernels have centres."""
+    """Layers are settled on thirty sets, not two thousand, and second kernels have centres."""
     monkeypatch.setattr(streams, "N_FIRST", 30)
     monkeypatch.setattr(second_kernel, "MOST_EXACT", 20)
 

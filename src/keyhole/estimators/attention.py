@@ -144,7 +144,11 @@ class AttentionModel(BaseEstimator):
                 ": see members_ for the settings, penalty, heads and values of each. With heads, "
                 "activation, pooling, scaling and query all given, one layer is fitted."
             )
-        if name in in_batches.SOLVED and "stream_" in vars(self) and "combination_" not in vars(self):
+        if (
+            name in in_batches.SOLVED
+            and "stream_" in vars(self)
+            and "combination_" not in vars(self)
+        ):
             raise AttributeError(
                 f"{name!r} is solved for from the batches so far: call solve() first, or predict."
             )

@@ -47,8 +47,10 @@ LANDMARKS = 640
 """Landmarks, where heads would converge slowly: under a query, and in many dimensions."""
 
 SUMMED_FEATURES = 640
-"""Features of one layer of a fit in batches, where its heads are automatic: some layers side by side
-then have few enough for sums of p × p numbers."""
+"""Features of one layer of a fit in batches, where its heads are automatic.
+
+Some layers side by side then have few enough for sums of p × p numbers.
+"""
 
 MOST_SUMMED_FEATURES = 2500
 """Features of all layers of a fit in batches side by side: matrices of that order are summed, and
@@ -393,7 +395,7 @@ def _n_heads(settings: LayerSettings, given: Given, shape: Shape) -> float | Lan
 def _n_heads_in_batches(
     settings: LayerSettings, shape: Shape, *, has_kernel: bool
 ) -> float | Landmarks:
-    """Heads or landmarks of some hundred features; under a query, and in many dimensions, landmarks.
+    """Heads or landmarks of some hundred features; under a query and in many dimensions landmarks.
 
     Where landmarks take too long there are as many heads as have that many features, in many
     dimensions eight or what there is room for.

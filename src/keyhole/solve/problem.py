@@ -204,6 +204,10 @@ class Factor(Protocol):
     def alpha(self) -> float:
         """The penalty."""
 
+    @property
+    def problem(self) -> RidgeProblem:
+        """Outputs and weights that were fitted: of the log-loss, those of the last step."""
+
     def hat(self, compared: Float[np.ndarray, "m q"]) -> Float[np.ndarray, "m n"]:
         """h_j(x) of some samples."""
 
