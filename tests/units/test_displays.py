@@ -1,12 +1,14 @@
 """Displays and importances: what is drawn is what was computed, and what matters is found."""
 
+import math
+
 import matplotlib as mpl
 import numpy as np
 import pytest
-from layers import fit_layer
+from paper import PAPER_LAYER
 
 import keyhole as kh
-from keyhole.estimators.uncertainty import _sample_losses, _scores_without_itself
+from keyhole.estimators.uncertainty import _without_itself
 from keyhole.lab.displays import CoverageDisplay, LeftOutDisplay, ReliabilityDisplay
 
 mpl.use("Agg")
@@ -34,42 +36,34 @@ def test_displays_of_a_classifier_count_what_was_right(rng):
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_importance_is_the_error_of_refits_on_permuted_samples(grouped, rng):
+    """Of a layer whose standardisation does not move: two samples more or less change nothing."""
     keys = [rng.standard_normal((int(rng.integers(2, 5)), 3)) for _ in range(24)]
-    keys += keys[:2]  # copies
-    sets = kh.SetBatch(
-        keys,
-        np.tile(rng.standard_normal((13, 2)), (2, 1)),
-        rng.standard_normal((13, 1)).repeat(2, axis=0),
-    )
+    sets = kh.SetBatch(keys, rng.standard_normal((24, 2)))
     y = np.array([k[:, 0].max() for k in keys])
-    groups = np.arange(26) // 2 if grouped else None
-    model = kh.AttentionRegressor(
-        5,
-        alpha=0.1,
-        random_state=0,
-        activation="relu",
-        pooling="mean",
-        query="given",
-        scaling="standard",
-    ).fit(sets, y, groups=groups)
+    groups = np.arange(24) // 2 if grouped else None
+    settings = {**PAPER_LAYER, "scaling": "none", "alpha": 0.1, "random_state": 0}
+    model = kh.AttentionRegressor(5, **settings).fit(sets, y, groups=groups)
+
     found = model.coordinate_importance(n_repeats=2)
-    assert found.names == ("key 0", "key 1", "key 2", "query 0", "query 1", "extra 0")
+    assert found.names == ("key 0", "key 1", "key 2", "query 0", "query 1")
     assert np.isnan(found.within[3:]).all()
     assert np.isfinite(found.across_error).all()
-    assert found.baseline == pytest.approx(model.loo_error_)
-    # nothing permuted, nothing lost; and the losses are those of refits on other samples in their
-    # place
-    rows = model.training_.refits().rows
-    changed = kh.SetBatch([k[:, ::-1] for k in keys], sets.query, sets.extras)[rows]
-    ready = model.tokens_.apply(sets)
-    unit = groups if grouped else np.arange(len(y))
-    refits = model.training_.refits()
-    scores = _scores_without_itself([refits], model.tokens_.apply(changed), 2**30)
-    losses = _sample_losses(refits.outputs, scores, is_logistic=False)
-    for i, loss in zip(rows, losses, strict=True):
+    assert found.baseline == pytest.approx(np.mean((y - model.held_out_predictions_) ** 2))
+
+    # predictions of changed samples are those of refits without them
+    changed = kh.SetBatch([k[:, ::-1] for k in keys], sets.query)
+    combination = model.combination_
+    scores = _without_itself(combination, model._training, changed, 2**30)
+    unit = np.arange(24) if groups is None else groups
+    for i in range(24):
         rest = np.flatnonzero(unit != unit[i])
-        fit = fit_layer(ready[rest], y[rest, None], model.layer_.heads, np.array([0.1]))
-        new = kh.SetBatch([keys[i][:, ::-1]], sets.query[i : i + 1], sets.extras[i : i + 1])
-        assert loss == pytest.approx(
-            float((y[i] - fit.layer.predict(model.tokens_.apply(new))[0, 0]) ** 2), rel=1e-7
-        )
+        refit = kh.AttentionRegressor(5, **settings).fit(sets[rest], y[rest])
+        assert scores[i, 0] == pytest.approx(refit.predict(changed[i : i + 1])[0], rel=1e-7)
+
+
+def test_the_coordinate_that_the_target_is_of_has_most_importance(rng):
+    keys = rng.standard_normal((60, 4, 3))
+    y = keys.mean(axis=1)[:, 1]
+    model = kh.AttentionRegressor(math.inf, random_state=0, **PAPER_LAYER).fit(keys, y)
+    found = model.coordinate_importance()
+    assert found.names[int(found.across.argmax())] == "key 1"

@@ -1,15 +1,14 @@
-"""Accuracy, AUC and log-loss beside a constant guess, in `keyhole fit` and in the lens."""
+"""Accuracy, AUC and log-loss beside a constant guess, in `keyhole fit`."""
 
 import math
 
 import numpy as np
 import pytest
-from keyhole.lab.lens.findings import LensConfig
-from keyhole.lab.lens.look import look
+from paper import PAPER_LAYER
 from sklearn.metrics import log_loss, r2_score, roc_auc_score
 
 import keyhole as kh
-from keyhole.cli.fit import _leave_one_out_line, _test_line
+from keyhole.cli.fit import _held_out_line, _test_line
 from keyhole.data import Dataset
 from keyhole.estimators import scores
 
@@ -82,10 +81,10 @@ def test_fit_says_auc_and_log_loss_beside_a_constant_guess(cuts, bags):
     data, mean = bags
     labels = np.digitize(mean, cuts)
     data = Dataset(data.sets, labels, split=data.split)
-    model = fitted(kh.AttentionClassifier(8, heads=kh.GaussianHeads(), random_state=0), data)
+    model = fitted(kh.AttentionClassifier(8, random_state=0, **PAPER_LAYER), data)
 
-    said = _leave_one_out_line(model, data, "classification")
-    probabilities = scores.probabilities_of(model.loo_decision_, model.temperature_)
+    said = _held_out_line(model, data, "classification")
+    probabilities = model.held_out_predictions_
     train = labels[:60]
     shares = np.tile(np.bincount(train) / 60, (60, 1))
     assert f"log-loss {log_loss(train, probabilities):.3f}, {len(cuts) + 1} classes" in said
@@ -104,27 +103,11 @@ def test_fit_says_auc_and_log_loss_beside_a_constant_guess(cuts, bags):
 def test_fit_says_r2_beside_a_constant_guess(bags):
     data, mean = bags
     data = Dataset(data.sets, mean, split=data.split)
-    model = fitted(kh.AttentionRegressor(8, heads=kh.GaussianHeads(), random_state=0), data)
-    said = _leave_one_out_line(model, data, "regression")
-    assert f"R² {r2_score(mean[:60], model.loo_predictions_):.3f}; a constant guess: RMSE" in said
+    model = fitted(kh.AttentionRegressor(8, random_state=0, **PAPER_LAYER), data)
+    said = _held_out_line(model, data, "regression")
+    r2 = r2_score(mean[:60], model.held_out_predictions_)
+    assert f"R² {r2:.3f}; a constant guess: RMSE" in said
     assert f"RMSE {mean[:60].std():.4g}"[:8] in said
     said = _test_line(model, data, "regression")
     assert f"R² {model.score(data.test.sets, mean[60:]):.3f} on the 20 sets" in said
     assert "; a constant guess: RMSE" in said
-
-
-def test_the_lens_has_a_column_for_each(bags):
-    data, mean = bags
-    labels = (mean > 0).astype(int)
-    config = {"budget": 3000.0, "steps": 0, "n_heads": 8}
-    found = look(Dataset(data.sets, labels), LensConfig("classification", **config))
-    rows = {row["learner"]: row for row in found.table}
-    constant = rows["a constant guess"]
-    assert constant["AUC"] == 0.5
-    assert 0.6 < constant["log-loss"] < 0.8
-    best = found.table[0]
-    assert best["AUC"] > 0.8
-    assert best["log-loss"] < constant["log-loss"]
-    found = look(Dataset(data.sets, mean), LensConfig("regression", **config))
-    for row in found.table:
-        assert row["R²"] == pytest.approx(1 - row["error, %"] / 100)
