@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
-from keyhole.attention.features import key_features
+from keyhole.attention.features import key_features, written_blocks
 from keyhole.attention.kernels import attention_kernel
 from keyhole.fit.embedding import Embedding
-from keyhole.data.statistics import sets_of
 from keyhole.solve.matrices import eigen, on_host
 
 MOST_EXACT = 1500
@@ -145,21 +144,13 @@ class SecondKernel:
         if self.whitening is not None:
             dual = self.whitening @ dual
         products = _PathProducts.of(self, member.embedding, prepared)
-        mean_row = products.mean_row
-        square = products.mean_square
-
-        # centred products: the origin is μ₀, the mean of the samples that are compared with
-        norms = self.norms - 2.0 * mean_row + square
         owner = products.owner
-        n_parts = np.bincount(owner, minlength=len(prepared))
-        share = 1.0 / n_parts[owner]
-        with_mean = products.inner.mean(axis=1)  # ⟨μ_i, μ₀⟩
-        set_with_mean = np.bincount(owner, weights=with_mean)  # ⟨μ, μ₀⟩
-        own = products.own - with_mean - share * (set_with_mean[owner] - square)
-        inner = products.inner - with_mean[:, None] - share[:, None] * (mean_row - square)
-        total = np.bincount(owner, weights=products.own) - 2.0 * set_with_mean + square
-        starts = np.concatenate([[0], np.cumsum(n_parts)[:-1]])
+        inner = products.inner
+        own = products.own
+        norms = products.norms
+        starts = np.flatnonzero(np.diff(owner, prepend=-1))
         whole = np.add.reduceat(inner, starts, axis=0)
+        total = np.bincount(owner, weights=own)
 
         # the integral along the path, by as many nodes as the bound asks for
         kappa = max(float(total.max()), 0.0) / self.bandwidth
@@ -183,28 +174,30 @@ class SecondKernel:
 
 @dataclass(frozen=True)
 class _PathProducts:
-    """Inner products of the parts μ_i of some samples, the keys of each and its sample-level part.
+    """Inner products of the parts of μ − μ₀ of some samples.
+
+    Every key has μ_i less an equal share of μ₀; sample-level features are one more part, which has
+    their own coordinates of both.
 
     Attributes
     ----------
     inner : array (k, n)
-        ⟨μ_i, μ_j⟩ with the samples that are compared with.
+        Products of the parts with μ_j − μ₀ of the samples that are compared with.
     own : array (k,)
-        ⟨μ_i, μ⟩ with the sample itself.
+        Products of the parts with μ − μ₀ of their sample.
     owner : array (k,)
         The sample of each part, increasing.
     is_key : array (k,)
         Whether a part is a key's.
-    mean_row, mean_square : array (n,) and float
-        ⟨μ_j, μ₀⟩ and |μ₀|².
+    norms : array (n,)
+        |μ_j − μ₀|².
     """
 
     inner: Float[np.ndarray, "k n"]
     own: Float[np.ndarray, " k"]
-    owner: np.ndarray
-    is_key: np.ndarray
-    mean_row: Float[np.ndarray, " n"]
-    mean_square: float
+    owner: Int[np.ndarray, " k"]
+    is_key: Bool[np.ndarray, " k"]
+    norms: Float[np.ndarray, " n"]
 
     @classmethod
     def of(cls, second: SecondKernel, embedding: Embedding, prepared: Any) -> _PathProducts:
@@ -220,121 +213,141 @@ class _PathProducts:
         others = second.centres
         if others is None:
             others = on_host(embedding.features(embedding.train)).astype(np.float64)
-        parts, owner, is_key = parts_of_features(embedding, prepared)
+        start = others.mean(axis=0)
+        centred = others - start
+        of_keys, of_sample = parts_of_features(embedding, prepared, start)
+        owner, is_key, order = _keys_then_sample(prepared)
+        parts = np.concatenate([of_keys, of_sample])[order]
         starts = np.flatnonzero(np.diff(owner, prepend=-1))
         whole = np.add.reduceat(parts, starts, axis=0)
-        mean = others.mean(axis=0)
         return cls(
-            inner=parts @ others.T,
+            inner=parts @ centred.T,
             own=np.einsum("kp,kp->k", parts, whole[owner]),
             owner=owner,
             is_key=is_key,
-            mean_row=others @ mean,
-            mean_square=float(mean @ mean),
+            norms=np.square(centred).sum(axis=1),
         )
 
     @classmethod
     def _of_kernel(cls, embedding: Embedding, prepared: Any) -> _PathProducts:
-        prepared = prepared.numpy()
-        others = embedding.train
-        if embedding.settings.query == "each" or len(prepared.sets) != len(prepared):
-            raise ValueError(
-                "contributions through a second kernel of infinitely many heads are for samples of "
-                "one set with one query: use a finite n_heads, or mlp='none'."
-            )
-        sets = prepared.sets
-        lengths = sets.lengths
-        owner = np.repeat(np.arange(len(sets)), lengths)
-        share = 1.0 / lengths[owner]
-        if embedding.rule.pooling_of_sets == "sum":
-            share = np.ones(len(owner))
-        keys = sets.single_keys()
-        kernel = attention_kernel(
-            keys, others.with_extras(None), embedding.heads, embedding.settings.activation
-        )
-        inner = share[:, None] * on_host(kernel)
+        train = embedding.train.with_extras(None).numpy()
+        lengths = prepared.unpooled.token_counts
+        sample = np.repeat(np.arange(len(prepared)), lengths)
+        share = 1.0 / lengths[sample]
 
-        # ⟨μ_i, μ⟩: the pairs of the keys of one set
-        own = np.empty(len(owner))
-        for i in range(len(sets)):
-            rows = slice(sets.offsets[i], sets.offsets[i + 1])
-            pairs = attention_kernel(
-                keys[rows], None, embedding.heads, embedding.settings.activation
-            )
-            own[rows] = share[rows] * (on_host(pairs) @ share[rows])
-        is_key = np.ones(len(owner), bool)
-
-        # sample-level features are one more part of every sample
-        if prepared.extras is not None:
-            inner = np.concatenate([inner, prepared.extras @ others.extras.T])
-            own = np.concatenate([own, np.square(prepared.extras).sum(axis=1)])
-            owner = np.concatenate([owner, np.arange(len(sets))])
-            is_key = np.concatenate([is_key, np.zeros(len(sets), bool)])
-            order = np.argsort(owner, kind="stable")
-            inner = inner[order]
-            own = own[order]
-            owner = owner[order]
-            is_key = is_key[order]
-        gram = on_host(embedding.gram())
+        # products with μ₀ are means over the training samples
+        gram = on_host(attention_kernel(train, None, embedding.heads, embedding.settings.activation))
         mean_row = gram.mean(axis=0)
+        mean_square = float(mean_row.mean())
+        inner, own = kernel_of_keys(embedding, prepared, train)
+        with_mean = inner.mean(axis=1)
+        set_with_mean = np.bincount(sample, weights=with_mean)
+        own = own - with_mean - share * (set_with_mean[sample] - mean_square)
+        inner = inner - with_mean[:, None] - share[:, None] * (mean_row - mean_square)
+        norms = gram.diagonal() - 2.0 * mean_row + mean_square
+
+        # sample-level features
+        of_sample = np.zeros((len(prepared), len(train)))
+        own_of_sample = np.zeros(len(prepared))
+        if prepared.extras is not None:
+            start = embedding.train.extras.mean(axis=0)
+            others = embedding.train.extras - start
+            extras = prepared.extras - start
+            of_sample = extras @ others.T
+            own_of_sample = np.square(extras).sum(axis=1)
+            norms = norms + np.square(others).sum(axis=1)
+        owner, is_key, order = _keys_then_sample(prepared)
         return cls(
-            inner=inner,
-            own=own,
+            inner=np.concatenate([inner, of_sample])[order],
+            own=np.concatenate([own, own_of_sample])[order],
             owner=owner,
             is_key=is_key,
-            mean_row=mean_row,
-            mean_square=float(mean_row.mean()),
+            norms=norms,
         )
+
+
+def _keys_then_sample(
+    prepared: Any,
+) -> tuple[Int[np.ndarray, " k"], Bool[np.ndarray, " k"], Int[np.ndarray, " k"]]:
+    """The sample of every part, whether it is a key's, and the order that sorts parts by sample.
+
+    The part of a sample stands behind those of its keys.
+    """
+    n = len(prepared)
+    of_keys = np.repeat(np.arange(n), prepared.unpooled.token_counts)
+    owner = np.concatenate([of_keys, np.arange(n)])
+    is_key = np.arange(len(owner)) < len(of_keys)
+    order = np.argsort(owner, kind="stable")
+    return owner[order], is_key[order], order
+
+
+def kernel_of_keys(
+    embedding: Embedding, prepared: Any, others: Any
+) -> tuple[Float[np.ndarray, "k n"], Float[np.ndarray, " k"]]:
+    """The part of every key in K(x, x_j) and in K(x, x), sample after sample.
+
+    K of a set is the mean of K over its keys, each a set of its own with the same query.
+    """
+    plain = prepared.with_extras(None).numpy()
+    activation = embedding.settings.activation
+    inner = []
+    own = []
+    # eight times the bytes of the results: a token is counted as eight numbers
+    for rows, written in written_blocks(plain, 64 * len(others)):
+        keys = written.sets.single_keys()
+        lengths = written.sets.lengths
+        share = 1.0 / np.repeat(lengths, lengths)
+        kernel = on_host(attention_kernel(keys, others, embedding.heads, activation))
+        inner.append(written.of_keys(share[:, None] * kernel))
+        of_own = np.empty(len(keys))
+        ends = written.sets.offsets[written.offsets]
+        for place, number in enumerate(range(rows.start, rows.stop)):
+            of_sample = slice(ends[place], ends[place + 1])
+            sample = plain[number : number + 1]
+            column = attention_kernel(keys[of_sample], sample, embedding.heads, activation)
+            of_own[of_sample] = on_host(column)[:, 0]
+        own.append(written.of_keys((share * of_own)[:, None])[:, 0])
+    return np.concatenate(inner), np.concatenate(own)
 
 
 def parts_of_features(
-    embedding: Embedding, prepared: Any
-) -> tuple[Float[np.ndarray, "k p"], np.ndarray, np.ndarray]:
-    """Parts of φ(x) that add up to it, the sample of each, and whether it is a key's.
+    embedding: Embedding, prepared: Any, start: Float[np.ndarray, " p"]
+) -> tuple[Float[np.ndarray, "k p"], Float[np.ndarray, "n p"]]:
+    """Parts of φ(x) − start that add up to it: of every key, and of every sample.
 
-    A sample has a part for every key, and one more for sample-level features that are no sums over
-    keys, standardised with their constant.
+    What is a sum over keys belongs to the keys, with equal shares of its start; other sample-level
+    features belong to the sample.
     """
     prepared = prepared.numpy()
-    sets = sets_of(prepared)
-    lengths = sets.lengths
-    n = len(prepared)
-    owner = np.repeat(np.arange(n), lengths)
+    lengths = prepared.unpooled.token_counts
+    sample = np.repeat(np.arange(len(prepared)), lengths)
+    share = 1.0 / lengths[sample][:, None]
     extras = prepared.extras
     n_extras = 0 if extras is None else extras.shape[1]
     n_of_heads = embedding.n_features - n_extras
-    of_keys = np.zeros((len(owner), embedding.n_features))
-    of_sample = np.zeros((n, embedding.n_features))
+    of_keys = np.zeros((len(sample), embedding.n_features))
+    of_sample = np.zeros((len(prepared), embedding.n_features))
 
+    # heads: φ of every key as a set of its own with the query of its set, by its share; softmax
+    # weights are those in the whole set
+    heads = slice(0, n_of_heads)
     if embedding.draw is not None:
-        # φ of every key as a set of its own with the query of its set, by its share; softmax
-        # weights are those in the whole set
-        of_keys[:, :n_of_heads] = key_features(
+        of_keys[:, heads] = key_features(
             prepared.with_extras(None), embedding.draw, embedding.settings.activation
         )
     elif embedding.landmarks is not None:
-        keys = prepared.sets.single_keys()
-        kernel = attention_kernel(
-            keys, embedding.landmarks, embedding.heads, embedding.settings.activation
-        )
-        share = np.ones(len(owner))
-        if embedding.rule.pooling_of_sets == "mean":
-            share = 1.0 / lengths[owner]
-        of_keys[:, :n_of_heads] = share[:, None] * (on_host(kernel) @ embedding.whitening)
+        kernel, _ = kernel_of_keys(embedding, prepared, embedding.landmarks.numpy())
+        of_keys[:, heads] = kernel @ embedding.whitening
+    of_keys[:, heads] -= share * start[heads]
+
+    # sample-level features, of which statistics of the rows stand last
     if extras is not None:
         shares, centre = embedding.rule.shares_of_statistics(prepared)
-        n_statistics = shares.shape[1]
-        n_given = n_extras - n_statistics
-        of_sample[:, n_of_heads : n_of_heads + n_given] = extras[:, :n_given]
-        if n_statistics:
-            of_keys[:, n_of_heads + n_given :] = shares
-            of_sample[:, n_of_heads + n_given :] = -centre
-
-    # the part of the sample stands behind its keys
-    order = np.argsort(np.concatenate([owner, np.arange(n)]), kind="stable")
-    parts = np.concatenate([of_keys, of_sample])[order]
-    is_key = np.concatenate([np.ones(len(owner), bool), np.zeros(n, bool)])[order]
-    return parts, np.concatenate([owner, np.arange(n)])[order], is_key
+        given = slice(n_of_heads, embedding.n_features - shares.shape[1])
+        of_rows = slice(given.stop, embedding.n_features)
+        of_sample[:, given] = extras[:, : given.stop - n_of_heads] - start[given]
+        of_keys[:, of_rows] = shares - share * (centre + start[of_rows])
+    return of_keys, of_sample
 
 
 def _bandwidth(
