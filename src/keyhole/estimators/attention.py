@@ -361,7 +361,9 @@ class AttentionModel(BaseEstimator):
 
     def _scores(self, X: Any) -> Float[np.ndarray, "n t"]:
         """f of every sample, all outputs."""
-        scores = self.combination_.predict(self._samples(X))
+        # checked first: samples that came in batches are solved for there
+        samples = self._samples(X)
+        scores = self.combination_.predict(samples)
         is_finite = np.isfinite(scores).all(axis=1)
         if not is_finite.all():
             first = int(np.flatnonzero(~is_finite)[0])
@@ -533,7 +535,7 @@ class AttentionModel(BaseEstimator):
         learned. "jackknife" takes leave-one-out errors where there are no leave-one-out fits: after
         a fit in batches, and for a model from a file saved with ``keep="predict"``.
         """
-        members = self.combination_.members
+        members = self._solved().combination_.members
         if any(member.learned_note for member in members):
             return "held-out"
         if not self.combination_.is_single and len(self.combination_.held_out) < FEW_SAMPLES:
@@ -1167,15 +1169,13 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
 
     def predict_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
         """Return probabilities, calibrated on held-out scores."""
-        return probabilities_of(self.combination_, self._scores_of(X))
+        scores = self._scores(X)
+        return probabilities_of(self.combination_, scores)
 
     def predict_log_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
         """Return the logarithms of `predict_proba`, without underflow."""
-        return log_probabilities_of(self.combination_, self._scores_of(X))
-
-    def _scores_of(self, X: Any) -> Float[np.ndarray, "n t"]:
-        """f of every sample; the model is solved before its combination is read."""
-        return self._scores(X)
+        scores = self._scores(X)
+        return log_probabilities_of(self.combination_, scores)
 
     def predict_set(self, X: Any, coverage: float = 0.9) -> Bool[np.ndarray, "n c"]:
         """Return which labels are plausible for each sample.

@@ -94,6 +94,8 @@ def take(model: Any, X: Any, y: Any, sample_weight: Any, classes: Any = None) ->
             "fit_batches for the first samples to add to them later.",
             stacklevel=3,
         )
+        if classes is None:
+            classes = vars(draft).get("classes_")
         forget(draft)
     if is_classifier(draft):
         _name_classes(draft, classes)
@@ -147,7 +149,7 @@ def _checked(draft: Any, batch: Batch, *, is_first: bool) -> TrainingSet:
             i = int(np.flatnonzero(is_unknown)[0])
             raise ValueError(
                 f"every label must be one of `classes`, {draft.classes_}: sample {i} of this batch "
-                f"has {labels[i]!r}."
+                f"has {labels[i]!s:.40}."
             )
         weights = class_weights(draft.class_weight, labels, weights)
         outputs = one_vs_rest(np.searchsorted(draft.classes_, labels), len(draft.classes_))

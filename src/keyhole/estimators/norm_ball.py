@@ -286,7 +286,9 @@ def paper_features(
     Extras are further groups of columns, filled up with zeros, and times √M: in proportion to
     features they are what they are to ridge.
     """
-    extras = extras_or_none(samples)
+    extras = samples.extras
+    if extras is None:
+        extras = np.zeros((len(samples), 0))
     n_missing = -extras.shape[1] % (heads.dim + 1)
     extras = np.pad(extras, ((0, 0), (0, n_missing)))
     features = attention_features(samples, heads, activation, dtype=dtype)

@@ -29,7 +29,7 @@ class MemberRow:
         In the combination; 0 where it was tried and not kept, 1 where nothing was combined.
     loss : float
         Mean squared error of its own leave-one-out predictions; of classes, of their one-vs-rest
-        targets ±1.
+        targets ±1. NaN for several layers of a fit in batches, which share one ridge.
     alpha : float
         Its penalty.
     n_heads : int, math.inf or Landmarks
@@ -90,7 +90,12 @@ def member_table(combination: Combination, data: TrainingSet) -> MemberTable:
 
 
 def member_loss(member: Member, data: TrainingSet) -> float:
-    """The mean squared error of held-out predictions, averaged over outputs."""
+    """The mean squared error of held-out predictions, averaged over outputs.
+
+    NaN where a member has none of its own: in a fit in batches all share one ridge.
+    """
+    if len(member.held_out) != len(data):
+        return math.nan
     squares = np.square(data.outputs - member.held_out).mean(axis=1)
     return float(data.shares @ squares)
 
@@ -118,7 +123,8 @@ def table_lines(rows: Sequence[MemberRow]) -> list[str]:
     cells = [("weight", "layer", "heads", "penalty", "leave-one-out error")]
     for row in rows:
         weight = f"{row.weight:.3g}" if row.weight else "–"
-        cells.append((weight, row.name, heads_words(row), f"{row.alpha:.2g}", f"{row.loss:.4g}"))
+        loss = "–" if math.isnan(row.loss) else f"{row.loss:.4g}"
+        cells.append((weight, row.name, heads_words(row), f"{row.alpha:.2g}", loss))
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     lines = []
     for line in cells:
