@@ -359,6 +359,11 @@ def learn_rule(settings: LayerSettings, data: TrainingSet, options: FitOptions) 
 
     The strength of sample-level features is the one of least leave-one-out error.
     """
+    if settings.pooling == "extras" and data.samples.extras is None:
+        raise ValueError(
+            "pooling='extras' is of sample-level features alone, and these samples have none: pass "
+            "them as SetBatch(keys, query, extras), or use pooling='mean'."
+        )
     rule = TokenRule.learn(
         data.samples,
         settings.scaling,

@@ -14,7 +14,7 @@ from typing import Any
 from keyhole.attention.heads import GaussianHeads
 from keyhole.attention.learned import LearnedHeads
 from keyhole.fit.settings import Landmarks, LayerSettings
-from keyhole.registry import ACTIVATIONS
+from keyhole.registry import ACTIVATIONS, POOLINGS
 
 ALLOWANCE = 3e8
 """Operations that one entry may cost for each sample: some 5 s for a thousand samples on one core."""
@@ -244,7 +244,8 @@ def plan_layers(given: Given, shape: Shape) -> Plan:
             left_out.append(settings.name)
             continue
         for layer in _readouts(settings, entry, given):
-            if layer not in layers:
+            # settings that were given may make two entries one
+            if replace(layer, name="") not in [replace(other, name="") for other in layers]:
                 layers.append(layer)
     if not layers:
         return Plan(layers=(explicit_layer(given, shape),), left_out=tuple(left_out))
@@ -276,6 +277,8 @@ def _restricted(settings: LayerSettings, given: Given) -> LayerSettings | None:
         has_other_pooling = given.pooling is not None and given.pooling != settings.pooling
         if asks_for_heads or has_other_pooling:
             return None
+    elif given.pooling is not None and not POOLINGS[given.pooling].has_heads:
+        return None
     if given.heads is not None:
         if settings.heads != GaussianHeads():
             return None
