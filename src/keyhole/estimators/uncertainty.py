@@ -308,12 +308,14 @@ def member_variances(member: Member, samples: Any) -> Float[np.ndarray, " m"]:
 def own_variances(member: Member, data: TrainingSet) -> Float[np.ndarray, " n"]:
     """v_{−g}(x_i) + alpha of each training sample under the fit without its group.
 
-    With C = S (I − H) S⁻¹ and noise alpha/w_i of sample i, v_{−g}(x_i) = alpha (C_gg⁻¹ − 1)_ii / w_i.
+    With C = S (I − H) S⁻¹ and noise alpha/w_i of sample i, v_{−g}(x_i) = alpha (C_gg⁻¹ − 1)_ii / w_i;
+    of the log-loss w_i is the weight times the curvature of the last Newton step.
     """
     groups = Groups.of(data)
     variances = []
     for factor in member.factors:
-        weights = data.weights_or_ones()
+        # of the log-loss, those of the last Newton step
+        weights = factor.problem.weights
         if groups.are_single:
             complements = np.maximum(factor.complements(), 1e-300)
             own = factor.alpha / weights * (1.0 - complements) / complements
