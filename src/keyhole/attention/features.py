@@ -571,7 +571,7 @@ def stacks(
     order = np.argsort(lengths, kind="stable")
     changes = np.flatnonzero(np.diff(lengths[order])) + 1
     tokens = batch.tokens if dtype is None else arrays.astype(batch.tokens, dtype)
-    queries = arrays.astype(batch.seen_query(), tokens_dtype(tokens))
+    queries = like_tokens(batch.seen_query(), tokens)
     for equal in np.split(order, changes):
         if len(equal) == 0:
             continue
@@ -631,12 +631,13 @@ def mean_weights(
 
 
 def like_tokens(heads: Any, tokens: Any) -> Any:
-    """Heads in the type and the place of tokens."""
+    """Heads, or queries, in the type and the place of tokens."""
     if not is_tensor(tokens):
         return np.asarray(heads, dtype=tokens.dtype)
     import torch
 
-    array = heads if is_tensor(heads) else np.ascontiguousarray(heads)
+    # torch warns of memory that it may not write to
+    array = heads if is_tensor(heads) else np.require(heads, requirements=["C", "W"])
     return torch.as_tensor(array, dtype=tokens.dtype, device=tokens.device)
 
 

@@ -149,7 +149,7 @@ class HeadGradient:
     error: float
     log_alpha: float
     heads: Float[np.ndarray, "m f e"] = field(repr=False)
-    hops: list[Float[np.ndarray, "p _ e"]] = field(repr=False)
+    hops: list[Float[np.ndarray, "_ _ e"]] = field(repr=False)
 
 
 def error_gradient(

@@ -244,56 +244,6 @@ class GaussianHeads(HeadParameters):
         )
 
 
-class QueryKeyHeads(HeadParameters):
-    """Products of Gaussian query and key matrices: W = QᵀK with Q, K in R^{rank × D}.
-
-    Entries of Q and K are i.i.d. Gaussian, scaled so that the entries of W have standard deviation
-    ``scale``. As ``rank`` grows this becomes ``GaussianHeads(0, scale)``; at finite rank no
-    closed-form kernel is known.
-
-    Parameters
-    ----------
-    rank : int
-        Head dimension r.
-    scale : float
-        Standard deviation of the entries of W.
-
-    Examples
-    --------
-    >>> QueryKeyHeads(rank=2).sample(n_heads=3, dim=5, seed=0).shape
-    (3, 6, 6)
-    """
-
-    def __init__(self, rank: int, scale: float = 0.5) -> None:
-        self.rank = rank
-        self.scale = scale
-
-    def sample(
-        self, n_heads: int, dim: int, seed: int, query_dim: int | None = None, *, start: int = 0
-    ) -> Float[np.ndarray, "m f e"]:
-        """Draw heads ``start … start + n_heads − 1`` of the sequence that ``seed`` names.
-
-        D = dim + 1.
-        """
-        rank = check_count(self.rank, "rank")
-        scale = check_number(self.scale, "scale", minimum=0.0, exclusive=True)
-        width = check_count(dim, "dim") + 1
-        if query_dim is None:
-            rows = width
-        else:
-            rows = check_count(query_dim, "query_dim", minimum=0) + 1
-
-        # Q and K of a head are parts of one draw, so that draws nest
-        factors = standard_normals(n_heads, rank * (rows + width), seed, start=start)
-        query = factors[:, : rank * rows].reshape(n_heads, rank, rows)
-        key = factors[:, rank * rows :].reshape(n_heads, rank, width)
-
-        # entries of QᵀK are sums of `rank` products, of variance 1 each
-        heads: np.ndarray = np.matmul(query.transpose(0, 2, 1), key)
-        heads *= scale / math.sqrt(rank)
-        return heads
-
-
 DRAWN_BYTES = 40
 """Bytes that one entry of W takes while it is drawn, converted and packed."""
 
@@ -326,7 +276,7 @@ class HeadDraw:
         if isinstance(distribution, type) or not isinstance(distribution, HeadDistribution):
             raise TypeError(
                 "`heads` must be a head distribution, with a method sample(n_heads, dim, seed): "
-                f"got {distribution!r}. Use kh.GaussianHeads() or kh.QueryKeyHeads(rank)."
+                f"got {distribution!r}. Use kh.GaussianHeads()."
             )
         self.distribution = distribution
         self.n_heads = check_count(n_heads, "n_heads")

@@ -58,7 +58,7 @@ def attention_kernel(
         Zero mean by default. Any object whose ``moments(dim)`` returns the mean of W and the
         standard deviation of its independent Gaussian entries will do; so does one whose
         ``components(dim)`` are several such head distributions, which has the average of their
-        kernels. `QueryKeyHeads` has no closed-form kernel.
+        kernels.
     activation : {"relu", "linear", "square", "step", "exp"}
     memory_budget : int
         Bound in bytes on temporaries: scaled copies of the keys, made for as many sets at a time as

@@ -30,7 +30,9 @@ def as_like(array: np.ndarray, other: Any) -> Any:
         return np.asarray(array, dtype=np.float64)
     import torch
 
-    return torch.as_tensor(np.ascontiguousarray(array), dtype=torch.float64, device=other.device)
+    # torch warns of memory that it may not write to
+    writable = np.require(array, requirements=["C", "W"])
+    return torch.as_tensor(writable, dtype=torch.float64, device=other.device)
 
 
 def as_float64(array: Any) -> Any:
