@@ -110,7 +110,7 @@ def test_weights_that_leave_no_room_for_products_are_named(model, weight, sets, 
 def test_one_weight_beyond_all_others_is_named(weight, sets, labels):
     one_of_many = np.where(np.arange(12) == 2, weight, 1.0)
     with pytest.raises(ValueError, match="sample 2 has weight"):
-        kh.AttentionClassifier(random_state=0).fit(sets, labels, sample_weight=one_of_many)
+        paper_classifier(8).fit(sets, labels, sample_weight=one_of_many)
 
 
 def test_weights_of_a_stream_and_of_classes_are_named_too(sets, labels):
@@ -148,7 +148,7 @@ def test_the_unit_of_weights_changes_no_learned_heads(rng):
     y, weights = kh.targets.Correlation(3, 3)(sets), rng.uniform(0.5, 2.0, 80)
     expected, *others = [
         kh.LearnedHeads(max_iter=6, hops=1).fit(sets, y, weights=2.0**power * weights)
-        for power in (0, -300, 300)
+        for power in (0, -60, 60)
     ]
     for found in others:
         np.testing.assert_allclose(found.means_, expected.means_, rtol=1e-3, atol=1e-6)
@@ -243,14 +243,7 @@ def test_kernels_that_do_not_exist_name_the_remedy(sets, labels):
     with pytest.raises(ValueError, match=r"softmax.*finite"):
         paper_regressor(math.inf, activation="softmax").fit(sets, labels)
     with pytest.raises((TypeError, ValueError), match=r"closed.form"):
-        kh.AttentionRegressor(
-            math.inf,
-            heads=kh.QueryKeyHeads(2),
-            scaling="none",
-            query="given",
-            activation="relu",
-            pooling="mean",
-        ).fit(sets, labels)
+        paper_regressor(math.inf, heads=kh.GaussianHeads(mean=(0.3, 20.0))).fit(sets, labels)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +258,7 @@ def test_kernels_that_do_not_exist_name_the_remedy(sets, labels):
             r"\(D, D\) matrix with D = d \+ 1: got shape \(3, 3\)",
         ),
         ({"heads": kh.GaussianHeads(scale=0.0)}, ValueError, "`scale` must be larger than 0"),
-        ({"heads": kh.QueryKeyHeads(rank=0)}, ValueError, "`rank` must be at least 1"),
+        ({"heads": kh.LearnedHeads(n_means=0)}, ValueError, "`n_means` must be at least 1"),
         ({"dtype": "float16"}, ValueError, "'dtype' parameter .*'float64'.*Got 'float16'"),
         ({"random_state": -1}, ValueError, "'random_state' parameter .*Got -1"),
     ],

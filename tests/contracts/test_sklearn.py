@@ -24,11 +24,23 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import keyhole as kh
 
+ONE_LAYER = {
+    "heads": kh.GaussianHeads(),
+    "activation": "relu",
+    "pooling": "mean",
+    "scaling": "standard",
+    "query": "given",
+}
+TWO_LAYERS = {"pooling": "statistics"}
+"""What is combined in the place of the whole list, which takes ten times as long."""
+
 ESTIMATORS = [
-    kh.AttentionRegressor(),
-    kh.AttentionRegressor(n_heads=math.inf),
-    kh.AttentionClassifier(),
-    kh.AttentionClassifier(n_heads=math.inf, heads=kh.GaussianHeads(mean=1.0)),
+    kh.AttentionRegressor(8, alpha=0.1, **ONE_LAYER),
+    kh.AttentionRegressor(math.inf, **ONE_LAYER),
+    kh.AttentionRegressor(**TWO_LAYERS),
+    kh.AttentionClassifier(8, **ONE_LAYER),
+    kh.AttentionClassifier(math.inf, alpha=0.1, loss="squared_error", **ONE_LAYER),
+    kh.AttentionClassifier(**TWO_LAYERS),
     kh.AttentionFeatures(n_heads=8),
     # one pair of radii: those whose radii are cross-validated take ten times as long
     kh.NormBallRegressor(n_heads=4, group_radius=1.0, ball_radius=1.0, tol=0.01),
@@ -37,7 +49,11 @@ ESTIMATORS = [
 
 
 FURTHER = [
-    kh.AttentionRegressor(n_heads=3, alpha=0.1),
+    kh.AttentionRegressor(),
+    kh.AttentionClassifier(),
+    kh.AttentionRegressor(kh.Landmarks(6), **ONE_LAYER),
+    kh.AttentionRegressor(8, **{**ONE_LAYER, "activation": "softmax", "pooling": "sum"}),
+    kh.AttentionClassifier(8, mlp="only", **ONE_LAYER),
     kh.NormBallRegressor(n_heads=4, n_folds=2, tol=0.01),
     kh.NormBallClassifier(n_heads=4, n_folds=2, tol=0.01),
     kh.NormBallRegressor(
@@ -49,36 +65,30 @@ FURTHER = [
 ]
 
 
-FEW_HEADS_AND_MANY = [
-    kind(n_heads=n_heads, activation=activation)
-    for kind in (kh.AttentionRegressor, kh.AttentionClassifier)
-    for n_heads in (3, 16, 64, "auto")
-    for activation in ("relu", "softmax")
-]
+def expected_failures(estimator):
+    """Checks that an estimator cannot pass, and why."""
+    reason = None
+    is_automatic = getattr(estimator, "alpha", None) == "loo"
+    if is_automatic or isinstance(estimator, kh.AttentionClassifier):
+        # penalties, weights of layers, and the calibration of probabilities
+        reason = "of two copies one is left out at a time, a sample of weight two as a whole"
+    if getattr(estimator, "group_radius", None) == "cv":
+        reason = "copies of a sample may be in several folds, a sample with their weight is in one"
+    if reason is None:
+        return {}
+    return {"check_sample_weight_equivalence_on_dense_data": reason}
 
 
-@parametrize_with_checks(ESTIMATORS)
+@pytest.mark.filterwarnings("ignore::keyhole.estimators.attention.ClippedWarning")
+@parametrize_with_checks(ESTIMATORS, expected_failed_checks=expected_failures)
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
 
-def failed_checks_of_folds(estimator):
-    """Checks that cross-validated radii cannot pass, and why."""
-    if getattr(estimator, "group_radius", None) != "cv":
-        return {}
-    reason = "copies of a sample may be in several folds, a sample with their weight is in one"
-    return {"check_sample_weight_equivalence_on_dense_data": reason}
-
-
 @pytest.mark.slow
-@parametrize_with_checks(FURTHER, expected_failed_checks=failed_checks_of_folds)
+@pytest.mark.filterwarnings("ignore::keyhole.estimators.attention.ClippedWarning")
+@parametrize_with_checks(FURTHER, expected_failed_checks=expected_failures)
 def test_scikit_learns_own_checks_with_other_options(estimator, check):
-    check(estimator)
-
-
-@pytest.mark.slow
-@parametrize_with_checks(FEW_HEADS_AND_MANY)
-def test_scikit_learns_own_checks_with_few_heads_and_many(estimator, check):
     check(estimator)
 
 

@@ -89,7 +89,12 @@ def test_names_of_columns_are_kept_and_compared(frame):
 
 
 @pytest.mark.parametrize(
-    "model", [kh.AttentionRegressor(7), kh.AttentionClassifier(7), kh.AttentionFeatures(7)]
+    "model",
+    [
+        kh.AttentionRegressor(pooling="statistics"),
+        kh.AttentionClassifier(pooling="statistics"),
+        kh.AttentionFeatures(7),
+    ],
 )
 def test_a_notebook_shows_the_parameters(model, frame):
     assert "n_heads" in model._repr_html_()

@@ -12,7 +12,6 @@ from keyhole.attention.features import attention_features, feature_blocks
 from keyhole.attention.heads import (
     GaussianHeads,
     HeadDraw,
-    QueryKeyHeads,
     sample_mlp_weights,
     standard_normals,
 )
@@ -41,8 +40,6 @@ DISTRIBUTIONS = [
     GaussianHeads(),
     GaussianHeads(1.0),
     GaussianHeads(np.arange(25.0).reshape(5, 5), 0.3),
-    QueryKeyHeads(1),
-    QueryKeyHeads(3, 0.7),
 ]
 BROKEN = [StreamedHeads(), TransposedHeads()]
 
@@ -94,7 +91,7 @@ def test_features_of_nested_draws_nest(distribution, seed, rng):
 
 
 def test_heads_regenerated_in_blocks_are_the_stored_ones(seed, rng):
-    batch, distribution = kh.SetBatch(rng.normal(size=(3, 4, DIM))), QueryKeyHeads(2)
+    batch, distribution = kh.SetBatch(rng.normal(size=(3, 4, DIM))), GaussianHeads()
     stored = attention_features(batch, distribution.sample(30, DIM, seed))
     blocks = feature_blocks(batch, HeadDraw(distribution, 30, DIM, seed), memory_budget=4000)
     assert np.array_equal(np.hstack([phi for _, phi in blocks]), stored)

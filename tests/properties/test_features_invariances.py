@@ -14,9 +14,9 @@ from keyhole.attention.features import (
     apply_values,
     attention_features,
     feature_blocks,
-    mlp_features,
 )
 from keyhole.attention.heads import GaussianHeads, HeadDraw, sample_mlp_weights
+from keyhole.attention.mlp import mlp_features
 
 DIM, N_HEADS = 5, 37
 SMOOTH = [
@@ -181,7 +181,7 @@ def test_the_size_of_blocks_would_show_in_their_scale(rng, seed):
     assert moved_by_blocks(rescaled_blocks, rng, seed) > BROKEN
 
 
-def test_the_size_of_tiles_and_tasks_changes_no_bit(rng, seed, monkeypatch):
+def test_the_size_of_tiles_and_tasks_changes_nothing_but_rounding(rng, seed, monkeypatch):
     batch, draw = (
         kh.SetBatch(*sets(rng, rng.integers(1, 70, size=20))),
         HeadDraw(GaussianHeads(), 150, DIM, seed),
@@ -189,4 +189,4 @@ def test_the_size_of_tiles_and_tasks_changes_no_bit(rng, seed, monkeypatch):
     whole = attention_features(batch, draw)
     for name, size in [("_TILE", 1), ("_CACHE", 1), ("_TASK", 1e4)]:
         monkeypatch.setattr(f"keyhole.attention.features.{name}", size)
-        assert np.array_equal(attention_features(batch, draw), whole)
+        assert roundings(attention_features(batch, draw), whole) < ALLOWED

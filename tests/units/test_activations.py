@@ -27,7 +27,7 @@ def test_names_are_checked():
     ):
         activations.check_activation("tanh")
     with pytest.raises(
-        ValueError, match=r"one score at a time here: got 'softmax'.*no closed form.*finite heads"
+        ValueError, match=r"closed-form moment here: got 'softmax'.*Use finite heads"
     ):
         gaussian_moment("softmax", 0.0, 0.0, 1.0, 1.0, 0.0)
     assert activations.check_activation("softmax") == "softmax"

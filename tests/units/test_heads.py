@@ -11,7 +11,6 @@ from keyhole.attention.heads import (
     GaussianHeads,
     HeadDistribution,
     HeadDraw,
-    QueryKeyHeads,
     identity_mean,
     sample_mlp_weights,
     standard_normals,
@@ -23,7 +22,6 @@ DISTRIBUTIONS = [
     GaussianHeads(1.0),
     GaussianHeads(np.arange(16.0).reshape(4, 4), 0.1),
     GaussianHeads((0.3, 20.0), 0.1),
-    QueryKeyHeads(2),
 ]
 
 
@@ -68,30 +66,6 @@ def test_strengths_are_drawn_for_each_head_and_pair_of_coordinates(seed):
     assert np.abs(z_scores(heads[:, ~paired] ** 2, 0.01)).max() < 5
 
 
-@pytest.mark.parametrize("rank", [1, 2, 7])
-def test_query_key_entries_have_the_scale_asked_for(seed, rank):
-    heads = QueryKeyHeads(rank, scale=0.5).sample(6000, DIM, seed).reshape(6000, -1)
-    assert np.abs(z_scores(heads, 0.0)).max() < 5
-    # products have heavy tails: compare the variance over all entries, one mean square per head
-    assert np.abs(z_scores((heads**2).mean(axis=1, keepdims=True), 0.25)).max() < 5
-
-
-@pytest.mark.parametrize("rank", [1, 2, 3])
-def test_query_key_heads_have_their_rank(seed, rank):
-    heads = QueryKeyHeads(rank).sample(20, DIM, seed)
-    assert (np.linalg.matrix_rank(heads, tol=1e-9) == rank).all()
-
-
-def test_query_key_heads_become_gaussian_as_the_rank_grows(seed):
-    def excess_kurtosis(rank):
-        x = QueryKeyHeads(rank, scale=1.0).sample(4000, DIM, seed).reshape(4000, -1)
-        return float((x**4).mean() - 3)
-
-    # of a sum of r products of two normals: 6 / r
-    assert excess_kurtosis(1) > 3
-    assert abs(excess_kurtosis(100)) < 0.5
-
-
 @pytest.mark.parametrize("dim", [1, 4, 9])
 def test_scores_of_unit_tokens_have_unit_variance(seed, rng, dim):
     tokens = rng.normal(size=(2, dim))
@@ -128,10 +102,10 @@ def test_seeds_give_different_heads(seed):
 
 def test_a_seed_is_the_same_draw_on_every_machine():
     # pinned: a change here changes every fitted model that was stored by its seed
-    pinned = [GaussianHeads().sample(2, 1, 0)[1], QueryKeyHeads(1).sample(1, 1, 7)[0]]
+    pinned = GaussianHeads().sample(2, 1, 0)[1]
     expected = [
-        [[1.0180963955404865, -0.32773297166312326], [0.7593968077055616, -0.438851174560204]],
-        [[0.013712042746729925, 0.027965522110736787], [0.032630723244141416, 0.06654991012123214]],
+        [1.0180963955404865, -0.32773297166312326],
+        [0.7593968077055616, -0.438851174560204],
     ]
     assert np.allclose(pinned, expected, rtol=1e-13, atol=0)
 
@@ -191,7 +165,6 @@ def test_head_distributions_compare_by_their_parameters(distribution):
 def test_repr():
     assert repr(GaussianHeads(1.0)) == "GaussianHeads(mean=1.0, scale=0.5)"
     assert repr(GaussianHeads(np.eye(4))) == "GaussianHeads(mean=array(4, 4), scale=0.5)"
-    assert repr(QueryKeyHeads(rank=2)) == "QueryKeyHeads(rank=2, scale=0.5)"
 
 
 def test_a_zero_mean_is_no_mean():
@@ -263,12 +236,6 @@ BAD = [
         ValueError,
         "`start` must be at least 0: got -1",
     ),
-    (lambda: QueryKeyHeads(0).sample(2, DIM, 0), ValueError, "`rank` must be at least 1: got 0"),
-    (
-        lambda: QueryKeyHeads(2, scale=0.0).sample(2, DIM, 0),
-        ValueError,
-        "`scale` must be larger than 0",
-    ),
     (
         lambda: HeadDraw(GaussianHeads(), 0, DIM, 0),
         ValueError,
@@ -309,10 +276,6 @@ WRONG_TYPE = [
     (
         lambda: GaussianHeads().sample(2, DIM, None),
         "`seed` must be an integer of at least 0: got None",
-    ),
-    (
-        lambda: QueryKeyHeads(1.5).sample(2, DIM, 0),
-        "`rank` must be an integer of at least 1: got 1.5",
     ),
     (
         lambda: HeadDraw(3, 2, DIM, 0),
