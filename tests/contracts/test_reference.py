@@ -74,7 +74,14 @@ def resolve(name: str):
 
 
 def documented_objects() -> list:
-    return [resolve(name) for name in documented_names()]
+    """What the reference documents; names that are not there fail a test of their own."""
+    found = []
+    for name in sorted(documented_names()):
+        try:
+            found.append(resolve(name))
+        except (AttributeError, ImportError):
+            continue
+    return found
 
 
 def public_names() -> list[str]:
@@ -93,6 +100,11 @@ def test_every_public_name_is_in_the_reference(name):
     found = resolve(name)
     if not inspect.ismodule(found):
         assert any(found is other for other in documented_objects())
+
+
+@pytest.mark.parametrize("name", sorted(documented_names()))
+def test_every_name_of_the_reference_is_there(name):
+    assert resolve(name) is not None
 
 
 def test_new_functions_for_users_are_noticed():
@@ -140,7 +152,7 @@ def fits():
     for estimator, target in ((kh.AttentionRegressor, y), (kh.AttentionClassifier, labels)):
         fitted.append(estimator(4, **plain).fit(sets, target))
         fitted.append(estimator(math.inf, **plain).fit(sets, target))
-        fitted.append(estimator(4, alpha=1.0, solver="cg", **plain).fit(sets, target))
+        fitted.append(estimator(pooling="statistics", random_state=0).fit(sets, target))
     ball = {"group_radius": 1.0, "ball_radius": 1.0, "tol": 0.1, "random_state": 0}
     fitted.append(kh.NormBallRegressor(4, **ball).fit(sets, y))
     fitted.append(kh.NormBallClassifier(4, **ball).fit(sets, labels))
@@ -150,7 +162,7 @@ def fits():
 
 ESTIMATORS = [
     found
-    for found in map(resolve, sorted(documented_names()))
+    for found in documented_objects()
     if inspect.isclass(found) and issubclass(found, BaseEstimator)
 ]
 

@@ -163,7 +163,7 @@ def test_contributions_through_a_second_kernel_are_those_of_aumann_and_shapley(r
 
 
 def test_a_statistic_belongs_to_the_rows_that_set_it(rng):
-    """Of a target that is the largest first coordinate, the row that attains it has most."""
+    """Of the largest of the first coordinates, the row that attains it has nearly all."""
     x = rng.normal(size=(200, 4, 2))
     model = layer(8, "relu", pooling="statistics", scaling="none", mlp="none")
     model.set_params(alpha=1e-6).fit(x, x[:, :, 0].max(axis=1))

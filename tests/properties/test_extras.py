@@ -15,7 +15,7 @@ ALPHA = 0.3
 
 
 def draw(rng, groups=False):
-    """Ragged sets whose y is a function of the keys, and two features that say nothing."""
+    """Ragged sets; y is a function of the keys and of two features that say nothing of them."""
     n_sets = 2 * N if groups else N
     keys = [rng.normal(size=(int(rng.integers(1, 5)), 3)) for _ in range(n_sets)]
     extras = rng.normal(size=(N, 2)) * [3.0, 0.1] + [100.0, -1.0]

@@ -119,8 +119,9 @@ def variance_by_hand(model, train, new, weights):
     kernel = kernel_of(model)
     noise = ALPHA / (np.ones(n) if weights is None else weights)
     border = np.ones((n, 1))
-    corner = np.zeros((1, 1))
-    system = np.block([[kernel(train, train) + np.diag(noise), border], [border.T, corner]])
+    system = np.block(
+        [[kernel(train, train) + np.diag(noise), border], [border.T, np.zeros((1, 1))]]
+    )
     right = np.vstack([kernel(train, new), np.ones((1, len(new)))])
     own = kernel(new, new).diagonal()
     return own - (right * np.linalg.solve(system, right)).sum(axis=0)
@@ -159,8 +160,9 @@ def test_deviations_and_novelty_are_those_of_the_bordered_matrix(n_heads, settin
 def test_adaptive_intervals_are_wider_where_samples_are_few(rng):
     x = np.concatenate([rng.uniform(-1, 1, 60), [4.0]])[:, None]
     y = np.sin(3 * x[:, 0]) + 0.1 * rng.normal(size=61)
-    layer = {**PAPER_LAYER, "scaling": "standard"}
-    model = kh.AttentionRegressor(math.inf, random_state=0, **layer)
+    model = kh.AttentionRegressor(
+        math.inf, random_state=0, **{**PAPER_LAYER, "scaling": "standard"}
+    )
     model.fit(x, y)
     near, far = np.diff(model.predict_interval([[0.0], [6.0]], 0.8, width="adaptive"))[:, 0]
     assert far > 3 * near

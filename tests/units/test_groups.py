@@ -41,7 +41,7 @@ def test_no_groups_are_shown_as_none(groups):
 
 
 def test_groups_have_queries_of_their_own(groups, rng):
-    """Given or constant: none are made of their keys, even where that is tried elsewhere."""
+    """Given or constant: none are made of their keys, even where others are tried."""
     without = SetGroups(kh.SetBatch(rng.normal(size=(9, 2, 3))), groups.counts)
     assert groups.has_own_queries
     assert without.has_own_queries

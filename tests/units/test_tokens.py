@@ -307,6 +307,7 @@ def test_similarity_of_anything_but_samples_is_refused(rng):
         kh.tokens.with_similarity([rng.normal(size=(2, 3))])
 
 
+@pytest.mark.filterwarnings("ignore::keyhole.estimators.attention.ClippedWarning")
 def test_similarity_goes_into_a_pipeline(rng):
     """A label that depends on how alike the nearest key is: softmax finds it in one column."""
     n = 120

@@ -44,7 +44,8 @@ class SetModel(BaseEstimator):
 
     def _layer_outputs(self, X: Any) -> Float[np.ndarray, "n t"]:
         """f of every sample, all outputs."""
-        return np.asarray(self.layer_.predict(self._prepared(X)))
+        prepared = self._prepared(X)
+        return np.asarray(self.layer_.predict(prepared))
 
     def contributions(self, X: Any, *, return_rest: bool = False) -> Any:
         """Return what each row adds to the prediction of its sample.

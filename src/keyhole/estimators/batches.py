@@ -113,6 +113,8 @@ def take(model: Any, X: Any, y: Any, sample_weight: Any, classes: Any = None) ->
             "fit_batches for the first samples to add to them later.",
             stacklevel=3,
         )
+        if classes is None:
+            classes = vars(draft).get("classes_")
         forget(draft)
     if is_classifier(draft):
         name_classes(draft, classes)
