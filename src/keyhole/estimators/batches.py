@@ -192,7 +192,10 @@ def checked(draft: Any, batch: Batch, *, is_first: bool) -> TrainingSet:
     if weights is not None:
         rows = np.flatnonzero(weights > 0)
         weights = weights[rows]
-    for name, values in (("X", samples.sets.tokens), ("y", outputs)):
+    numbers = {"y": outputs}
+    if not samples.sets.is_on_disk:
+        numbers["X"] = samples.sets.tokens
+    for name, values in numbers.items():
         largest = float(np.abs(values).max(initial=0.0))
         if largest > LARGEST_VALUE:
             raise ValueError(
