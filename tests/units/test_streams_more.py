@@ -14,7 +14,7 @@ N = 120
 
 @pytest.fixture
 def settled_early(monkeypatch):
-    """Layers are settled on sixty sets instead of two thousand, second kernels on thirty centres."""
+    """Layers are settled on sixty sets instead of two thousand, second kernels on thirty."""
     monkeypatch.setattr(streams, "N_FIRST", 60)
     monkeypatch.setattr(second_kernel, "MOST_EXACT", 50)
     monkeypatch.setattr(second_kernel, "CENTRES", 30)
@@ -120,7 +120,7 @@ def test_what_is_not_solved_yet_says_so(keys, y):
     model = paper_regressor(4, random_state=0).partial_fit(keys[:100], y[:100]).solve()
     assert model.alpha_ > 0
     model.partial_fit(keys[100:], y[100:])
-    with pytest.raises(AttributeError, match="'alpha_' is solved for.*call solve"):
+    with pytest.raises(AttributeError, match=r"'alpha_' is solved for.*call solve"):
         model.alpha_  # noqa: B018
     assert "On the first 60 samples left out one by one" in model.summary()
 
@@ -173,6 +173,14 @@ def test_a_model_in_a_file_goes_on(n_first, keys, y, tmp_path):
         each.partial_fit(keys[n_first:], y[n_first:])
     assert loaded.n_samples_seen_ == N
     np.testing.assert_allclose(loaded.predict(keys), model.predict(keys), rtol=1e-10)
+
+
+@pytest.mark.usefixtures("settled_early")
+def test_the_leave_one_out_error_of_all_samples_is_in_the_file(keys, y, tmp_path):
+    model = paper_regressor(4, random_state=0).fit_batches(cut([60], keys, y))
+    for keep in ("all", "predict"):
+        kh.save(model, tmp_path / keep, keep=keep)
+        assert kh.load(tmp_path / keep).loo_error_ == model.loo_error_ == model.selection_.error
 
 
 @pytest.mark.usefixtures("settled_early")

@@ -23,6 +23,7 @@ from keyhole._checks import check_choice, check_lengths
 from keyhole.data.batches import Batch, as_batch, as_source
 from keyhole.data.statistics import NAMES as STATISTICS
 from keyhole.estimators.classes import one_vs_rest
+from keyhole.estimators.report import MemberTable
 from keyhole.estimators.validation import (
     as_outputs,
     as_samples,
@@ -292,6 +293,7 @@ def ensure_solved(model: Any, squared_errors: Any = None) -> None:
     model.selection_ = ridge
     if combination.is_single:
         model.loo_error_ = ridge.error
+        model.members_ = MemberTable([replace(model.members_[0], loss=ridge.error)])
     model._training = None
 
 
