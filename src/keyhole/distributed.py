@@ -1,8 +1,7 @@
 """Fits and predictions on a Dask cluster: `fit_batches`, with its sums made where the data is.
 
 Layers are settled here, on the first 2,000 sets in the order of the partitions. Then every
-partition
-becomes sums of p × p numbers on a worker, and sums are merged in a tree. All that a worker has made
+partition becomes sums of p × p numbers on a worker, and sums are merged in a tree. All that a worker has made
 follows from the partitions: if it dies, others make it again, and nothing changes.
 """
 
@@ -241,10 +240,24 @@ class Partition:
         if _is_table(content):
             if len(content) == 0:
                 return []
+            if self.schema is None:
+                raise ValueError(
+                    f"partitions must be tables or batches, all alike: partition {self.number} is "
+                    "a table, and the first is none. Read it first, kh.read_table(table)."
+                )
             return _source_of(content, self.schema, self.set_id)
         if isinstance(content, (ParquetSets, list, Iterator)):
             return content
         return [content]
+
+    def kind(self) -> Schema | str | None:
+        """How it is read if it is a table; None if it is empty."""
+        is_empty = hasattr(self.content, "__len__") and len(self.content) == 0
+        if is_empty:
+            return None
+        if not _is_table(self.content):
+            return "batches"
+        return self.schema or _source_of(self.content, None, self.set_id).whole().schema
 
     def labels(self) -> np.ndarray:
         """Its distinct labels."""
@@ -284,10 +297,12 @@ def _partitions(
 
     ``shuffle`` is that of a DataFrame, None where rows cannot be moved.
     """
-    if schema is None:
-        schemas = _in_order(cluster, _schema_of, [_delayed(_paired)(x, set_id) for x in pieces])
-        schema = next((found for found in schemas if found is not None), None)
-    if schema is not None:
+    # the first partition that is not empty says whether they are tables, and how these are read
+    numbered = [_delayed(Partition)(i, piece, schema, set_id) for i, piece in enumerate(pieces)]
+    kinds = _in_order(cluster, Partition.kind, numbered)
+    first_kind = next((kind for kind in kinds if kind is not None), None)
+    if isinstance(first_kind, Schema):
+        schema = first_kind
         set_id = set_id or dict(schema.columns).get("set_id")
         if set_id is not None:
             pieces = _with_whole_sets(cluster, pieces, set_id, shuffle)
@@ -325,19 +340,6 @@ def _source_of(table: Any, schema: Schema | None, set_id: str | None) -> Parquet
     """The sets of a table."""
     weight = "weight" if "weight" in table.columns else None
     return ParquetSets(table, schema=schema, set_id=set_id, weight=weight)
-
-
-def _paired(content: Any, set_id: str | None) -> Any:
-    """A partition with the column of its sets."""
-    return content, set_id
-
-
-def _schema_of(pair: Any) -> Schema | None:
-    """How a partition is read, if it is a table with rows."""
-    content, set_id = pair
-    if not _is_table(content) or len(content) == 0:
-        return None
-    return _source_of(content, None, set_id).whole().schema
 
 
 def _ids_of(content: Any, set_id: str) -> list[Any]:

@@ -4,6 +4,7 @@ import gc
 
 import numpy as np
 import pytest
+from paper import paper_regressor
 from sklearn.base import clone
 
 import keyhole as kh
@@ -16,61 +17,48 @@ pandas = pytest.importorskip("pandas")
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def swept():
-    """What clusters leave to the garbage collector is collected here."""
-    yield
-    gc.collect()
-
-
 @pytest.fixture(scope="module")
 def threads():
     """A cluster of threads of this process."""
     with (
         distributed.LocalCluster(
-            n_workers=1,
-            threads_per_worker=2,
-            processes=False,
-            dashboard_address="127.0.0.1:0",
+            n_workers=1, threads_per_worker=2, processes=False, dashboard_address="127.0.0.1:0"
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
         yield client
+    gc.collect()
 
 
 @pytest.fixture
 def tokens():
     """40 sets of 2 to 4 tokens; the column of sets has a name that no default finds."""
     rng = np.random.default_rng(31)
-    lengths = rng.integers(2, 5, 40)
-    basket = np.repeat(np.arange(40), lengths)
+    basket = np.repeat(np.arange(40), rng.integers(2, 5, 40))
     x = rng.normal(size=len(basket))
     return pandas.DataFrame({"basket": basket, "x": x, "target": basket % 7 / 7.0})
 
 
 @pytest.fixture
 def model():
-    return kh.AttentionRegressor(4, kh.GaussianHeads(), 0.1, scaling="none", random_state=0)
+    return paper_regressor(4, alpha=0.1, random_state=0)
 
 
 @pytest.mark.parametrize(("column", "set_id"), [("set", None), ("basket", "basket")])
-def test_sets_that_span_partitions_are_shuffled(threads, tokens, model, column, set_id):
+def test_sets_that_span_partitions_are_shuffled(column, set_id, threads, tokens, model):
     table = tokens.rename(columns={"basket": column})
-    data = frames.from_pandas(table, npartitions=5)
-    options = {} if set_id is None else {"set_id": set_id}
-    fit_dask(model, data, threads, selection="gcv", **options)
+    fit_dask(model, frames.from_pandas(table, npartitions=5), threads, set_id=set_id)
     assert model.n_samples_seen_ == 40
     whole = kh.read_table(table, set_id=column, target="target")
     expected = clone(model).fit(whole.sets, whole.target)
-    np.testing.assert_allclose(model.predict(whole.sets), expected.predict(whole.sets), rtol=1e-6)
+    np.testing.assert_allclose(model.predict(whole.sets), expected.predict(whole.sets), rtol=1e-8)
 
 
 def test_tables_in_a_list_whose_sets_span_them_are_refused(threads, tokens, model):
-    pieces = [tokens[:50], tokens[50:]]
     cut = tokens["basket"][49]
     assert tokens["basket"][50] == cut, "the set is cut"
     with pytest.raises(ValueError, match=rf"set {cut} of column 'basket' is in 2 of them \(1 such"):
-        fit_dask(model, pieces, threads, set_id="basket", selection="gcv")
+        fit_dask(model, [tokens[:50], tokens[50:]], threads, set_id="basket")
     assert not hasattr(model, "layer_")
 
 
@@ -87,7 +75,13 @@ def test_all_partitions_are_read_as_the_first(threads, model):
     first = pandas.DataFrame({"set": [0, 1], "colour": ["blue", "red"], "target": [0.0, 1.0]})
     second = pandas.DataFrame({"set": [2, 3], "colour": ["green", "red"], "target": [2.0, 1.0]})
     with pytest.raises(ValueError, match="green"):
-        fit_dask(model, [first, second], threads, selection="gcv")
+        fit_dask(model, [first, second], threads)
     schema = kh.read_table(pandas.concat([first, second])).schema
-    fit_dask(model, [first, second], threads, selection="gcv", schema=schema)
+    fit_dask(model, [first[:0], first, second], threads, schema=schema)
     assert (model.n_samples_seen_, model.n_features_in_) == (4, 3)
+
+
+def test_tables_and_batches_are_not_mixed(threads, tokens, model):
+    batch = (np.zeros((3, 2, 1)), np.zeros(3))
+    with pytest.raises(ValueError, match="partition 1 is a table, and the first is none"):
+        fit_dask(model, [batch, tokens], threads)

@@ -23,6 +23,7 @@ from keyhole._checks import check_choice, check_lengths
 from keyhole.data.batches import Batch, as_batch, as_source
 from keyhole.data.statistics import NAMES as STATISTICS
 from keyhole.estimators.classes import one_vs_rest
+from keyhole.estimators.report import MemberTable
 from keyhole.estimators.validation import (
     as_outputs,
     as_samples,
@@ -194,7 +195,10 @@ def checked(draft: Any, batch: Batch, *, is_first: bool) -> TrainingSet:
     if weights is not None:
         rows = np.flatnonzero(weights > 0)
         weights = weights[rows]
-    for name, values in (("X", samples.sets.tokens), ("y", outputs)):
+    numbers = {"y": outputs}
+    if not samples.sets.is_on_disk:
+        numbers["X"] = samples.sets.tokens
+    for name, values in numbers.items():
         largest = float(np.abs(values).max(initial=0.0))
         if largest > LARGEST_VALUE:
             raise ValueError(
@@ -291,6 +295,7 @@ def ensure_solved(model: Any, squared_errors: Any = None) -> None:
     model.selection_ = ridge
     if combination.is_single:
         model.loo_error_ = ridge.error
+        model.members_ = MemberTable([replace(model.members_[0], loss=ridge.error)])
     model._training = None
 
 
