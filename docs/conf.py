@@ -105,7 +105,6 @@ autosummary_context = {
         "Dataset": ["train", "test", "schema"],
         "HeadDraw": ["block"],
         "LearnedHeads": ["fit"],
-        "IdentityHeads": ["fit"],
     },
 }
 

@@ -36,14 +36,14 @@ pd.DataFrame(lots[1], columns=["width", "depth"]).round(2)
 # %%
 # Fit and score
 # -------------
-# No setting is needed: each is chosen on the training lots.
+# No setting is needed: a list of layers is fitted to the training lots, and combined.
 X_train, X_test, y_train, y_test = train_test_split(X, failed, random_state=0)
 model = kh.AttentionClassifier(random_state=0).fit(X_train, y_train)
 print(f"accuracy on new lots: {model.score(X_test, y_test):.3f}")
 
 # %%
-# These settings were chosen. ``print(model.summary())`` lists what was tried as well.
-pd.Series(model.chosen_params_).to_frame("chosen")
+# These layers were tried. Those of weight 0 are not part of the model.
+print(model.summary())
 
 # %%
 # A baseline: logistic regression on the mean and the largest value of each measurement.

@@ -31,9 +31,17 @@ pd.DataFrame(sample.tokens, columns=digits.names).head().round(2)
 # %%
 # Fit and score
 # -------------
-model = kh.AttentionClassifier(100, random_state=0).fit(
-    digits.sets[train], digits.target[train]
+# One layer, so that the pixels decide and not statistics of them.
+layer = kh.AttentionClassifier(
+    100,
+    kh.GaussianHeads(),
+    activation="relu",
+    pooling="mean",
+    scaling="standard",
+    query="given",
+    random_state=0,
 )
+model = layer.fit(digits.sets[train], digits.target[train])
 print(f"accuracy: {model.score(digits.sets[test], digits.target[test]):.3f}")
 
 # %%
@@ -58,17 +66,17 @@ print(f"accuracy of logistic regression on aggregates: {accuracy:.3f}")
 # Contributions
 # -------------
 # ``contributions`` returns a row per pixel and a column per class. The difference of
-# the two best classes says why the first one won. The intercepts are shared equally
-# among the pixels.
+# the two best classes says why the first one won. What is left, the intercepts, is
+# shared equally among the pixels.
 rows = [1032, 1026, 1003]
 figure, axes = plt.subplots(1, 3, figsize=(8, 3), layout="constrained")
 for ax, row in zip(axes, rows, strict=True):
     batch = digits.sets[[row]]
-    [parts] = model.contributions(batch)
+    [parts], [rest] = model.contributions(batch, return_rest=True)
     scores = model.decision_function(batch)[0]
     first, second = np.argsort(scores)[::-1][:2]
     lead = parts[:, first] - parts[:, second]
-    lead = lead + (model.intercept_[first] - model.intercept_[second]) / len(lead)
+    lead = lead + (rest[first] - rest[second]) / len(lead)
     limit = np.abs(lead).max()
     pixels = ax.scatter(
         batch.tokens[:, 1],
@@ -90,8 +98,8 @@ plt.show()
 
 # %%
 # All parts together are the prediction, up to rounding:
-[parts] = model.contributions(sample)
-difference = parts.sum(axis=0) + model.intercept_ - model.decision_function(sample)[0]
+[parts], [rest] = model.contributions(sample, return_rest=True)
+difference = parts.sum(axis=0) + rest - model.decision_function(sample)[0]
 print(f"largest difference: {np.abs(difference).max():.1e}")
 
 # %%

@@ -58,7 +58,7 @@ print(f"ridge on the mean of the keys: R² {ridge.score(pooled(X_test), y_test):
 # %%
 # Grid search
 # -----------
-# Fix what you do not search: otherwise every fit chooses it anew.
+# Fix what you do not search: otherwise every fit combines several layers.
 fixed = kh.AttentionRegressor(
     128,
     activation="softmax",

@@ -44,12 +44,12 @@ print(pd.DataFrame(windows_in_time(train.sets, 5)[[0]].tokens).head().round(2))
 # %%
 # Fit and score
 # -------------
-# The width of a window is chosen by leave-one-out on the training series.
+# The width of a window is the one of least held-out loss on the training series.
 models = {}
 for width in (1, 5, 15):
     sets = windows_in_time(train.sets, width)
     models[width] = kh.AttentionClassifier(random_state=0).fit(sets, train.target)
-width = min(models, key=lambda width: models[width].selection_.scores.min())
+width = min(models, key=lambda width: models[width].held_out_loss_)
 model = models[width]
 new = windows_in_time(test.sets, width)
 print(f"attention, windows of {width}: accuracy {model.score(new, test.target):.3f}")
