@@ -193,7 +193,7 @@ class Ages:
         return aged_keys[moved], self.table[ages_after[moved]].astype(np.float32)
 
 
-def ages_of(tokens: Float[np.ndarray, "t d"], hot: Int[np.ndarray, " a"]) -> Int[np.ndarray, " t"]:
+def ages_of(tokens: Float[Any, "t d"], hot: Int[np.ndarray, " a"]) -> Int[np.ndarray, " t"]:
     """The age of every key, −1 for one of none."""
     count = np.zeros(tokens.shape[1])
     count[hot] = np.arange(1, len(hot) + 1)
