@@ -51,7 +51,7 @@ ESTIMATORS = [
 FURTHER = [
     kh.AttentionRegressor(),
     kh.AttentionClassifier(),
-    kh.AttentionRegressor(kh.Landmarks(6), **ONE_LAYER),
+    kh.AttentionRegressor(kh.Landmarks(60), **ONE_LAYER),
     kh.AttentionRegressor(8, **{**ONE_LAYER, "activation": "softmax", "pooling": "sum"}),
     kh.AttentionClassifier(8, mlp="only", **ONE_LAYER),
     kh.NormBallRegressor(n_heads=4, n_folds=2, tol=0.01),

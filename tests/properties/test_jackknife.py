@@ -171,6 +171,7 @@ def test_adaptive_intervals_are_wider_where_samples_are_few(rng):
 # ---- combinations
 
 
+@pytest.mark.filterwarnings("ignore::keyhole.estimators.attention.ClippedWarning")
 def test_combinations_of_few_samples_add_a_quantile_of_held_out_errors(sets, rng):
     y = rng.normal(size=N)
     model = kh.AttentionRegressor(pooling="statistics", random_state=0).fit(sets[:N], y)

@@ -97,14 +97,6 @@ def test_queries_are_scaled_on_their_own(rng):
     assert np.allclose(other, one, rtol=1e-7, atol=1e-9)
 
 
-def test_pairs_that_matter_are_found_by_heads_that_compare_them(rng):
-    sets = draw_sets(rng, 120)
-    y = np.array([(one.query[0, 4] * one.tokens[:, 1]).mean() for one in sets])
-    paired = paper_regressor(math.inf, heads=kh.GaussianHeads(1.0, scale=0.1, pairs=[(4, 1)]))
-    others = paper_regressor(math.inf, heads=kh.GaussianHeads(1.0, scale=0.1, pairs=[(0, 0)]))
-    assert paired.fit(sets, y).loo_error_ < 0.8 * others.fit(sets, y).loo_error_
-
-
 def test_sets_join_only_with_queries_of_one_dimension(rng):
     sets = draw_sets(rng)
     assert np.array_equal(kh.concatenate([sets[:2], sets[2:]]).query, sets.query)

@@ -100,7 +100,7 @@ def test_a_sequence_is_chosen_from_by_leave_one_out(n_heads, sets, y):
 
 @pytest.mark.parametrize("n_heads", N_HEADS, ids=str)
 def test_a_small_working_memory_changes_nothing(n_heads, sets, y):
-    model = paper_regressor(n_heads, random_state=0)
+    model = paper_regressor(n_heads, alpha=[10.0, 0.1, 1e-3], random_state=0)
     expected = model.fit(sets, y).predict(sets)
     alpha = model.alpha_
     with config_context(working_memory=0.002):  # two kilobytes: a few rows at a time
