@@ -38,8 +38,10 @@ LANDMARKS = 640
 """Landmarks, where heads would converge slowly: under a query, and in many dimensions."""
 
 SUMMED_FEATURES = 640
-"""Features of one layer of a fit in batches, where its heads are automatic: several layers side by
-side then have few enough for sums of p × p numbers."""
+"""Features of one layer of a fit in batches, where its heads are automatic.
+
+Some layers side by side then have few enough for sums of p × p numbers.
+"""
 
 MOST_SUMMED_FEATURES = 2500
 """Features of all layers of a fit in batches side by side: matrices of that order are summed, and

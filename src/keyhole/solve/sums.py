@@ -1,4 +1,4 @@
-"""Sums over samples, which add in any order and anywhere: all that ridge in p dimensions needs.
+"""Sums over samples, in any order and on any machine: all that ridge in p dimensions needs.
 
 `Sums` hold second moments of features and outputs about their means. Fits with fewer features than
 samples, and every fit in batches, are made of them.
@@ -324,7 +324,7 @@ class Axes:
         )
 
     def generalised_errors(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a t"]:
-        """Leave-one-out with each leverage replaced by their mean (Golub, Heath and Wahba 1979)."""
+        """Leave-one-out with every leverage replaced by their mean (Golub, Heath, Wahba 1979)."""
         # Σ w r² = Σ w (y − ȳ)² less what the axes explain; rounding leaves no less than ε of it
         inverse = 1.0 / (self.values[:, None] + alphas)
         explained = 2.0 * inverse - self.values[:, None] * np.square(inverse)
