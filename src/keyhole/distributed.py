@@ -1,8 +1,8 @@
 """Fits and predictions on a Dask cluster: `fit_batches`, with its sums made where the data is.
 
 Layers are settled here, on the first 2,000 sets in the order of the partitions. Then every
-partition becomes sums of p × p numbers on a worker, and sums are merged in a tree. All that a worker
-has made follows from the partitions: if it dies, others make it again, and nothing changes.
+partition becomes sums of p × p numbers on a worker, and sums are merged in a tree. All that a
+worker has made follows from the partitions: if it dies, others make it again, and nothing changes.
 """
 
 from __future__ import annotations
