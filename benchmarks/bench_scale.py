@@ -155,7 +155,7 @@ def main() -> None:
     )
     parser.add_argument("--sets", type=int, default=20_000)
     parser.add_argument("--heads", type=int, default=64, help="heads of the streamed fit")
-    parser.add_argument("--dask-sets", type=int, default=2000)
+    parser.add_argument("--dask-sets", type=int, default=4000)
     parser.add_argument("--full", action="store_true", help=f"the sizes of the page: {FULL}")
     parser.add_argument("--only", choices=("stream", "dask"), nargs="+", default=["stream", "dask"])
     parser.add_argument("--folder", type=Path, help="where data is kept, so it is written once")

@@ -94,7 +94,7 @@ class Recipe:
         if n_features > MOST_SUMMED:
             gigabytes = 8 * n_features**2 / 2**30
             raise ValueError(
-                "batches are summed in matrices of p × p numbers, p features in all: these layers "
+                f"batches are summed in matrices of p × p numbers, p features in all: these layers "
                 f"have p = {n_features:,}, of which one matrix takes {gigabytes:,.0f} GiB. Use "
                 "fewer heads, or kh.Landmarks(512)."
             )
