@@ -1,6 +1,6 @@
 """The procedure on samples that it has not seen: the members' penalties, and the weights.
 
-A combination is chosen on the same leave-one-out predictions that are then shown, which flatters it
+A combination is chosen on the same leave-one-out predictions that are then shown, which makes it look better
 where samples are few. Penalties and weights are chosen again without each fold; kernels are those of
 all samples, because they do not know y.
 """
