@@ -252,7 +252,7 @@ def _back_through_hops(task: Task, passed: Pass, in_query: Any) -> list[Any]:
 
 
 def _empty(like: Any, shape: tuple[int, ...]) -> Any:
-    """An array of some shape, of the type and instead of another."""
+    """An array of some shape, of the type of another, and where that is."""
     if is_tensor(like):
         return like.new_empty(shape)
     return np.empty(shape, like.dtype)

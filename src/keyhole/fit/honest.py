@@ -1,7 +1,7 @@
 """The procedure on samples that it has not seen: the members' penalties, and the weights.
 
-A combination is chosen on the same leave-one-out predictions that are then shown, which makes it look better
-where samples are few. Penalties and weights are chosen again without each fold; kernels are those of
+Weights are chosen on the same leave-one-out predictions that would then be shown, so that these are
+too good where samples are few. Penalties and weights are chosen again without each fold; kernels are those of
 all samples, because they do not know y.
 """
 
