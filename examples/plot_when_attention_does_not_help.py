@@ -37,8 +37,8 @@ pd.DataFrame(keys[0], columns=["x", "y", "z"]).round(2)
 # %%
 # Ask the lens
 # ------------
-# It fits baselines on statistics of the keys and attention layers on the same folds. ``keyhole
-# lens DATA`` does the same for a file, and writes a report.
+# It fits baselines on statistics of the keys and attention layers on the same folds.
+# ``keyhole lens DATA`` does the same for a file, and writes a report.
 reports = {name: kh.lens(sets, y) for name, y in targets.items()}
 for name, findings in reports.items():
     answer = findings.answers["attention"]
