@@ -252,7 +252,7 @@ def _back_through_hops(task: Task, passed: Pass, in_query: Any) -> list[Any]:
 
 
 def _empty(like: Any, shape: tuple[int, ...]) -> Any:
-    """An array of some shape, of the type of another, and where that is."""
+    """An array of some shape, of the type and in the place of another."""
     if is_tensor(like):
         return like.new_empty(shape)
     return np.empty(shape, like.dtype)

@@ -25,7 +25,7 @@ class UnreadableFileError(ValueError):
 
 @dataclass(frozen=True)
 class ColumnUses:
-    """What is known of columns before the file is read: it decides, and not the cells."""
+    """What is known of columns before the file is read: it decides in the place of the cells."""
 
     texts: Collection[str] = ()
     """Read as written: what the schema knows as text."""

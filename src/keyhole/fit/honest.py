@@ -1,8 +1,8 @@
 """The procedure on samples that it has not seen: the members' penalties, and the weights.
 
-Weights are chosen on the same leave-one-out predictions that would then be shown, so that these
-are too good where samples are few. Penalties and weights are chosen again without each fold;
-kernels are those of all samples, because they do not know y.
+A combination is chosen on the same leave-one-out predictions that are then shown, which flatters it
+where samples are few. Penalties and weights are chosen again without each fold; kernels are those of
+all samples, because they do not know y.
 """
 
 from __future__ import annotations

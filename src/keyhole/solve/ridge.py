@@ -83,5 +83,5 @@ def ridge(
 
 
 def _with_values(fit: RidgeFit, features: Float[np.ndarray, "n p"]) -> RidgeFit:
-    """The fit with values v = Φᵀa instead of dual coefficients."""
+    """The fit with values v = Φᵀa in the place of dual coefficients."""
     return replace(fit, coef=features.T @ fit.coef, factor=None)
