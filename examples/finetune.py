@@ -62,9 +62,8 @@ def gain(n_heads: int, n: int = 1000, n_steps: int = N_STEPS) -> tuple[float, fl
     for _ in range(n_steps):
         optimiser.zero_grad()
         residuals = module(keys[:n_train], query=query[:n_train]) - outcome[:n_train]
-        loss = (
-            residuals.square().mean() + penalty * module.members[0].coef.square().sum()
-        )
+        size = module.members[0].coef.square().sum()
+        loss = residuals.square().mean() + penalty * size
         loss.backward()
         optimiser.step()
         with torch.no_grad():
