@@ -11,9 +11,11 @@ square differences of logits, all over seeds.
 import argparse
 
 import numpy as np
-from keyhole.logistic import LogisticProblem, logistic_gram
 
 import keyhole as kh
+from keyhole.solve.newton import fit_newton
+from keyhole.solve.problem import RidgeFit, RidgeProblem
+from keyhole.solve.spectral import Spectrum
 
 
 def features_of(bags: list[np.ndarray]) -> np.ndarray:
@@ -37,18 +39,23 @@ def log_loss(y: np.ndarray, logits: np.ndarray) -> float:
     return float(np.logaddexp(0.0, -y * logits).mean())
 
 
+def fit_logistic(gram: np.ndarray, y: np.ndarray, alpha: float) -> RidgeFit:
+    """Logistic regression on a Gram matrix at one penalty."""
+    problem = RidgeProblem.of(y, [alpha], criterion="log_loss")
+    return fit_newton(Spectrum.of_gram(gram.copy(), problem))
+
+
 def compare(seed: int, n: int, share: float, alpha: float) -> list[float]:
     """Log-losses of refits, approximation and fit; differences of the last two to the refits."""
     features, y = draw(seed, n, share)
     gram = features @ features.T
-    fit = logistic_gram(gram, LogisticProblem.of(y, [alpha]))
+    fit = fit_logistic(gram, y, alpha)
     fitted = gram @ fit.coef[:, 0] + fit.intercept[0]
     approximate = y[:, 0] - fit.left_out[:, 0]
     refitted = np.empty(n)
     for i in range(n):
         rest = np.flatnonzero(np.arange(n) != i)
-        problem = LogisticProblem.of(y[rest], [alpha])
-        without = logistic_gram(gram[np.ix_(rest, rest)], problem)
+        without = fit_logistic(gram[np.ix_(rest, rest)], y[rest], alpha)
         refitted[i] = gram[i, rest] @ without.coef[:, 0] + without.intercept[0]
     losses = [log_loss(y[:, 0], logits) for logits in (refitted, approximate, fitted)]
     differences = [
