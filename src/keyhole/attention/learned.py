@@ -86,7 +86,7 @@ SOLVED = 0.02
 """Held-out error, as a share of the variance, that is so small that no other start is tried."""
 
 FIRST_STEPS = 20
-"""Steps from every start, after which one must have gained for any to go on."""
+"""Steps from every start, after which one must have gained something for any to go on."""
 
 PATIENCE = 6
 """A descent ends after so many checks without a new best: held-out errors often rise at first."""
@@ -281,7 +281,7 @@ class Plan:
         starts = []
         for hops in self.hops:
             # of two hops each moves on from what the first found; more look for what is alike
-            strengths = CHAIN if hops == 2 and len(self.hops) > 1 else SIMILAR
+            strengths = CHAIN if hops == 2 else SIMILAR
             starts.append(Start(hops, strengths))
         return starts
 
@@ -335,8 +335,8 @@ def learn(task: Task, plan: Plan) -> FittedHeads:
         descent.begin(before)
         descent.run(unseen, min(FIRST_STEPS, plan.steps))
 
-    # where none has gained by more than its noise, more steps seldom do
-    if not any(has_gained(before, descent, unseen) for descent in descents):
+    # where none has gained anything, more steps seldom do
+    if not any(descent.best.steps > 0 for descent in descents):
         reason = f"nothing gained by learning in {FIRST_STEPS} steps"
         plan.tell(reason)
         longest = max(descents, key=lambda descent: descent.count)
