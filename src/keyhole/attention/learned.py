@@ -86,7 +86,7 @@ SOLVED = 0.02
 """Held-out error, as a share of the variance, that is so small that no other start is tried."""
 
 FIRST_STEPS = 20
-"""Steps from every start, after which one must have gained something for any to go on."""
+"""Steps from every start, after which one must have gained a standard error for any to go on."""
 
 PATIENCE = 6
 """A descent ends after so many checks without a new best: held-out errors often rise at first."""
@@ -335,8 +335,9 @@ def learn(task: Task, plan: Plan) -> FittedHeads:
         descent.begin(before)
         descent.run(unseen, min(FIRST_STEPS, plan.steps))
 
-    # where none has gained anything, more steps seldom do
-    if not any(descent.best.steps > 0 for descent in descents):
+    # where none has gained by as much as its noise, more steps seldom do
+    gains = [has_gained(before, descent, unseen, standard_errors=1.0) for descent in descents]
+    if not any(gains):
         reason = f"nothing gained by learning in {FIRST_STEPS} steps"
         plan.tell(reason)
         longest = max(descents, key=lambda descent: descent.count)
@@ -356,7 +357,7 @@ def learn(task: Task, plan: Plan) -> FittedHeads:
         f"{best.start.name}, held-out error {best.best_error:.3g} of the variance, less by "
         f"{gain:.3g} ± {standard_error:.3g} than without learning, in {best.best.steps} steps"
     )
-    if not has_gained(before, best, unseen):
+    if not has_gained(before, best, unseen, STANDARD_ERRORS_TO_LEARN):
         reason = f"nothing gained by learning: {summary}"
         plan.tell(reason)
         return base.distribution(reason=reason, history=tuple(best.history))
@@ -386,12 +387,12 @@ def learn_like(task: Task, plan: Plan, found: FittedHeads) -> FittedHeads:
     return replace(descent.distribution(), steps=found.steps, strength=base.strength)
 
 
-def has_gained(before: Judgement, descent: Descent, unseen: Task) -> bool:
-    """Whether a descent is better than heads without learning, by more than its noise."""
+def has_gained(before: Judgement, descent: Descent, unseen: Task, standard_errors: float) -> bool:
+    """Whether a descent is better than heads without learning, by so many standard errors."""
     if descent.best.steps == 0:
         return False
     gain, standard_error = improvement(before.held_out, descent.best_errors, unseen)
-    return gain > STANDARD_ERRORS_TO_LEARN * standard_error
+    return gain > standard_errors * standard_error
 
 
 def best_of_fewest_hops(descents: list[Descent], unseen: Task) -> Descent:
