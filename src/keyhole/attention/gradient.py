@@ -96,7 +96,7 @@ class Pass:
     """Φ (n, M·D)."""
     hops: list[Any]
     heads: Any
-    """Both in the type and the place of the features."""
+    """Both in the type and on the device of the features."""
 
 
 def forward(sets: SetBatch, activation: str, hops: Sequence[Any], heads: Any) -> Pass:
@@ -163,7 +163,7 @@ class HeadGradient:
     error: float
     log_alpha: float
     heads: Float[np.ndarray, "m f e"] = field(repr=False)
-    hops: list[Float[np.ndarray, "_ _ e"]] = field(repr=False)
+    hops: list[Float[np.ndarray, "p _ e"]] = field(repr=False)
 
 
 def error_gradient(task: Task, hops: Sequence[Any], heads: Any, alpha: float) -> HeadGradient:
@@ -252,7 +252,7 @@ def _back_through_hops(task: Task, passed: Pass, hops: Sequence[Any], in_query: 
 
 
 def _empty(like: Any, shape: tuple[int, ...]) -> Any:
-    """An array of some shape, of the type of another and where that is."""
+    """An array of some shape, of the type and on the device of another."""
     if is_tensor(like):
         return like.new_empty(shape)
     return np.empty(shape, like.dtype)

@@ -67,6 +67,7 @@ class Start:
 
     hops: int
     strengths: HopStrengths = SIMILAR
+    ignores_ages: bool = False
 
     @property
     def name(self) -> str:
@@ -76,6 +77,8 @@ class Start:
         name = f"{self.hops} hops"
         if self.strengths is CHAIN:
             name += " that move on"
+        if self.ignores_ages:
+            name += " without ages"
         return name
 
 
@@ -163,6 +166,12 @@ class Ages:
         tokens = arrays.copied(sets.tokens)
         tokens[moved[:, None], self.columns] = like_tokens(values, tokens)
         return SetBatch._from_flat(tokens, sets.offsets, sets.query, sets.extras)
+
+    def left_out(self, sets: SetBatch) -> SetBatch:
+        """The same sets with zeros in the columns of ages."""
+        tokens = arrays.copied(sets.tokens)
+        tokens[:, self.columns] = 0.0
+        return SetBatch._from_flat(tokens, sets.offsets, sets.query, sets.extras, sets.pairs)
 
     def older(
         self,
@@ -315,6 +324,12 @@ def starting_hops(
         # equal patterns would have equal gradients and stay equal
         matrices.append(start + START_NOISE * rng.standard_normal((count, *start.shape)))
     return matrices
+
+
+def rows_of_found_ages(n_rows: int, query_dim: int, dim: int, ages: Ages) -> Int[np.ndarray, " r"]:
+    """The rows of a matrix that meet the ages of what was found by the hops before."""
+    first_rows = np.arange(query_dim, n_rows - 1, dim)[:, None]
+    return (first_rows + ages.columns).ravel()
 
 
 def rarity_of(sets: SetBatch) -> Float[np.ndarray, " d"] | None:

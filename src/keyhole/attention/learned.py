@@ -33,6 +33,8 @@ from keyhole.attention.hops import (
     Ages,
     Start,
     newer_first,
+    rarity_of,
+    rows_of_found_ages,
     starting_hops,
 )
 from keyhole.data.sets import SampleBatch, SetBatch
@@ -86,7 +88,10 @@ SOLVED = 0.02
 """Held-out error, as a share of the variance, that is so small that no other start is tried."""
 
 FIRST_STEPS = 20
-"""Steps from every start, after which one must have gained for any to go on."""
+"""Steps from every start, after which one must have gained a standard error for any to go on."""
+
+MOST_DESCENTS = 3
+"""Descents that run to their end, at most."""
 
 PATIENCE = 6
 """A descent ends after so many checks without a new best: held-out errors often rise at first."""
@@ -130,9 +135,9 @@ class LearnedHeads(HeadParameters):
     n_means : int
         Number of means K. Head m has mean m mod K.
     hops : int or "auto"
-        Number of hops. "auto" descends from at most three starts, of one, two and three hops, until
-        one has solved the task, and keeps the best on the held-out part. Without a query there is
-        one hop.
+        Number of hops. "auto" takes a few steps from up to four starts, of one, two and three hops,
+        runs three of them to their end, until one has solved the task, and keeps the best on the
+        held-out part. Without a query there is one hop.
     patterns : int
         Number of things P that each hop before the last finds at once.
     scale : float
@@ -281,8 +286,11 @@ class Plan:
         starts = []
         for hops in self.hops:
             # of two hops each moves on from what the first found; more look for what is alike
-            strengths = CHAIN if hops == 2 and len(self.hops) > 1 else SIMILAR
+            strengths = CHAIN if hops == 2 else SIMILAR
             starts.append(Start(hops, strengths))
+        if len(starts) > 1 and self.ages is not None:
+            # where order means nothing, ages would be memorised
+            starts.append(Start(3, CHAIN, ignores_ages=True))
         return starts
 
     def rate_at(self, count: int) -> float:
@@ -335,14 +343,17 @@ def learn(task: Task, plan: Plan) -> FittedHeads:
         descent.begin(before)
         descent.run(unseen, min(FIRST_STEPS, plan.steps))
 
-    # where none has gained by more than its noise, more steps seldom do
-    if not any(has_gained(before, descent, unseen) for descent in descents):
+    # where none has gained by as much as its noise, more steps seldom do
+    gains = [has_gained(before, descent, unseen, standard_errors=1.0) for descent in descents]
+    if not any(gains):
         reason = f"nothing gained by learning in {FIRST_STEPS} steps"
         plan.tell(reason)
         longest = max(descents, key=lambda descent: descent.count)
         return base.distribution(reason=reason, history=tuple(longest.history))
 
-    # else all go on, until one has solved the task
+    # else the best go on, until one has solved the task
+    order = sorted(descents, key=lambda descent: descent.history[-1].held_out_error)
+    descents = [descent for descent in descents if descent in order[:MOST_DESCENTS]]
     for descent in descents:
         descent.run(unseen, plan.steps)
         plan.tell(f"{descent.start.name}: held-out error {descent.best_error:.3g} of the variance")
@@ -356,7 +367,7 @@ def learn(task: Task, plan: Plan) -> FittedHeads:
         f"{best.start.name}, held-out error {best.best_error:.3g} of the variance, less by "
         f"{gain:.3g} ± {standard_error:.3g} than without learning, in {best.best.steps} steps"
     )
-    if not has_gained(before, best, unseen):
+    if not has_gained(before, best, unseen, STANDARD_ERRORS_TO_LEARN):
         reason = f"nothing gained by learning: {summary}"
         plan.tell(reason)
         return base.distribution(reason=reason, history=tuple(best.history))
@@ -379,19 +390,25 @@ def learn(task: Task, plan: Plan) -> FittedHeads:
 def learn_like(task: Task, plan: Plan, found: FittedHeads) -> FittedHeads:
     """Descend on all samples from the start that led to ``found``, as many steps as that took."""
     base = best_without_learning(task, plan)
-    (start,) = [start for start in plan.starts() if start.hops == found.hops]
+    assert found.key_scales_ is not None
+    ignores_ages = plan.ages is not None and not found.key_scales_[plan.ages.columns].any()
+    (start,) = [
+        start
+        for start in plan.starts()
+        if start.hops == found.hops and start.ignores_ages == ignores_ages
+    ]
     descent = Descent(task, start, base, plan)
     for _ in range(round((1.0 + SHARE_TO_GO_ON) * found.steps)):
         descent.step()
     return replace(descent.distribution(), steps=found.steps, strength=base.strength)
 
 
-def has_gained(before: Judgement, descent: Descent, unseen: Task) -> bool:
-    """Whether a descent is better than heads without learning, by more than its noise."""
+def has_gained(before: Judgement, descent: Descent, unseen: Task, standard_errors: float) -> bool:
+    """Whether a descent is better than heads without learning, by so many standard errors."""
     if descent.best.steps == 0:
         return False
     gain, standard_error = improvement(before.held_out, descent.best_errors, unseen)
-    return gain > STANDARD_ERRORS_TO_LEARN * standard_error
+    return gain > standard_errors * standard_error
 
 
 def best_of_fewest_hops(descents: list[Descent], unseen: Task) -> Descent:
@@ -399,7 +416,8 @@ def best_of_fewest_hops(descents: list[Descent], unseen: Task) -> Descent:
     best, *others = sorted(descents, key=lambda descent: descent.start.hops)
     for descent in others:
         gain, standard_error = improvement(best.best_errors, descent.best_errors, unseen)
-        if gain > standard_error:
+        needed = standard_error if descent.start.hops > best.start.hops else 0.0
+        if gain > needed:
             best = descent
     return best
 
@@ -555,9 +573,13 @@ class Descent:
     """
 
     def __init__(self, task: Task, start: Start, base: Base, plan: Plan) -> None:
-        self.task = task
         self.start = start
         self.plan = plan
+        self.ages = plan.ages
+        if plan.ages is not None and start.ignores_ages:
+            task = replace(task, sets=plan.ages.left_out(task.sets))
+            self.ages = None
+        self.task = task
         self.count = 0
         self.first_count = 0
 
@@ -601,7 +623,8 @@ class Descent:
             matrix[:, rows] for matrix, rows in zip(of_all_rows, self.rows, strict=True)
         ]
         scales = np.concatenate([best.query_scales_[self.rows[-1]], best.key_scales_])
-        self.log_scales = np.log(scales)
+        # where ages are ignored they are zero
+        self.log_scales = np.log(np.maximum(scales, 1e-9))
         self.log_alpha = other.best_log_alpha
         self.averages = [matrix.copy() for matrix in self.matrices]
         self.average_log_scales = self.log_scales.copy()
@@ -613,6 +636,7 @@ class Descent:
         sets = self.task.sets
         query_dim = sets.dim if sets.query is None else int(sets.query.shape[1])
         if self.start.hops > 1:
+            rarity = rarity_of(sets) if self.start.ignores_ages else None
             return starting_hops(
                 query_dim=query_dim,
                 dim=sets.dim,
@@ -620,12 +644,13 @@ class Descent:
                 patterns=plan.patterns,
                 n_means=plan.n_means,
                 strengths=self.start.strengths,
-                ages=plan.ages,
+                ages=self.ages,
                 pairs=sets.pairs,
                 seed=plan.seed,
+                rarity=rarity,
             )
         means = np.repeat(base.mean, plan.n_means, axis=0)
-        means[:, -1] += newer_first(sets.dim, plan.ages)
+        means[:, -1] += newer_first(sets.dim, self.ages)
         if plan.n_means > 1:
             # equal means would have equal gradients and stay equal
             noise = head_normals(plan.n_means, sets.dim, plan.seed + 1, query_dim)
@@ -723,8 +748,8 @@ class Descent:
         sets = part.sets
         if int(sets.lengths.max()) > MAX_KEYS:
             sets = sets.with_kept_keys(sampled_keys(sets.lengths, MAX_KEYS, rng))
-        if plan.ages is not None:
-            sets = plan.ages.moved(sets, JITTER, rng)
+        if self.ages is not None:
+            sets = self.ages.moved(sets, JITTER, rng)
         return replace(part, sets=sets)
 
     def distribution(self) -> FittedHeads:
@@ -736,14 +761,31 @@ class Descent:
         n_rows = len(self.rows[-1])
         query_scales = np.ones(means.shape[1])
         query_scales[self.rows[-1]] = np.exp(self.average_log_scales[:n_rows])
+        key_scales = np.exp(self.average_log_scales[n_rows:])
+        if self.plan.ages is not None and self.start.ignores_ages:
+            self._forget_ages(matrices, query_scales, key_scales)
         return FittedHeads(
             means_=means,
             scale=self.plan.scale,
             steps=self.count,
             query_scales_=query_scales,
-            key_scales_=np.exp(self.average_log_scales[n_rows:]),
+            key_scales_=key_scales,
             hops_=tuple(hops),
         )
+
+    def _forget_ages(
+        self, matrices: list[np.ndarray], query_scales: np.ndarray, key_scales: np.ndarray
+    ) -> None:
+        """Zero, in place, what meets the ages of keys and of what was found."""
+        ages = self.plan.ages
+        assert ages is not None
+        dim = self.task.sets.dim
+        query_dim = matrices[0].shape[1] - 1
+        for matrix in matrices:
+            matrix[:, rows_of_found_ages(matrix.shape[1], query_dim, dim, ages)] = 0.0
+            matrix[:, :, ages.columns] = 0.0
+        query_scales[rows_of_found_ages(len(query_scales), query_dim, dim, ages)] = 0.0
+        key_scales[ages.columns] = 0.0
 
 
 def used_columns(sets: SetBatch) -> Int[np.ndarray, " q"]:
