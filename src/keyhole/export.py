@@ -300,5 +300,5 @@ def _require(purpose: str, extra: str, *packages: str) -> None:
         if importlib.util.find_spec(package) is None:
             raise ImportError(
                 f"{purpose} needs the package {package}, which is not installed: "
-                f"pip install 'keyhole[{extra}]', or in a clone pip install '.[{extra}]'."
+                f"pip install 'keyhole-ml[{extra}]', or in a clone pip install '.[{extra}]'."
             )

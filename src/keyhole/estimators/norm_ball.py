@@ -537,10 +537,7 @@ class NormBallClassifier(ClassifierMixin, NormBallModel):
     Attributes
     ----------
     classes_ : array (classes,)
-        The labels of y, sorted. A class whose samples all have weight 0 keeps its place: its score
-        is −1, its probability 0, and it is never predicted. All else is as without those samples.
-    class_has_weight_ : bool array (classes,)
-        Which classes have a sample of positive weight.
+        The labels of y, sorted. Each needs a sample of positive weight.
     loss_ : str
         The loss of the fit: another parameter takes effect with the next one.
     intercept_ : array (1,) or (classes,)
