@@ -144,6 +144,7 @@ FACTOR = {
     "scaled": "float[N r]?",
     "gains": "float[r]?",
     "inverse": "float[N N]?",
+    "raised": "number",
     "centre": "float[q]",
     "mean_square": "number?",
     "is_whitened": "flag",
@@ -541,7 +542,8 @@ def _gaussian_twin(embedding: Embedding) -> GaussianHeads:
 def _without_keys(sets: SetBatch) -> SetBatch:
     """As many sets of no keys."""
     tokens = np.zeros((0, sets.dim), sets.dtype)
-    return SetBatch._from_flat(tokens, np.zeros(len(sets) + 1, int), None, sets.extras, sets.pairs)
+    offsets = np.zeros(len(sets) + 1, int)
+    return SetBatch._from_flat(tokens, offsets, sets.query, sets.extras, sets.pairs)
 
 
 def _rule_tree(rule: TokenRule) -> Tree:
@@ -552,11 +554,13 @@ def _rule_tree(rule: TokenRule) -> Tree:
 def _samples_tree(samples: SampleBatch) -> Tree:
     """Samples of one set each, or of several, with what is pooled how."""
     samples = samples.numpy()
+    if len(samples) == 0:
+        samples = samples.with_sets(_without_keys(samples.sets))
     if samples.sets.is_on_disk:
         raise ValueError(
             "a model file holds arrays: the keys of its training samples are files of their own, "
-            f"{samples.sets.nbytes:,} bytes in all. Save the model with keep='predict', or fit "
-            "sets that are in memory."
+            f"{samples.sets.nbytes:,} bytes in all. Fit sets that are in memory, or save a model "
+            "of drawn heads (n_heads=256, mlp='none') with keep='predict': it needs no sample."
         )
     base = samples.unpooled
     sets = base.sets
@@ -628,6 +632,7 @@ def _factor_tree(factor: Any, loss: str) -> Tree:
     tree["is_whitened"] = bool(getattr(factor, "is_whitened", False))
     tree["alpha"] = float(factor.alpha)
     tree["mean_square"] = None if factor.mean_square is None else float(factor.mean_square)
+    tree["raised"] = float(getattr(factor, "raised", 0.0))
     for name in ("basis", "scaled", "gains", "inverse", "centre"):
         value = getattr(factor, name, None)
         tree[name] = None if value is None else on_host(value)
@@ -946,6 +951,7 @@ def _factor_of(tree: Tree, options: FitOptions, training: TrainingSet) -> Any:
             inverse=tree["inverse"],
             centre=tree["centre"],
             mean_square=tree["mean_square"],
+            raised=tree["raised"],
         )
     return CoordinateFactor(
         alpha=tree["alpha"],

@@ -56,7 +56,6 @@ def fitted_estimators(sets):
     yield kh.AttentionClassifier(6, random_state=0).fit(sets, labels)
     yield kh.AttentionClassifier(6, random_state=0, loss="log_loss").fit(sets, labels)
     yield kh.AttentionRegressor(math.inf, random_state=0).fit(sets, y)
-    yield kh.AttentionRegressor(6, kh.GaussianHeads(), keys=2, random_state=0).fit(sets, y)
     yield kh.AttentionFeatures(6, random_state=0).fit(sets)
     radii = {"group_radius": 2.0, "ball_radius": 2.0, "random_state": 0}
     yield kh.NormBallRegressor(6, **radii).fit(sets, y)

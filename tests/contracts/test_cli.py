@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 
 import pytest
 from typer.testing import CliRunner
@@ -39,6 +38,9 @@ def test_help_explains_the_notation():
 
 def report(*arguments):
     return json.loads(invoke("theory", "--json", *arguments).stdout)
+
+
+EIGHT = ("--dim", 8, "--keys", 8, "--samples", "100,1000")
 
 
 def test_json_has_stable_keys():
@@ -241,7 +243,7 @@ def test_theory_draws(tmp_path):
         "--out",
         tmp_path,
     )
-    assert {path.name for path in tmp_path.iterdir()} == {"theory.csv", "theory.svg", "theory.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {"theory.csv", "theory.svg"}
     with (tmp_path / "theory.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["model"] for row in rows} == {"attention"}
@@ -286,9 +288,7 @@ def test_without_the_packages_that_draw_the_extra_is_named(command, monkeypatch,
     monkeypatch.setattr(
         "keyhole.lab.report.html.find_spec", lambda name: None if name == "plotly" else object()
     )
-    assert (
-        "drawing charts needs plotly: pip install 'keyhole[lab]'" in invoke(*command, code=2).stderr
-    )
+    assert "pip install 'keyhole-ml[lab]'" in invoke(*command, code=2).stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -330,7 +330,7 @@ def test_a_full_disk_and_a_long_name_end_in_a_sentence(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device", "theory.csv")
 
-    monkeypatch.setattr("keyhole.lab.theory_report.plot", full)
+    monkeypatch.setattr("keyhole.lab.report.html.write_chart", full)
     said = invoke("theory", "--out", tmp_path, code=2).stderr
     assert "'theory.csv': No space left on device. Check the name, that the disk has room" in said
 
@@ -373,7 +373,7 @@ def test_an_error_of_a_file_ends_in_the_advice_that_fits(error, message, tmp_pat
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr("keyhole.lab.theory_report.plot", fail)
+    monkeypatch.setattr("keyhole.lab.report.html.write_chart", fail)
     said = invoke("theory", "--out", tmp_path, code=2).stderr
     assert message in said
     assert ".." not in said
@@ -410,29 +410,48 @@ def test_settings_are_checked_before_any_work(override, words, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_target_that_would_take_long_is_refused_with_its_cost():
+def test_the_answer_comes_first_in_three_sentences():
+    """The numbers of the sentences are those of the functions."""
+    from keyhole import theory
+    from keyhole.theory.targets import TokenPower
+
+    target, tenth = (
+        TokenPower(2, 8),
+        0.1 * report("--target", "token^2", *EIGHT)["target"]["variance"],
+    )
+    samples, mlp = (
+        theory.samples_needed(target, 8, tenth, model=model) for model in ("attention", "mlp")
+    )
+    heads = theory.heads_predicted(target, 8, tenth)
+    left = [theory.best_ridge_curve(target, n, 8).error / tenth * 10 for n in (100, 1000)]
+    lines = invoke("theory", "--target", "token^2", *EIGHT).stdout.splitlines()
+    assert lines[0] == (
+        f"To come down to 10 % of Var f* in test error, one attention layer of infinitely many "
+        f"heads needs {samples} samples and an MLP on the flattened keys needs "
+        f"{round(mlp, -1):,} samples, {mlp / samples:.0f} times as many."
+    )
+    assert lines[1].startswith(
+        f"Of Var f*, with the best penalty, attention leaves {left[0]:.0f} % at n = 100, "
+        f"{left[1]:.2g} % at n = 1,000; the MLP leaves "
+    )
+    assert lines[2] == (
+        f"About {heads} random heads are enough for 10 % of Var f* if there are samples in plenty; "
+        "fewer cannot come as low."
+    )
+    assert lines[3] == ""
+
+
+def test_a_target_without_variance_is_said_to_be_constant():
+    assert invoke("theory", "--target", "1").stdout.startswith("1 is constant or too large")
+
+
+def test_a_target_out_of_reach_is_refused_and_what_takes_long_is_left_out(monkeypatch):
+    monkeypatch.setattr("keyhole.lab.theory_answers.QUESTION_SECONDS", 0.5)
     target = ("--target", "(corr + token + query + 1)^12", "--dim", 64)
     said = " ".join(invoke("theory", *target, code=2).stderr.split())
-    assert re.search(
-        r"has 455 terms, which take about [\d,]{4,} s, and 5 s are allowed.*raise --time-limit",
-        said,
-    )
-    target = (
-        "--target",
-        "token * rotated(0.5)^12",
-        "--dim",
-        8,
-        "--samples",
-        10,
-        "--model",
-        "attention",
-        "--json",
-    )
-    unavailable = json.loads(invoke("theory", *target).stdout)["unavailable"]
-    assert re.search(
-        r"takes about \d+ s, and 5 s are allowed.*raise --time-limit",
-        unavailable["biased_norm_bound"],
-    )
-    small = ("--target", "(corr + token)^2", "--dim", 4, "--samples", 100, "--model", "attention")
-    assert "raise --time-limit" in invoke("theory", *small, "--time-limit", 0, code=2).stderr
-    invoke("theory", *small)
+    assert "the harmonic parts of the target are out of reach: it takes more than 0.5 s" in said
+    target = ("--target", "rotated(0.5)^6", "--dim", 8, "--samples", 100, "--bias", 1)
+    answer = report(*target)
+    assert "it takes more than 0.5 s" in answer["unavailable"]["learning_curve.attention.100"]
+    assert answer["learning_curve"]["attention"][0]["error"] is None
+    assert answer["learning_curve"]["mlp"][0]["error"] > 0

@@ -141,7 +141,7 @@ import numpy as np
 import keyhole as kh
 sets = kh.targets.sphere_sets(40, n_keys=3, dim=2, seed=5)
 model = kh.AttentionRegressor(6, random_state=0).fit(sets, sets.query[:, 0])
-numbers = model.predict(sets).tobytes() + model.loo_predictions_.tobytes()
+numbers = model.predict(sets).tobytes() + model.held_out_predictions_.tobytes()
 sys.stdout.write(hashlib.sha256(numbers).hexdigest() + "\\n")
 """
 
@@ -151,7 +151,7 @@ def fingerprint():
     sets = kh.targets.sphere_sets(40, n_keys=3, dim=2, seed=5)
     model = kh.AttentionRegressor(6, random_state=0).fit(sets, sets.query[:, 0])
     return hashlib.sha256(
-        model.predict(sets).tobytes() + model.loo_predictions_.tobytes()
+        model.predict(sets).tobytes() + model.held_out_predictions_.tobytes()
     ).hexdigest()
 
 

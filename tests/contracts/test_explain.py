@@ -104,8 +104,12 @@ def test_the_largest_come_first_with_values_and_rows_as_in_the_file(shop):
     sure = data.ids[model.decision_function(data.sets).argmax()]
     said = explain("model", "purchases.csv", "--set", sure)
     assert f"The model predicts yes for set {sure}. It was yes." in said
-    in_order = [said.index(f"│ {name} ") for name in ("amount", "shop", "day", "age")]
-    assert max(in_order[:2]) < min(in_order[2:])
+    sample = data.sets[data.ids == sure]
+    columns = table_columns(data.schema, data.sets)
+    [effects] = effects_of_columns(model, sample, columns, evidence_of_predictions(model, sample))
+    in_order = [columns[c].name for c in np.argsort(-np.abs(effects[0]), kind="stable")]
+    places = [said.index(f"│ {name} ") for name in in_order]
+    assert places == sorted(places)
 
     # a row of the file for each row of the set, the strongest first
     rows = table.index[table["customer"] == sure]
@@ -113,7 +117,7 @@ def test_the_largest_come_first_with_values_and_rows_as_in_the_file(shop):
         line = next(line for line in said.splitlines() if line.startswith(f"│ {k} "))
         assert f" {table['amount'][k]} " in line
         assert f" {table['day'][k]} " in line
-    parts = evidence_of_predictions(model, data.sets[data.ids == sure])[0].keys[0]
+    parts = evidence_of_predictions(model, sample)[0].keys[0]
     listed = [line.split()[1] for line in said.splitlines() if line.startswith("│ ")][-len(rows) :]
     assert listed == [str(rows[k]) for k in np.argsort(-np.abs(parts))]
 

@@ -89,7 +89,7 @@ def test_commands_that_read_tables(tmp_path, monkeypatch):
     )
     said = check_output("fit", f"{name}.parquet", f"{name}.model", *options, codes=(0,))
     assert "left out: 'id" in said
-    look = ("--n-heads", "4", "--no-report")
+    look = ("--no-report",)
     check_output("lens", f"{name}.parquet", "--target", target, *look, codes=(0,))
     check_output("predict", f"{name}.model", f"{name}.parquet", f"{name}.out.parquet", codes=(0,))
     check_output("predict", f"{name}.model", f"{name}.parquet", f"{name}.out.parquet", codes=(2,))
@@ -131,7 +131,7 @@ def test_commands_that_read_tables(tmp_path, monkeypatch):
     check_output(f"none{attack}", codes=(2,))
     check_output("fit", f"--none{attack}", codes=(2,))
     check_output("fit", "a", "b", f"c{attack}", codes=(2,))
-    check_output("lens", "a", "--n-heads", f"5{attack}", codes=(2,))
+    check_output("lens", "a", "--seed", f"5{attack}", codes=(2,))
 
 
 def test_json_keeps_what_it_escapes(capsys):

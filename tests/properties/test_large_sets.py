@@ -13,19 +13,16 @@ from sklearn.base import clone
 
 import keyhole as kh
 from keyhole.attention import features
-from keyhole.attention.activations import ACTIVATIONS
 from keyhole.data import sources
 from keyhole.data.sets import SetBatch
 from keyhole.data.summaries import plain_statistics, statistics_of_sets
 from keyhole.data.tokens import (
-    POOLINGS,
-    QUERIES,
-    SCALINGS,
     SetStatistics,
     TokenRule,
     standardisation,
     standardisation_of_sets,
 )
+from keyhole.registry import ACTIVATIONS, POOLINGS, QUERIES, SCALINGS
 
 ROUNDING = 1e-9
 
@@ -184,42 +181,6 @@ def test_a_fit_makes_no_copy_of_large_sets():
 # ---- on a device
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_tensors_are_summarised_as_arrays_are(rng, dtype):
-    pytest.importorskip("torch", reason="devices are those of torch")
-    lengths = rng.integers(1, 60, 20)
-    size = 10.0 ** rng.integers(-30, 30, 6)
-    offset = np.array([0, 1, 1e3, 0, 0, 0])
-    tokens = (size * (rng.normal(size=(lengths.sum(), 6)) + offset)).astype(dtype)
-    tokens[:, 4] = 0.1
-    tokens[3, 5], tokens[4, 5] = 0.0, -0.0
-    sets = SetBatch.from_flat(tokens, lengths)
-    moved = SetBatch.from_flat(tokens, lengths).to(DEVICE)
-    np.testing.assert_array_equal(moved.summary("hashes"), sets.summary("hashes"))
-    statistics = sets.summary("statistics")
-    largest = np.abs(statistics[:, 2:]).max(axis=1, keepdims=True)
-    error = np.abs(moved.summary("statistics") - statistics)
-    assert (error <= 1e-13 * largest).all()
-
-
-def test_statistics_of_tensors_are_the_same_in_any_order_of_the_keys(rng):
-    pytest.importorskip("torch", reason="devices are those of torch")
-    lengths = rng.integers(1, 300, 20)
-    tokens = rng.normal(size=(lengths.sum(), 6)) * 10.0 ** rng.integers(-9, 9, 6) + [
-        0,
-        1,
-        9,
-        0,
-        0,
-        1,
-    ]
-    sets = SetBatch.from_flat(tokens, lengths)
-    turned = SetBatch([sets.keys_of(i)[rng.permutation(n)] for i, n in enumerate(lengths)])
-    np.testing.assert_array_equal(
-        turned.to(DEVICE).summary("statistics"), sets.to(DEVICE).summary("statistics")
-    )
-
-
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("query", ["given", "mean"])
 def test_tensors_are_scaled_where_they_are(bags, scaling, query):
@@ -256,7 +217,7 @@ def moves(monkeypatch):
 
 
 def test_sets_move_to_a_device_once_and_never_come_back(moves):
-    """For all that is tried and fitted there: every member shares the tokens on the device."""
+    """But for statistics of the rows, which are made on the host."""
     bags = kh.datasets.make_bags(16, (30, 40), dim=8, share=0.2, random_state=0)
     n_numbers = bags.sets.tokens.size
     model = kh.AttentionClassifier(
@@ -265,4 +226,4 @@ def test_sets_move_to_a_device_once_and_never_come_back(moves):
     model.fit(bags.sets, bags.target)
     assert len(model.members_) > 3
     assert moves["there"].count(n_numbers) == 1
-    assert max(moves["back"]) < n_numbers
+    assert sum(size >= n_numbers for size in moves["back"]) <= 2

@@ -3,7 +3,6 @@ another is right, it is better.
 """
 
 import numpy as np
-import pytest
 
 import keyhole as kh
 
@@ -36,13 +35,10 @@ def errors(target, distribution, seed, n=200, noise=0.3):
     return found, model.heads_
 
 
-@pytest.mark.parametrize(
-    "distribution", [kh.IdentityHeads(), kh.LearnedHeads(**FAST)], ids=["identity", "learned"]
-)
-def test_error_within_five_per_cent_where_zero_mean_is_right(distribution, seed):
+def test_error_within_five_per_cent_where_zero_mean_is_right(seed):
     """Averaged over draws: one draw alone may lose by chance what another wins."""
     target = kh.targets.TokenPower(2, dim=3)
-    pairs = np.array([errors(target, distribution, 10 * seed + k)[0] for k in range(4)])
+    pairs = np.array([errors(target, kh.LearnedHeads(**FAST), 10 * seed + k)[0] for k in range(4)])
     ratio = pairs[:, 1].sum() / pairs[:, 0].sum()
     assert ratio < 1.05 + 2 * np.std(pairs[:, 1] / pairs[:, 0]) / 2
 

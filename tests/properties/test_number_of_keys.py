@@ -72,7 +72,7 @@ def test_the_number_of_keys_is_a_feature_of_the_sample(route, samples, pooling):
     rounding = 1e-9 if "device" in settings else 0.0
 
     def assert_same(numbers, by_hand):
-        largest = np.abs(by_hand).max()
+        largest = np.abs(by_hand).max(initial=0.0)
         np.testing.assert_allclose(numbers, by_hand, rtol=0, atol=rounding * largest)
 
     assert_same(model.alpha_, by_hand.alpha_)
@@ -82,7 +82,9 @@ def test_the_number_of_keys_is_a_feature_of_the_sample(route, samples, pooling):
     assert_same(
         model.extras_contributions(sets), by_hand.extras_contributions(with_features)[:, :n_given]
     )
-    assert total(model, sets) == pytest.approx(total(by_hand, with_features), rel=1e-6, abs=1e-6)
+    # parts of keys are measured from zero, those of the sample from the training mean
+    difference = total(model, sets) - total(by_hand, with_features)
+    assert np.ptp(difference) < 1e-5 * np.ptp(y)
 
 
 def total(model, sets):

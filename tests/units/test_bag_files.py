@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from paper import paper_classifier
 from safetensors.numpy import save_file
 from sklearn.model_selection import cross_val_score
 
@@ -159,6 +160,7 @@ def test_hdf5_without_h5py_says_what_to_install(tmp_path, monkeypatch):
         kh.read_bags(tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore::keyhole.estimators.attention.ClippedWarning")
 def test_a_fit_from_files_is_the_fit_in_memory(folder, bags):
     read = kh.read_bags(folder, folder / "labels.csv", group="patient")
     sets = bags.sets[in_order_of(read, bags)]
@@ -185,8 +187,7 @@ def test_files_are_fitted_in_batches(folder):
 
 def test_a_model_fitted_to_files_is_saved_without_them(folder, tmp_path):
     read = kh.read_bags(folder, folder / "labels.csv")
-    model = kh.AttentionClassifier(8, kh.GaussianHeads(), random_state=0)
-    model.fit(read.sets, read.target)
+    model = paper_classifier(8, random_state=0).fit(read.sets, read.target)
     with pytest.raises(ValueError, match="keep='predict'"):
         kh.save(model, tmp_path / "whole.keyhole")
     kh.save(model, tmp_path / "lean.keyhole", keep="predict")

@@ -224,7 +224,7 @@ def test_groups_time_and_split():
     assert data.test.time.tolist() == [20, 21, 22, 23]  # the newest fifth of 24
     assert len(kh.read_table(frame, **read, split="part").train) == 20
     model = kh.AttentionRegressor(4, random_state=0).fit(data.sets, data.target, groups=data.groups)
-    assert len(model.loo_predictions_) == 24
+    assert len(model.held_out_predictions_) == 24
     with pytest.raises(
         SchemaError, match="'shop' must say train or test, or 0 or 1: row 0 says 'shop 0'"
     ):

@@ -13,8 +13,7 @@ from keyhole.attention.activations import gaussian_moment
 from keyhole.attention.features import attention_features, attention_weights, plain_features
 from keyhole.attention.gradient import Task, error_gradient
 from keyhole.attention.heads import HeadArray
-from keyhole.data.tokens import QUERIES, SCALINGS
-from keyhole.registry import ACTIVATIONS, POINTWISE, POOLINGS
+from keyhole.registry import ACTIVATIONS, POINTWISE, POOLINGS, QUERIES, SCALINGS
 
 torch = pytest.importorskip("torch", reason="the backend of devices is tested where torch is")
 

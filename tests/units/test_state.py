@@ -72,7 +72,9 @@ MODELS = {
     "weights of classes": lambda: fitted(
         kh.AttentionClassifier(**one(class_weight={False: 1.0, True: 3.0})), y=lambda y: y > 0
     ),
-    "many samples": lambda: fitted(kh.AttentionRegressor(random_state=0, n_heads=8), n=310),
+    "many samples": lambda: fitted(
+        kh.AttentionRegressor(random_state=0, n_heads=8, heads=kh.GaussianHeads()), n=310
+    ),
     "features": lambda: fitted(kh.AttentionFeatures(8, random_state=0)),
     "ball": lambda: fitted(kh.NormBallRegressor(8, group_radius=1.0, random_state=0)),
     "ball of classes": lambda: fitted(

@@ -126,11 +126,6 @@ def test_a_common_factor_changes_nothing(name, sets, y, weights):
         assert np.allclose(numbers(scaled, sets), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="one fold of ten whose layer nearly interpolates has scores of a thousand and decides "
-    "the temperature; which penalty it has is a matter of rounding",
-)
 def test_rounding_of_the_weights_does_not_decide_the_probabilities():
     rng = np.random.default_rng(0)
     sets = kh.SetBatch(rng.normal(size=(N, 4, 3)), query=rng.normal(size=(N, 3)))

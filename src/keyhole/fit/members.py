@@ -15,7 +15,7 @@ from keyhole.attention.heads import GaussianHeads
 from keyhole.attention.hops import Ages
 from keyhole.attention.learned import LearnedHeads
 from keyhole.fit.settings import Landmarks, LayerSettings
-from keyhole.registry import ACTIVATIONS, POOLINGS
+from keyhole.registry import ACTIVATIONS, POINTWISE, POOLINGS
 
 ALLOWANCE = 3e8
 """Operations an entry may cost for each sample: some 5 s for a thousand samples on one core."""
@@ -86,6 +86,7 @@ class Shape:
     @classmethod
     def of(cls, samples: Any) -> Shape:
         """The shape of some samples."""
+        may_learn = samples.is_plain and len(samples) >= LEAST_SAMPLES_TO_LEARN
         return cls(
             n_samples=len(samples),
             n_keys=int(samples.token_counts.sum()),
@@ -96,7 +97,7 @@ class Shape:
             makes_queries=not samples.has_own_queries,
             on_device=samples.device is not None,
             is_plain=samples.is_plain,
-            has_ages=samples.is_plain and Ages.of(samples.sets) is not None,
+            has_ages=may_learn and Ages.of(samples.sets) is not None,
         )
 
     @property
@@ -337,6 +338,10 @@ def _restricted(settings: LayerSettings, given: Given) -> LayerSettings | None:
             if settings.scaling != LayerSettings().scaling:
                 return None
             settings = replace(settings, scaling=given.scaling)
+    # the kernel of infinitely many heads, and landmarks of it, are known of some activations only
+    needs_kernel = given.n_heads is not None and not _is_finite(given.n_heads)
+    if needs_kernel and settings.has_heads and settings.activation not in POINTWISE:
+        return None
     return settings
 
 

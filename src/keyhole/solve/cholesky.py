@@ -1,10 +1,13 @@
 """Ridge at one penalty from one Cholesky factorisation: a ninth of the work of all penalties.
 
-From a Gram matrix with B = S K̄ S + α, K̄ the centred matrix and s = √w,
+From a Gram matrix with B = S K̄ S + α + c s sᵀ/w̄, K̄ the centred matrix and s = √w,
 
-    a = S B⁻¹ S (y − ȳ),        I − H = α B⁻¹ − s sᵀ/w̄,
+    a = S B⁻¹ S (y − ȳ),        I − H = α B⁻¹ − α/(α + c) s sᵀ/w̄.
 
-and from features with A = Φ̄ᵀ W Φ̄ + α = L Lᵀ the coordinates T = (φ − φ̄) L⁻ᵀ, in which the fit is
+The intercept is the eigenvector s, at which S K̄ S is zero. With c = λ_max it does not limit how
+well B is inverted; c = 0 would leave 1/α there, and cost digits. Without an intercept c = 0.
+
+And from features with A = Φ̄ᵀ W Φ̄ + α = L Lᵀ the coordinates T = (φ − φ̄) L⁻ᵀ, in which the fit is
 that of `spectral` with gains 1.
 """
 
@@ -62,7 +65,8 @@ def fit_gram(gram: Any, problem: RidgeProblem) -> RidgeFit:
     matrix, centre, mean_square = weighed_and_centred(gram, problem)
     largest = largest_eigenvalue(matrix)
     if alpha > EPS * len(problem) * largest:
-        factor = positive_factor(with_penalty(matrix, alpha))
+        raised = largest if problem.fit_intercept else 0.0
+        factor = positive_factor(_regularised(matrix, alpha, raised, problem))
         if factor is not None:
             warn_of_small_penalty(alpha, largest, len(problem))
             inverse = inverse_of_factor(factor)
@@ -72,6 +76,7 @@ def fit_gram(gram: Any, problem: RidgeProblem) -> RidgeFit:
                 inverse=inverse,
                 centre=centre,
                 mean_square=mean_square,
+                raised=raised,
             ).fit()
     return Spectrum.of_centred(matrix, centre, mean_square, problem).fit()
 
@@ -130,13 +135,14 @@ def fit_features(row_blocks: Callable[[], Iterable[Any]], problem: RidgeProblem)
 
 @dataclass(frozen=True)
 class InverseFactor:
-    """A fit at one penalty from B⁻¹ of a Gram matrix; a `problem.Factor`."""
+    """A fit at one penalty from B⁻¹ of a Gram matrix; a `problem.Factor`. ``raised`` is c."""
 
     alpha: float
     problem: RidgeProblem
     inverse: Any = field(repr=False)
     centre: Any = field(repr=False)
     mean_square: float
+    raised: float = 0.0
 
     def fit(self) -> RidgeFit:
         """Coefficients and residuals of the samples left out."""
@@ -184,19 +190,30 @@ class InverseFactor:
         return rows * as_like(np.sqrt(problem.weights), rows)
 
     def complements(self) -> Float[np.ndarray, " n"]:
-        """α B⁻¹_ii − w_i/w̄."""
+        """α B⁻¹_ii − α/(α + c) w_i/w̄."""
         complements = self.alpha * on_host(self.inverse.diagonal())
         if self.problem.fit_intercept:
-            complements = complements - self.problem.weights / self.problem.total_weight
+            shares = self.problem.weights / self.problem.total_weight
+            complements = complements - self.alpha / (self.alpha + self.raised) * shares
         return np.asarray(complements)
 
     def complement(self, rows: Int[np.ndarray, " g"]) -> Float[np.ndarray, "g g"]:
-        """α B⁻¹_gg − s_g s_gᵀ/w̄."""
+        """α B⁻¹_gg − α/(α + c) s_g s_gᵀ/w̄."""
         complement = self.alpha * on_host(self.inverse[rows][:, rows])
         if self.problem.fit_intercept:
             roots = np.sqrt(self.problem.weights[rows])
-            complement = complement - np.outer(roots, roots) / self.problem.total_weight
+            shares = np.outer(roots, roots) / self.problem.total_weight
+            complement = complement - self.alpha / (self.alpha + self.raised) * shares
         return np.asarray(complement)
+
+
+def _regularised(matrix: Any, alpha: float, raised: float, problem: RidgeProblem) -> Any:
+    """B, in memory of its own."""
+    regularised = with_penalty(matrix, alpha)
+    if raised:
+        roots = as_like(np.sqrt(raised * problem.weights / problem.total_weight), matrix)
+        regularised += roots[:, None] * roots[None, :]
+    return regularised
 
 
 def _one_penalty(
