@@ -419,8 +419,10 @@ class AttentionModel(BaseEstimator):
         c_i = (1/N) Σ_m M^{-1/2} σ(s_mi) <v_m, x~_i>. Under softmax its weights replace σ(s_mi)/N,
         and c_i is the share of a row in this prediction. With infinitely many heads c_i is the
         prediction for the row alone, divided by N. Through a second kernel contributions are those
-        of Aumann and Shapley, along the way from the mean training embedding. A statistic belongs
-        to the rows that set it. Those of a combination are weighted sums over its layers.
+        of Aumann and Shapley, along the way from the mean training embedding. With
+        ``pooling="statistics"`` a statistic belongs to the rows that set it; what "mean+size" and
+        "mean+statistics" add to the mean is part of what is left. Those of a combination are
+        weighted sums over its layers.
 
         With ``pooling="sum"``, another activation than "softmax" and a query that does not depend
         on the rows, c_i of one linear layer is exactly what removing row i takes away.
