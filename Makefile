@@ -11,17 +11,17 @@ OUT ?= out
 
 run: $(VENV)/.lab  ## redraw every claim of the paper, small: figures, predictions and verdicts in one HTML report
 	$(BIN)/keyhole reproduce --preset quick --out $(OUT)/reproduce
-	@echo "theory and experiment on one page, with the points just measured: $(BIN)/keyhole explore --out $(OUT)/reproduce"
+	@echo "theory and experiment on one page: $(BIN)/keyhole explore --out $(OUT)/reproduce"
 
-# one BLAS thread: two of them spin on the small matrices of tests
-test: $(VENV)/.test  ## the tests, doctests of README and docstrings included (under 8 minutes on two cores)
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
+# one thread for BLAS and one for torch: two of them spin on the small matrices of tests
+test: $(VENV)/.test  ## the tests, doctests of README and docstrings included
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.test  ## the slow statistical runs
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
 coverage: $(VENV)/.test  ## which lines the tests run: a table, and pages in out/coverage
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder \
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder \
 	  --cov --cov-report=term:skip-covered --cov-report=html:$(OUT)/coverage
 
 lint: $(VENV)/.lint  ## ruff, mypy --strict, and the language of pages, docstrings and messages

@@ -217,7 +217,7 @@ def cost() -> Iterator[harness.Row]:
         works["predict_interval"] = lambda m=model, x=new: m.predict_interval(x)
         found = harness.interleaved_seconds(works)
         for name, seconds in found.items():
-            note = f"{len(new)} sets of {n_keys} keys, d = {dim}, {model.solver_}, n = 300"
+            note = f"{len(new)} sets of {n_keys} keys, d = {dim}, n = 300"
             yield harness.row(
                 f"{name}, {heads} heads", seconds, seconds / found["predict"], None, None, note
             )
@@ -226,13 +226,6 @@ def cost() -> Iterator[harness.Row]:
         )
         yield harness.row(f"fit, {heads} heads", fit)
 
-        def factor(m: Any = model) -> None:
-            vars(m).pop("_refits", None)
-            m.training_.refits()
-
-        yield harness.row(
-            f"the factor, {heads} heads", seconds := harness.best_seconds(factor), seconds / fit
-        )
     sets = kh.SetBatch(rng.standard_normal((2300, 8, 8)), rng.standard_normal((2300, 8)))
     for classes in (2, 10, 30):
         model = kh.AttentionClassifier(256, **settings).fit(sets[:300], np.arange(300) % classes)

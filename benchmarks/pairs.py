@@ -190,7 +190,6 @@ def cases(device: str | None) -> dict[str, Callable[[], Work]]:
         "fit, primal, 20 penalties": lambda: fit(4000, 60, alpha=ALPHAS),
         "fit, kernel, automatic penalties": lambda: fit(1000, math.inf),
         "fit, small, automatic penalties": lambda: fit(200, 64),
-        "fit, conjugate gradients": lambda: fit(1500, 300, alpha=1.0, solver="cg"),
         "fit, groups left out": grouped,
         "fit, classes": classes,
         "fit, norm ball": ball,

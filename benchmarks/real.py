@@ -248,10 +248,11 @@ def load(name: str, data: Path) -> Problem:
 
 def attention(problem: Problem, seed: int, distribution: Any, **changes: Any) -> Any:
     kind = kh.AttentionRegressor if problem.regression else kh.AttentionClassifier
-    plain = {"scaling": "none", "query": "given"} | (
-        {} if problem.regression else {"criterion": "squared_error"}
-    )
-    plain |= {"device": os.environ.get("KEYHOLE_DEVICE")}
+    plain = {
+        "scaling": "none",
+        "query": "given",
+        "device": os.environ.get("KEYHOLE_DEVICE"),
+    }
     return kind(
         heads=distribution, random_state=seed, **{**plain, **(problem.options or {}), **changes}
     )
@@ -297,7 +298,6 @@ METHODS: dict[str, Callable[[Problem, int], Any]] = {
     "default settings": default_settings,
     "nothing learned": nothing_learned,
     "paper's layer": papers_layer,
-    "attention, identity": lambda p, s: attention(p, s, kh.IdentityHeads()),
     "attention, one hop": lambda p, s: (
         None if p.regression else attention(p, s, kh.LearnedHeads(hops=1))
     ),
