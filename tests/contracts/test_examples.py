@@ -238,6 +238,8 @@ SMALLEST = {
     ),
     "benchmarks/stories.py": "",
     "examples/finetune.py": "2",
+    "benchmarks/duplicates.py": "--sizes 40 --seeds 1",
+    "benchmarks/guards.py": "--save guards.npz",
 }
 """Arguments of every script that no quick test starts."""
 STARTED_ELSEWHERE = {"score_onnx.py": "test_onnx.py", "service.py": "test_service.py"}

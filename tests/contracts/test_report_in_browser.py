@@ -69,7 +69,7 @@ def test_every_chart_is_drawn_in_silence(new_page, folders, name, width, shade):
     for plot in plots:
         assert plot["roots"] == 1, plot
         assert plot["width"] > 200, plot
-        assert plot["height"] > 150, plot
+        assert plot["height"] > 100, plot
         assert plot["marks"] or name == "not_finite", plot
     assert page.ask("document.documentElement.scrollWidth") <= width
     assert page.complaints == []

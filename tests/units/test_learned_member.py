@@ -44,8 +44,8 @@ def test_heads_to_be_learned_are_one_layer():
 
 
 def test_ages_are_left_as_they_are():
-    keys = with_ages([np.ones((4, 2))] * 3, n_ages=4)
-    shape = Shape.of(kh.SetBatch(keys, np.ones((3, 6))))
+    keys = with_ages([np.ones((4, 2))] * 300, n_ages=4)
+    shape = Shape.of(kh.SetBatch(keys, np.ones((300, 6))))
     assert shape.has_ages
     (layer,) = learned_layers(shape_of(has_ages=True))
     assert layer.scaling == "none"

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
+from sklearn.base import is_classifier
 
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Nominal coverages that are tried."""
@@ -58,7 +59,7 @@ def _share_error(share: Float[np.ndarray, " k"], count: Any) -> Float[np.ndarray
 
 @dataclass
 class LeftOutDisplay(_Display):
-    """Predictions of each training sample by the fit without it, against what was measured.
+    """Held-out predictions of the training samples, against what was measured.
 
     Attributes
     ----------
@@ -84,14 +85,16 @@ class LeftOutDisplay(_Display):
         cls, estimator: Any, X: Any, y: Any, *, output: int = 0, ax: Any = None
     ) -> LeftOutDisplay:
         """Of a regressor and the samples it was fitted to; of several outputs, one."""
-        found = getattr(estimator, "loo_predictions_", None)
+        found = None
+        if not is_classifier(estimator):
+            found = getattr(estimator, "held_out_predictions_", None)
         if found is None or len(found) != len(y):
             raise ValueError(
-                "leave-one-out predictions are those of the training samples: pass what the model "
-                f"was fitted to, by fit; got {len(y)} samples, and "
-                f"{'none' if found is None else len(found)} leave-one-out predictions."
+                "held-out predictions are those of the training samples: pass what the model was "
+                f"fitted to, by fit; got {len(y)} samples, and "
+                f"{'none' if found is None else len(found)} held-out predictions."
             )
-        # only samples that were left out, or held out from learned heads, have a prediction
+        # samples that are fitted exactly have none
         outcomes = np.reshape(y, (len(y), -1))[:, output]
         predictions = found.reshape(len(y), -1)[:, output]
         is_known = np.isfinite(predictions)

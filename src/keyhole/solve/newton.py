@@ -131,7 +131,7 @@ def fit_newton(spectrum: Spectrum, loss: SmoothLoss = LOG_LOSS) -> RidgeFit:
     >>> problem = RidgeProblem.of(y, criterion="log_loss")
     >>> fit = fit_newton(Spectrum.of_features(lambda: [x], problem))
     >>> fit.selection, np.round(fit.coef.ravel(), 1)
-    ('loo', array([ 1.1, -0. ]))
+    ('loo', array([ 1., -0.]))
     """
     path = NewtonPath(spectrum, loss)
     problem = spectrum.problem
