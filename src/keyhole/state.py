@@ -325,7 +325,7 @@ def _check_array(
     if not isinstance(value, np.ndarray) or value.dtype.kind != _KINDS[kind]:
         raise ValueError(f"{place} that is no array of type {kind}")
     if value.ndim != len(axes):
-        raise ValueError(f"{place} with {value.ndim} axes in the place of {len(axes)}")
+        raise ValueError(f"{place} with {value.ndim} axes instead of {len(axes)}")
     for axis, length in zip(axes, value.shape, strict=True):
         lengths = wide if axis.isupper() else own
         known = int(axis) if axis.isdigit() else lengths.setdefault(axis, length)
@@ -767,7 +767,7 @@ def _attach_members(model: Any, tree: Tree) -> None:
     elif model.single_output_:
         n_outputs_needed = 1
     if n_outputs != n_outputs_needed:
-        raise ValueError(f"{n_outputs} outputs in the place of {n_outputs_needed}")
+        raise ValueError(f"{n_outputs} outputs instead of {n_outputs_needed}")
     combination = Combination(
         members=members,
         weights=parts["weights"],
@@ -856,7 +856,7 @@ def _samples_of(tree: Tree) -> Any:
     if tree["query"] is not None and len(tree["query"]) != n_sets:
         raise ValueError(f"{len(tree['query'])} queries of {n_sets} sets")
     if extras is not None and len(extras) != n_samples:
-        raise ValueError(f"extras of {len(extras)} samples in the place of {n_samples}")
+        raise ValueError(f"extras of {len(extras)} samples instead of {n_samples}")
     of_sets = extras if set_offsets is None else None
     samples: Any = SetBatch._from_flat(
         tree["tokens"], offsets, tree["query"], of_sets, tree["pairs"]
@@ -904,7 +904,7 @@ def _member_of(
     elif second is None and embedding.is_finite:
         n_rows = embedding.n_features
     if len(tree["coef"]) != n_rows:
-        raise ValueError(f"{len(tree['coef'])} coefficients in the place of {n_rows}")
+        raise ValueError(f"{len(tree['coef'])} coefficients instead of {n_rows}")
     held_out = tree["held_out"]
     left_out = None
     if held_out is None:

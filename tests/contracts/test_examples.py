@@ -240,6 +240,8 @@ SMALLEST = {
     "examples/finetune.py": "2",
     "benchmarks/duplicates.py": "--sizes 40 --seeds 1",
     "benchmarks/guards.py": "--save guards.npz",
+    "benchmarks/bench_norm_ball.py": "",
+    "benchmarks/explain.py": "--seeds 1 --customers 200",
 }
 """Arguments of every script that no quick test starts."""
 STARTED_ELSEWHERE = {"score_onnx.py": "test_onnx.py", "service.py": "test_service.py"}
