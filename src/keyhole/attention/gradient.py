@@ -157,13 +157,14 @@ def forward(sets: SetBatch, activation: str, hops: Sequence[Any], heads: Any) ->
 class HeadGradient:
     """The error of some heads, and its gradient.
 
-    ``heads`` is (M, D_q, D), ``hops`` have the shapes of the matrices of the hops.
+    ``heads`` is (M, D_q, D), ``hops`` have the shapes of the matrices of the hops, of which each
+    may have another number of patterns.
     """
 
     error: float
     log_alpha: float
     heads: Float[np.ndarray, "m f e"] = field(repr=False)
-    hops: list[Float[np.ndarray, "p _ e"]] = field(repr=False)
+    hops: list[Float[np.ndarray, "_ _ e"]] = field(repr=False)
 
 
 def error_gradient(task: Task, hops: Sequence[Any], heads: Any, alpha: float) -> HeadGradient:
