@@ -14,7 +14,7 @@ import triton.language as tl
 
 from keyhole._array import block_size, blocks
 from keyhole._tensors import as_tensor
-from keyhole.attention.device_kernels import TensorPanel
+from keyhole.attention.device_kernels import TensorPanel, normal_density, rectified_mean
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,assignment"
 # mypy: disable-error-code="misc,operator,var-annotated"
@@ -607,8 +607,6 @@ def _levels(first: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 def _parts(panel: TensorPanel) -> torch.Tensor:
     """h scaled so that exponents are of base 2, and the weight times ψ(h), Φ(h), φ(h)."""
-    from keyhole.attention.torch_loops import normal_density, rectified_mean
-
     h = panel.shift
     weight = panel.weight
     return torch.stack([
