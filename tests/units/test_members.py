@@ -271,6 +271,15 @@ def test_probabilities_of_few_samples_are_calibrated_on_the_folds(problem):
         assert log_loss(y, 1 / (1 + np.exp(-factor * logits))) > model.held_out_loss_
 
 
+def test_a_combination_of_classes_is_judged_by_the_log_loss_whatever_its_layers_minimise(problem):
+    sets, y = problem[0][:80], problem[1][:80] > np.median(problem[1][:80])
+    settings = {"pooling": "statistics", "random_state": 0, "loss": "squared_error"}
+    model = kh.AttentionClassifier(**settings).fit(sets, y)
+    assert not model.combination_.is_single
+    assert model.held_out_loss_ == pytest.approx(log_loss(y, model.held_out_predictions_))
+    assert "log-loss" in model.summary()
+
+
 def test_nothing_to_learn_is_the_mean(rng):
     x, y = rng.normal(size=(320, 2, 2)), rng.normal(size=320)
     model = kh.AttentionRegressor(pooling="statistics", random_state=0).fit(x, y)

@@ -1028,9 +1028,9 @@ class AttentionClassifier(ClassifierMixin, AttentionModel):
     device : None, "auto", "cuda", "cuda:1", … or "cpu"
         Where torch fits and predicts; None follows ``X``.
     loss : "log_loss" or "squared_error"
-        What the weights of the layers minimise, and ``held_out_loss_`` is. Where one layer is
-        fitted, what its values minimise: the log-loss by a few Newton steps
-        (docs/explanation/logistic.md), or squared errors in closed form.
+        Where one layer is fitted, what its values minimise, and ``held_out_loss_`` is: the log-loss
+        by a few Newton steps (docs/explanation/logistic.md), or squared errors in closed form. The
+        weights of a combination minimise the log-loss, whichever is given.
     class_weight : None, "balanced" or dict
         Weight of the samples of each class; "balanced" gives every class the same total weight.
     verbose : bool

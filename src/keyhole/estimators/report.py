@@ -200,7 +200,8 @@ def held_out_scores(
     log_sums = largest[:, 0] + np.log(np.exp(logits - largest).sum(axis=1))
     of_label = np.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
     accuracy = float(shares @ (logits.argmax(axis=1) == labels))
-    if loss == "squared_error":
+    # scores of a combination are logits, to which targets of ±1 say nothing
+    if loss == "squared_error" and combination.is_single:
         squares = np.square(data.outputs - combination.held_out).mean(axis=1)
         return {"mean squared error": float(shares @ squares), "accuracy": accuracy}
     return {"log-loss": float(shares @ (log_sums - of_label)), "accuracy": accuracy}
