@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole.fit.second_kernel import nodes_needed
 from keyhole.registry import ACTIVATIONS, POINTWISE, POOLINGS
 
 N = 14
@@ -183,3 +184,9 @@ def test_of_sums_a_contribution_is_the_effect_of_removal(n_heads, rng):
     for k, part in enumerate(model.contributions(sets[i])[0]):
         without = kh.SetBatch([np.delete(keys, k, axis=0)], sets[i].query, sets[i].extras)
         assert model.predict(sets[i]) - model.predict(without) == pytest.approx(part, abs=1e-10)
+
+
+@pytest.mark.parametrize("kappa", [1e6, math.inf, math.nan])
+def test_what_is_too_far_away_to_integrate_is_refused(kappa):
+    with pytest.raises(ValueError, match="need samples near the training samples"):
+        nodes_needed(kappa)

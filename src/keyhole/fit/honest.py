@@ -1,8 +1,8 @@
 """The procedure on samples that it has not seen: the members' penalties, and the weights.
 
 A combination is chosen on the same leave-one-out predictions that are then shown: they are too good
-where samples are few. Penalties and weights are chosen again without each fold; kernels are those
-of all samples, because they do not know y.
+where samples are few. Penalties and weights are chosen again without each fold. Kernels are those
+of all samples: of y they know the strength of sample-level features alone.
 """
 
 from __future__ import annotations

@@ -25,6 +25,9 @@ from keyhole.attention.kernels import attention_kernel
 from keyhole.fit.embedding import Embedding
 from keyhole.solve.matrices import eigen, on_host
 
+MOST_KAPPA = 3600.0
+"""Squared distance from the mean, in squared widths, up to which contributions are integrated."""
+
 MOST_EXACT = 1500
 """Training samples up to which K₂ of all pairs is used; above, its columns at some of them."""
 
@@ -371,6 +374,12 @@ def nodes_needed(kappa: float, tolerance: float = NODE_TOLERANCE) -> int:
     that the integrand is at most e^{κρ²/16}, and the error at most that times ρ^{−2q}: least at
     ρ² = 16q/κ.
     """
+    if not kappa <= MOST_KAPPA:
+        raise ValueError(
+            "contributions through a second kernel need samples near the training samples: one is "
+            f"{math.sqrt(kappa):.3g} widths of the kernel away from their mean, and at most "
+            f"{math.sqrt(MOST_KAPPA):.0f} can be integrated. Leave it out, or fit with mlp='none'."
+        )
     count = 4
     while True:
         ratio = 16 * count / (math.e * max(kappa, 1e-9))
